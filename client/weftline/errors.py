@@ -1,0 +1,226 @@
+"""Every error a weftline user can meet, as one tree; each knows its HTTP status and its JSON form.
+
+    WeftlineError                      500
+    ├── InvalidRequest                 400  a field is missing, malformed or out of range
+    │   └── ContextTooLong             400  the prompt does not fit the model's context
+    ├── Unauthorized                   401  no key, or a wrong one
+    ├── UnknownSession                 404
+    ├── UnknownVariable                404
+    ├── UnknownModel                   404
+    ├── GraphError                     422  the calls of a submit do not make a graph
+    │   ├── UnknownPlaceholder         422  prompt and placeholders do not name the same things
+    │   ├── MissingInput               422  an input has neither a value nor a variable
+    │   ├── DuplicateProducer          422  two calls write one variable
+    │   └── CyclicGraph                422  a call waits for its own output
+    ├── NoProducer                     409  nothing will ever set this variable
+    ├── AlreadySet                     409  the variable has a value or a producer
+    ├── Timeout                        408  `timeout_s` passed before the variable was ready
+    ├── TransformFailed                422  an output is not what its transform expects
+    ├── Cancelled                      409  the call, its session or its last reader went away
+    ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
+    ├── EngineFailed                   502  the engine gave up on the call
+    ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)
+    └── ConnectionFailed               503  (client side) the server cannot be reached
+
+Messages say what is wrong and what to do, and never hold a path or a stack trace of the server.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+
+class WeftlineError(Exception):
+    """The root. `param` is the field or variable at fault; `call` names the call that failed first."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        call: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.call = call
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """The name on the wire, which is the class's own."""
+        return type(self).__name__
+
+    def to_body(self) -> dict[str, Any]:
+        """The JSON body, in the shape that OpenAI clients read, with two fields of ours."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "code": _CODES.get(self.type),
+            "param": self.param,
+            "call": self.call,
+        }
+        if self.retry_after_s is not None:
+            error["retry_after_s"] = self.retry_after_s
+        return {"error": error}
+
+    @staticmethod
+    def from_body(body: object, status: int) -> WeftlineError:
+        """The error that `body` describes; an unknown type or shape becomes the nearest by status."""
+        error = body.get("error") if isinstance(body, dict) else None
+        if not isinstance(error, dict):
+            text = str(body)[:200]
+            return _nearest(status)(f"the server answered {status} without an error body: {text}")
+        cls = _BY_NAME.get(str(error.get("type"))) or _nearest(status)
+        return cls(
+            str(error.get("message", "")),
+            param=error.get("param"),
+            call=error.get("call"),
+            retry_after_s=error.get("retry_after_s"),
+        )
+
+    def of_call(self, name: str) -> WeftlineError:
+        """This error as the failure of call `name`, unless it already tells of an earlier one."""
+        if self.call is None:
+            self.call = name
+        return self
+
+
+class InvalidRequest(WeftlineError, ValueError):
+    """A field is missing, malformed or out of range; `param` says which."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt has more tokens than the model can hold."""
+
+
+class Unauthorized(WeftlineError):
+    """No API key, or a wrong one."""
+
+    status = HTTPStatus.UNAUTHORIZED
+
+
+class UnknownSession(WeftlineError):
+    """No session of this id, for this key, in this incarnation of the server."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownVariable(WeftlineError):
+    """The session has no variable of this id."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownModel(WeftlineError):
+    """No engine serves this model."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class GraphError(WeftlineError):
+    """The submitted calls do not make a graph; nothing of the submit was taken."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class UnknownPlaceholder(GraphError):
+    """The prompt names a placeholder that is not declared, or the reverse."""
+
+
+class MissingInput(GraphError):
+    """An input placeholder has neither a value nor a variable."""
+
+
+class DuplicateProducer(GraphError):
+    """Two outputs would write one variable."""
+
+
+class CyclicGraph(GraphError):
+    """A call waits, through others or at once, for its own output."""
+
+
+class NoProducer(WeftlineError):
+    """The variable is empty and nothing will ever set it; `wait` at get says that something may."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class AlreadySet(WeftlineError):
+    """A variable is written once; this one has a value or a producer."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class Timeout(WeftlineError):
+    """`timeout_s` passed before the variable was ready; it may still become so."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class TransformFailed(WeftlineError):
+    """An output is not what its transform expects; the message is the parser's own."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class Cancelled(WeftlineError):
+    """The call, its session or its last reader went away."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class Overloaded(WeftlineError):
+    """A limit is reached; try again after `retry_after_s`."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+
+class EngineFailed(WeftlineError):
+    """The engine gave up on the call."""
+
+    status = HTTPStatus.BAD_GATEWAY
+
+
+class EngineUnavailable(WeftlineError):
+    """No engine is ready: it starts, restarts or drains."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class ConnectionFailed(WeftlineError):
+    """The client cannot reach the server."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _tree(cls: type[WeftlineError]) -> dict[str, type[WeftlineError]]:
+    found = {cls.__name__: cls}
+    for child in cls.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_BY_NAME = _tree(WeftlineError)
+
+# Codes that OpenAI clients compare against; every other type has none.
+_CODES = {"ContextTooLong": "context_length_exceeded", "UnknownModel": "model_not_found"}
+
+_BY_STATUS: dict[int, type[WeftlineError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    422: GraphError,
+    429: Overloaded,
+    502: EngineFailed,
+    503: EngineUnavailable,
+}
+
+
+def _nearest(status: int) -> type[WeftlineError]:
+    return _BY_STATUS.get(status, WeftlineError)

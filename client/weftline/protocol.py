@@ -1,0 +1,298 @@
+"""The wire: what a client may say to the server, as frozen dataclasses of the standard library.
+
+The same types are built by the SDK, validated by the server (pydantic reads the dataclasses as they
+stand) and read by the session, which knows neither pydantic nor HTTP. Rules that hold wherever a
+value is built are checked in `__post_init__`, so a client meets them before it sends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from weftline.errors import InvalidRequest
+
+PROTOCOL_VERSION = "1"
+
+# Ids travel in URL paths and in logs: one plain alphabet, and a length that bounds both.
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,127}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_TOKENS = 1 << 20
+
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+
+
+def check_id(value: str, param: str) -> None:
+    """Raise InvalidRequest unless `value` can be the id of a session or variable."""
+    if not _ID.fullmatch(value):
+        raise InvalidRequest(
+            f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits, '_', '-', '.', ':'",
+            param=param,
+        )
+
+
+def _at_least(value: int | float | None, low: float, param: str) -> None:
+    if value is not None and not value >= low:
+        raise InvalidRequest(f"{param} must be at least {low:g}, got {value}", param=param)
+
+
+def _at_most(value: int | float | None, high: float, param: str) -> None:
+    if value is not None and not value <= high:
+        raise InvalidRequest(f"{param} must be at most {high:g}, got {value}", param=param)
+
+
+class Criterion(StrEnum):
+    """What a reader of a variable cares for (Parrot section 5.1)."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    TTFT = "ttft"
+    TPOT = "tpot"
+
+
+class InOut(StrEnum):
+    """Whether a placeholder is read or written by its call."""
+
+    IN = "in"
+    OUT = "out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one output is generated; None leaves the choice to the model's defaults.
+
+    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise InvalidRequest(f"{name} must be a finite number", param=name)
+        _at_least(self.max_tokens, 1, "max_tokens")
+        _at_most(self.max_tokens, MAX_TOKENS, "max_tokens")
+        _at_least(self.min_tokens, 0, "min_tokens")
+        if self.max_tokens is not None:
+            _at_most(self.min_tokens, self.max_tokens, "min_tokens")
+        _at_least(self.temperature, 0, "temperature")
+        _at_most(self.temperature, 100, "temperature")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
+        _at_least(self.top_k, 0, "top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest("seed must fit in 64 bits", param="seed")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+        if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
+            raise InvalidRequest(
+                f"each stop string has 1 to {MAX_STOP_CHARS} characters", param="stop"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of a prompt: constant text, an input or an output, exactly one of the three.
+
+    `from_var` on a text says "this text came from that variable" (text the client holds already).
+    """
+
+    text: str | None = None
+    input: str | None = None
+    output: str | None = None
+    from_var: str | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if [self.text, self.input, self.output].count(None) != 2:
+            raise InvalidRequest(
+                "a segment has exactly one of 'text', 'input' and 'output'", param="prompt"
+            )
+        if self.from_var is not None:
+            check_id(self.from_var, "from_var")
+            if self.text is None:
+                raise InvalidRequest("'from_var' goes with 'text'", param="from_var")
+        name = self.input if self.input is not None else self.output
+        if name is not None and not _NAME.fullmatch(name):
+            raise InvalidRequest(f"{name[:40]!r} is not a placeholder name", param="prompt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message of segments; an assistant message that is one output is generated."""
+
+    role: str
+    content: tuple[Segment, ...]
+    name: str | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.role not in ("system", "user", "assistant", "tool", "developer"):
+            raise InvalidRequest(
+                f"role {self.role[:40]!r} is none of system, user, assistant, tool, developer",
+                param="role",
+            )
+        outputs = [s for s in self.content if s.output is not None]
+        if outputs and (self.role != "assistant" or len(self.content) != 1):
+            raise InvalidRequest(
+                f"output {outputs[0].output!r} must be the whole content of an assistant message",
+                param=outputs[0].output,
+            )
+
+
+Prompt = tuple[Segment, ...] | tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """Binds a name in the prompt to a variable or, for an input, to a value sent along.
+
+    An input has `value` or `semantic_var_id`; an output's `semantic_var_id` is chosen by the client
+    and unique in its session, or minted by the server when absent. `from_var` with a `value` says
+    which variable the value was read from. `transforms` of an output run on the generated text, in
+    order; those of an input on the variable's value before it enters the prompt.
+    """
+
+    name: str
+    in_out: InOut
+    semantic_var_id: str | None = None
+    value: Any = None
+    from_var: str | None = None
+    transforms: tuple[dict[str, Any], ...] = ()
+    sampling: Sampling | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(f"{self.name[:40]!r} is not a placeholder name", param="name")
+        if self.semantic_var_id is not None:
+            check_id(self.semantic_var_id, "semantic_var_id")
+        if self.from_var is not None:
+            check_id(self.from_var, "from_var")
+        if self.in_out is InOut.OUT and (self.value is not None or self.from_var is not None):
+            raise InvalidRequest(f"output {self.name!r} cannot have a value", param=self.name)
+        if self.in_out is InOut.IN and self.sampling is not None:
+            raise InvalidRequest(f"input {self.name!r} cannot have sampling", param=self.name)
+        if self.value is not None and self.semantic_var_id is not None:
+            raise InvalidRequest(
+                f"input {self.name!r} has both a value and a variable", param=self.name
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One semantic function applied: a prompt, what its placeholders are, and how to run it.
+
+    `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
+    Text is parsed once, here; segments are never rescanned.
+    """
+
+    name: str
+    prompt: Prompt | str
+    placeholders: tuple[Placeholder, ...] = ()
+    model: str | None = None
+    criteria: Criterion | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 128 or not self.name.isprintable():
+            raise InvalidRequest("a call's name has 1 to 128 printable characters", param="name")
+
+    def segments(self) -> Iterator[Segment]:
+        """Every segment in the order of the prompt, messages flattened."""
+        assert not isinstance(self.prompt, str), "template text is parsed when it arrives"
+        for item in self.prompt:
+            if isinstance(item, Message):
+                yield from item.content
+            else:
+                yield item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """The body of POST /v1/submit; `detach` keeps work that nobody waits for."""
+
+    session_id: str
+    calls: tuple[Call, ...]
+    detach: bool = False
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            raise InvalidRequest("a submit has at least one call", param="calls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Get:
+    """The body of POST /v1/get.
+
+    `timeout_s` seconds bound the wait. `wait` waits even for a variable that nothing produces yet.
+    `stream` asks for server-sent events, as does the header `Accept: text/event-stream`.
+    """
+
+    session_id: str
+    semantic_var_id: str
+    criteria: Criterion | None = None
+    timeout_s: float | None = None
+    wait: bool = False
+    stream: bool = False
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not 0 <= self.timeout_s <= 86_400:
+            raise InvalidRequest("timeout_s must be in [0, 86400]", param="timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetVariable:
+    """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value but null."""
+
+    value: Any
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.value is None:
+            raise InvalidRequest("value must not be null", param="value")
+
+
+def to_wire(value: Any) -> Any:
+    """`value` as JSON data; fields that hold their default are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        body = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if field.default is dataclasses.MISSING or item != field.default:
+                body[field.name] = to_wire(item)
+        return body
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: to_wire(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_wire(item) for item in value]
+    return value

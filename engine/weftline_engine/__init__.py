@@ -1,0 +1,1 @@
+"""Engines: what runs primitives, behind the one contract of `weftline_engine.api`."""

@@ -1,0 +1,235 @@
+"""The engine contract (Parrot section 7): six verbs down, a stream of events up.
+
+    submit(op)   feed(op, offset, part, last)   update(op, hints)   cancel(op)
+    retain(context, keep|evictable|swap|drop)   free(context)
+
+Parrot's Fill, Generate and FreeContext are submit of kind fill, submit of kind generate, and free.
+Verbs never block and never fail: what goes wrong comes back as an event. Hints are advice; the
+engine keeps its own queue and never waits for the server inside a step. This module knows neither
+torch nor the server, so that every engine and both ends of every transport can share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Kind(StrEnum):
+    """What a primitive does."""
+
+    FILL = "fill"  # compute the KV cache of given tokens
+    GENERATE = "generate"  # the same, and then decode
+
+
+class Retention(StrEnum):
+    """What should become of a context between its ops."""
+
+    KEEP = "keep"
+    EVICTABLE = "evictable"
+    SWAP = "swap"
+    DROP = "drop"
+
+
+class Residency(StrEnum):
+    """Where a context's KV cache is."""
+
+    RESIDENT = "resident"
+    HOST = "host"
+    DROPPED = "dropped"
+
+
+class FinishReason(StrEnum):
+    """Why an op ended well: `FILLED` for a fill, the other two for a generate."""
+
+    FILLED = "filled"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to decode, every value decided (the server has filled in the defaults).
+
+    `temperature` 0 is greedy; `top_k` 0 is off. `stop` strings end the text before them. `seed`
+    None lets the engine choose one.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Advice about an op: never needed for a right result.
+
+    `group` names the calls that should finish together; `depth` is the longest distance to a sink
+    (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
+    monotonic clock; `token_bound` the tokens that may be in flight beside this op; `expected_pause`
+    in seconds.
+    """
+
+    application: str = ""
+    group: str = ""
+    depth: int = 0
+    arrival: float = 0.0
+    criterion: str = "latency"
+    token_bound: int | None = None
+    expected_output: int | None = None
+    expected_pause: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One primitive. `context` is the id of the context that it makes out of `parent` (None: the
+    empty one) and the payload; both ids are the server's, and hold for one incarnation of the engine.
+
+    The payload is `tokens`, the ids that follow the parent's, or `text` where the engine announces
+    no tokenizer. An `open` op waits for more by feed. `salt` parts the caches of tenants.
+    """
+
+    id: str
+    kind: Kind
+    context: str
+    attempt: int = 0
+    parent: str | None = None
+    tokens: tuple[int, ...] | None = None
+    text: str | None = None
+    sampling: SamplingParams | None = None
+    salt: str = ""
+    open: bool = False
+    hints: Hints = field(default_factory=Hints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What an op took, in tokens, and when, in seconds of the monotonic clock.
+
+    `started` is the op's first step, `filled` the end of its prompt. `cached_tokens` of the prompt
+    came out of the KV cache, the others were computed.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    started: float
+    filled: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What every event says: the op and its attempt, a number that grows by one, the time."""
+
+    op: str
+    attempt: int
+    sequence: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted(Event):
+    """The op is in the engine's queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Event):
+    """Generated tokens from `offset` on, and the text that they complete (perhaps none yet)."""
+
+    offset: int
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """A generate stopped for a tool or more input; its context is alive."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Event):
+    """The op ended well; its context stays until it is freed."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """The op ended badly: `error` is a type of weftline.errors, `retryable` if another try may do."""
+
+    error: str
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextMoved(Event):
+    """The KV cache of `context` is now elsewhere; `tokens` of it are left."""
+
+    context: str
+    residency: Residency
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What an engine runs, announced once when it is ready.
+
+    `tokenizer` is the path of a tokenizer.json, None where the engine takes text. `chat_template`
+    is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
+    count tokens; `kv_bytes_per_token` bytes.
+    """
+
+    model: str
+    kinds: tuple[Kind, ...] = (Kind.FILL, Kind.GENERATE)
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    context_limit: int = 8192
+    kv_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
+    max_running: int = 64
+    dtype: str | None = None
+    device: str | None = None
+    default_sampling: dict[str, float] = field(default_factory=dict)
+
+
+class EngineDied(Exception):
+    """The engine is gone, with every op it had; raised by `Engine.events`."""
+
+
+class Engine(Protocol):
+    """An engine as the server sees it. All verbs return at once; results are events."""
+
+    async def start(self) -> Description:
+        """Load what it takes, and describe it. Raises EngineDied with a reason for the user."""
+        ...
+
+    def submit(self, op: Op) -> None: ...
+
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
+
+    def update(self, op: str, hints: Hints) -> None: ...
+
+    def cancel(self, op: str) -> None: ...
+
+    def retain(self, context: str, retention: Retention) -> None: ...
+
+    def free(self, context: str) -> None: ...
+
+    def events(self) -> AsyncIterator[list[Event]]:
+        """The events of one step at a time, until `close`. Raises EngineDied if it ends else."""
+        ...
+
+    async def close(self) -> None: ...

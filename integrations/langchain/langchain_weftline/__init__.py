@@ -1,0 +1,1 @@
+"""LangChain on weftline."""
