@@ -1,0 +1,13 @@
+"""Transforms: what an output parser or a template does to a value, as data that the server can run.
+
+A spec is a JSON object, `{"op": "path", "keys": ["title"]}`; `parse` checks one and `run` applies a
+list of them in order. The server's session imports this where only the standard library is
+installed.
+"""
+
+from __future__ import annotations
+
+from weftline.transforms.base import Flow, Transform
+from weftline.transforms.ops import OPS, parse, run
+
+__all__ = ["OPS", "Flow", "Transform", "parse", "run"]
