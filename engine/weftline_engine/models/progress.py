@@ -1,0 +1,111 @@
+"""How far a long piece of work has come: bars on a terminal, lines elsewhere, or nothing at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBars
+    from rich.progress import TaskID
+
+
+class Meter(Protocol):
+    """One stage's progress."""
+
+    def at(self, done: int, total: int | None = None) -> None:
+        """`done` of `total` units are through; None leaves the total as it was."""
+        ...
+
+
+class Progress(Protocol):
+    """Where stages report to."""
+
+    def stage(self, title: str, total: int | None, unit: str) -> AbstractContextManager[Meter]:
+        """Open a stage of `total` units ("bytes", "tensors"; None: not known yet)."""
+        ...
+
+
+class Silent:
+    """Reports nothing; it is its own meter."""
+
+    @contextmanager
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+        yield self
+
+    def at(self, done: int, total: int | None = None) -> None:
+        pass
+
+
+class Lines:
+    """One line when a stage begins and one when it ends, for logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    @contextmanager
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+        meter = _Count()
+        print(f"{title} ...", file=self.stream, flush=True)
+        yield meter
+        print(f"{title}: {_amount(meter.done, unit)}", file=self.stream, flush=True)
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.done = 0
+
+    def at(self, done: int, total: int | None = None) -> None:
+        self.done = done
+
+
+class Bars:
+    """A bar a stage, drawn by rich."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self.console = Console(file=stream)
+
+    @contextmanager
+    def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
+        from rich import progress as rich
+
+        amount = rich.DownloadColumn() if unit == "bytes" else rich.MofNCompleteColumn()
+        columns = (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            amount,
+            rich.TimeElapsedColumn(),
+        )
+        with rich.Progress(*columns, console=self.console) as bars:
+            task = bars.add_task(title, total=total)
+            yield _Bar(bars, task)
+
+
+class _Bar:
+    def __init__(self, bars: RichBars, task: TaskID) -> None:
+        self.bars = bars
+        self.task = task
+
+    def at(self, done: int, total: int | None = None) -> None:
+        self.bars.update(self.task, completed=done, total=total)
+
+
+def for_stream(stream: TextIO | None = None) -> Progress:
+    """Bars if `stream` (standard error by default) is a terminal and rich is there, else lines."""
+    stream = stream or sys.stderr
+    if stream.isatty():
+        try:
+            return Bars(stream)
+        except ImportError:
+            return Lines(stream)
+    return Lines(stream)
+
+
+def _amount(count: int, unit: str) -> str:
+    if unit == "bytes":
+        return f"{count / 1e6:.1f} MB"
+    return f"{count} {unit}"

