@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 
 class WeftlineError(Exception):
-    """The root. `param` is the field or variable at fault; `call` names the call that failed first."""
+    """The root. `param` is the field or variable at fault, `call` the call that failed first."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -57,7 +57,7 @@ class WeftlineError(Exception):
 
     def to_body(self) -> dict[str, Any]:
         """The JSON body, in the shape that OpenAI clients read, with two fields of ours."""
-        error = {
+        error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
             "code": _CODES.get(self.type),
@@ -70,7 +70,7 @@ class WeftlineError(Exception):
 
     @staticmethod
     def from_body(body: object, status: int) -> WeftlineError:
-        """The error that `body` describes; an unknown type or shape becomes the nearest by status."""
+        """The error that `body` describes; of an unknown type or shape, the nearest by status."""
         error = body.get("error") if isinstance(body, dict) else None
         if not isinstance(error, dict):
             text = str(body)[:200]
@@ -198,6 +198,11 @@ class ConnectionFailed(WeftlineError):
     """The client cannot reach the server."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def from_name(name: str, default: type[WeftlineError]) -> type[WeftlineError]:
+    """The class called `name`, or `default` if the tree has none."""
+    return _BY_NAME.get(name, default)
 
 
 def _tree(cls: type[WeftlineError]) -> dict[str, type[WeftlineError]]:

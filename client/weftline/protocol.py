@@ -34,7 +34,7 @@ def check_id(value: str, param: str) -> None:
     """Raise InvalidRequest unless `value` can be the id of a session or variable."""
     if not _ID.fullmatch(value):
         raise InvalidRequest(
-            f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits, '_', '-', '.', ':'",
+            f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits or '_-.:'",
             param=param,
         )
 

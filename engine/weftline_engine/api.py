@@ -90,7 +90,7 @@ class Hints:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One primitive. `context` is the id of the context that it makes out of `parent` (None: the
-    empty one) and the payload; both ids are the server's, and hold for one incarnation of the engine.
+    empty one) and the payload; both ids are the server's, for one incarnation of the engine.
 
     The payload is `tokens`, the ids that follow the parent's, or `text` where the engine announces
     no tokenizer. An `open` op waits for more by feed. `salt` parts the caches of tenants.
@@ -165,7 +165,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The op ended badly: `error` is a type of weftline.errors, `retryable` if another try may do."""
+    """The op ended badly: `error` names a type of weftline.errors; a retryable one may be tried."""
 
     error: str
     message: str

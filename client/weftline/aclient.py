@@ -1,0 +1,178 @@
+"""The asynchronous client: what `weftline.client` does, by await."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from httpx_sse import aconnect_sse
+
+from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
+from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.session import SessionBase, SubmittedCall, VariableBase
+
+
+class AsyncClient:
+    """A weftline server. Use it as a context manager, or call `close`.
+
+    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600; `api_key` to
+    WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._endpoint = Endpoint.find(base_url, api_key)
+        self._http = httpx.AsyncClient(
+            base_url=self._endpoint.base_url,
+            headers=self._endpoint.headers,
+            timeout=TIMEOUT,
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; sessions stay on the server until they are closed or expire."""
+        await self._http.aclose()
+
+    def session(self) -> AsyncSession:
+        """A session, one run of an application; `async with` opens it, or `await …open()`."""
+        return AsyncSession(self)
+
+    async def models(self) -> list[str]:
+        """The served models, the default one first."""
+        return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
+
+    async def _request(self, method: str, path: str, body: object = None) -> Any:
+        content = None if body is None else to_wire(body)
+        try:
+            return body_of(await self._http.request(method, path, json=content))
+        except httpx.TransportError as error:
+            raise self._endpoint.unreachable(error) from error
+
+    async def _texts(self, body: Get) -> AsyncIterator[str]:
+        try:
+            async with aconnect_sse(self._http, "POST", "/v1/get", json=to_wire(body)) as source:
+                if not source.response.is_success:
+                    await source.response.aread()
+                    body_of(source.response)
+                async for event in source.aiter_sse():
+                    text = text_of_event(event)
+                    if text is None:
+                        return
+                    yield text
+        except httpx.TransportError as error:
+            raise self._endpoint.unreachable(error) from error
+
+
+class AsyncVariable(VariableBase):
+    """A future of the asynchronous client."""
+
+    _owner: AsyncSession
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.get().__await__()
+
+    async def get(
+        self, criteria: Criterion | str | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """The value, once ready. Raises the error of the call that failed first, or Timeout."""
+        return await self._owner.get(self.id, criteria, timeout_s)
+
+    def stream(self, criteria: Criterion | str | None = None) -> AsyncIterator[str]:
+        """The text as it is generated."""
+        return self._owner.stream(self.id, criteria)
+
+    async def set(self, value: Any) -> None:
+        """Give the variable its value; calls that wait for it start."""
+        await self._owner.set(self.id, value)
+
+
+class AsyncSession(SessionBase[AsyncVariable]):
+    """One run of an application. In a `with` block it is the one that semantic functions join."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        super().__init__("")
+        self._client = client
+
+    async def open(self) -> Self:
+        """Open the session on the server, which gives it its id."""
+        self.id = (await self._client._request("POST", "/v1/session"))["session_id"]
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit()
+        await self.close()
+
+    def _variable(self, id: str) -> AsyncVariable:
+        return AsyncVariable(self, id)
+
+    async def flush(self) -> None:
+        """Send the calls that are waiting to be sent; a get does so by itself."""
+        submit = self._take_pending()
+        if submit is not None:
+            await self._client._request("POST", "/v1/submit", submit)
+
+    async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
+        """Send `calls` at once, all or none. `detach` keeps work that nobody waits for."""
+        await self.flush()
+        body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
+        answer = await self._client._request("POST", "/v1/submit", body)
+        return [SubmittedCall.of(call) for call in answer["calls"]]
+
+    async def set(self, variable: str, value: Any) -> None:
+        """Give a variable its value. Raises AlreadySet."""
+        path = f"/v1/session/{self.id}/variable/{variable}"
+        await self._client._request("PUT", path, SetVariable(value=value))
+
+    async def get(
+        self,
+        variable: str,
+        criteria: Criterion | str | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Any:
+        """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        await self.flush()
+        body = get_body(self.id, variable, criteria, timeout_s, wait)
+        return (await self._client._request("POST", "/v1/get", body))["value"]
+
+    async def stream(
+        self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
+    ) -> AsyncIterator[str]:
+        """The text of a variable as it is generated."""
+        await self.flush()
+        body = get_body(self.id, variable, criteria, None, wait, stream=True)
+        async for text in self._client._texts(body):
+            yield text
+
+    async def graph(self) -> dict[str, Any]:
+        """Calls, variables, edges, and where every second went."""
+        answer: dict[str, Any] = await self._client._request("GET", f"/v1/session/{self.id}/graph")
+        return answer
+
+    async def close(self) -> None:
+        """End the session: what it still runs is cancelled."""
+        self._pending = []
+        await self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -1,0 +1,165 @@
+"""The synchronous client: sessions, their variables and calls, over one HTTP connection pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from httpx_sse import connect_sse
+
+from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
+from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.session import SessionBase, SubmittedCall, VariableBase
+
+
+class Client:
+    """A weftline server. Use it as a context manager, or call `close`.
+
+    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600; `api_key` to
+    WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._endpoint = Endpoint.find(base_url, api_key)
+        self._http = httpx.Client(
+            base_url=self._endpoint.base_url,
+            headers=self._endpoint.headers,
+            timeout=TIMEOUT,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; sessions stay on the server until they are closed or expire."""
+        self._http.close()
+
+    def session(self) -> Session:
+        """Open a session: one run of an application."""
+        return Session(self, self._request("POST", "/v1/session")["session_id"])
+
+    def models(self) -> list[str]:
+        """The served models, the default one first."""
+        return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
+
+    def _request(self, method: str, path: str, body: object = None) -> Any:
+        content = None if body is None else to_wire(body)
+        try:
+            return body_of(self._http.request(method, path, json=content))
+        except httpx.TransportError as error:
+            raise self._endpoint.unreachable(error) from error
+
+    def _texts(self, body: Get) -> Iterator[str]:
+        try:
+            with connect_sse(self._http, "POST", "/v1/get", json=to_wire(body)) as source:
+                if not source.response.is_success:
+                    source.response.read()
+                    body_of(source.response)
+                for event in source.iter_sse():
+                    text = text_of_event(event)
+                    if text is None:
+                        return
+                    yield text
+        except httpx.TransportError as error:
+            raise self._endpoint.unreachable(error) from error
+
+
+class Variable(VariableBase):
+    """A future of the synchronous client."""
+
+    _owner: Session
+
+    def get(self, criteria: Criterion | str | None = None, timeout_s: float | None = None) -> Any:
+        """The value, once ready. Raises the error of the call that failed first, or Timeout."""
+        return self._owner.get(self.id, criteria, timeout_s)
+
+    def stream(self, criteria: Criterion | str | None = None) -> Iterator[str]:
+        """The text as it is generated."""
+        return self._owner.stream(self.id, criteria)
+
+    def set(self, value: Any) -> None:
+        """Give the variable its value; calls that wait for it start."""
+        self._owner.set(self.id, value)
+
+
+class Session(SessionBase[Variable]):
+    """One run of an application. In a `with` block it is the one that semantic functions join."""
+
+    def __init__(self, client: Client, id: str) -> None:
+        super().__init__(id)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit()
+        self.close()
+
+    def _variable(self, id: str) -> Variable:
+        return Variable(self, id)
+
+    def flush(self) -> None:
+        """Send the calls that are waiting to be sent; a get does so by itself."""
+        submit = self._take_pending()
+        if submit is not None:
+            self._client._request("POST", "/v1/submit", submit)
+
+    def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
+        """Send `calls` at once, all or none. `detach` keeps work that nobody waits for."""
+        self.flush()
+        body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
+        answer = self._client._request("POST", "/v1/submit", body)
+        return [SubmittedCall.of(call) for call in answer["calls"]]
+
+    def set(self, variable: str, value: Any) -> None:
+        """Give a variable its value. Raises AlreadySet."""
+        path = f"/v1/session/{self.id}/variable/{variable}"
+        self._client._request("PUT", path, SetVariable(value=value))
+
+    def get(
+        self,
+        variable: str,
+        criteria: Criterion | str | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Any:
+        """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        self.flush()
+        body = get_body(self.id, variable, criteria, timeout_s, wait)
+        return self._client._request("POST", "/v1/get", body)["value"]
+
+    def stream(
+        self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
+    ) -> Iterator[str]:
+        """The text of a variable as it is generated."""
+        self.flush()
+        return self._client._texts(get_body(self.id, variable, criteria, None, wait, stream=True))
+
+    def graph(self) -> dict[str, Any]:
+        """Calls, variables, edges, and where every second went."""
+        answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
+        return answer
+
+    def close(self) -> None:
+        """End the session: what it still runs is cancelled."""
+        self._pending = []
+        self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -1,0 +1,187 @@
+"""Semantic functions: a docstring with inputs and outputs, called like a function (Parrot 4.1).
+
+Calling one inside a session does not run it: it adds a call to the session's graph and returns
+futures of its outputs. The graph travels, in one submit, when the first value is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from weftline.errors import MissingInput, UnknownPlaceholder
+from weftline.protocol import Criterion, Message, Prompt, Sampling, Segment
+from weftline.session import current_session
+from weftline.template import from_docstring
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Marks a parameter as an input; `transforms` run on its value before it enters the prompt."""
+
+    transforms: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Output:
+    """Marks a parameter as an output, with how it is generated and what is made of it.
+
+    `transforms` are data, `{"op": "json"}` and the like, run by the server. The keywords are those
+    of `Sampling`: max_tokens, temperature, top_p, top_k, seed, stop, ….
+    """
+
+    sampling: Sampling
+    transforms: tuple[Mapping[str, Any], ...]
+
+    def __init__(self, *, transforms: Sequence[Mapping[str, Any]] = (), **sampling: Any) -> None:
+        if isinstance(sampling.get("stop"), str):
+            sampling["stop"] = (sampling["stop"],)
+        elif "stop" in sampling:
+            sampling["stop"] = tuple(sampling["stop"])
+        object.__setattr__(self, "sampling", Sampling(**sampling))
+        object.__setattr__(self, "transforms", tuple(transforms))
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticFunction:
+    """A function whose body is a prompt. Make one with `semantic_function`."""
+
+    name: str
+    prompt: Prompt
+    parameters: tuple[str, ...]
+    inputs: Mapping[str, Input]
+    outputs: Mapping[str, Output]
+    model: str | None = None
+    criteria: Criterion | None = None
+    doc: str = field(default="", repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a call to the current session; the future of its output, or a tuple of futures.
+
+        Inputs are values, or variables of the session; an output may be given a variable of its
+        own. Raises MissingInput, UnknownPlaceholder, and RuntimeError outside of a session.
+        """
+        if len(args) > len(self.parameters):
+            raise UnknownPlaceholder(
+                f"{self.name} takes {len(self.parameters)} arguments, not {len(args)}"
+            )
+        given = dict(zip(self.parameters, args, strict=False))
+        for name, value in kwargs.items():
+            if name in given:
+                raise UnknownPlaceholder(f"{self.name} got {name!r} twice", param=name)
+            if name not in self.inputs and name not in self.outputs:
+                raise UnknownPlaceholder(f"{self.name} has no parameter {name!r}", param=name)
+            given[name] = value
+        for name in self.inputs:
+            if given.get(name) is None:
+                raise MissingInput(f"{self.name} needs input {name!r}", param=name)
+        made = current_session().add_call(self, given)
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+@overload
+def semantic_function(function: Callable[..., Any], /) -> SemanticFunction: ...
+
+
+@overload
+def semantic_function(
+    *,
+    chat: bool = False,
+    system: str | None = None,
+    model: str | None = None,
+    criteria: Criterion | None = None,
+) -> Callable[[Callable[..., Any]], SemanticFunction]: ...
+
+
+def semantic_function(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    chat: bool = False,
+    system: str | None = None,
+    model: str | None = None,
+    criteria: Criterion | None = None,
+) -> SemanticFunction | Callable[[Callable[..., Any]], SemanticFunction]:
+    """Make a semantic function of a function whose docstring is a prompt.
+
+    With `chat`, the text before an output is a user's message and the output the assistant's
+    answer, and the model's chat template is applied; without, the text goes to the model as it
+    stands. Raises UnknownPlaceholder when docstring and parameters do not fit.
+    """
+
+    def make(function: Callable[..., Any]) -> SemanticFunction:
+        segments = from_docstring(inspect.getdoc(function) or "")
+        return _build(function, segments, chat or system is not None, system, model, criteria)
+
+    return make if function is None else make(function)
+
+
+def _build(
+    function: Callable[..., Any],
+    segments: tuple[Segment, ...],
+    chat: bool,
+    system: str | None,
+    model: str | None,
+    criteria: Criterion | None,
+) -> SemanticFunction:
+    name = function.__name__
+    inputs = {s.input: Input() for s in segments if s.input is not None}
+    outputs = {s.output: Output() for s in segments if s.output is not None}
+    if not outputs:
+        raise UnknownPlaceholder(f"the docstring of {name} has no {{{{output:…}}}}", param=name)
+    # eval_str: a module with postponed annotations holds them as text.
+    parameters = inspect.signature(function, eval_str=True).parameters
+    for parameter in parameters.values():
+        found = parameter.name in inputs or parameter.name in outputs
+        for mark in (parameter.annotation, parameter.default):
+            if isinstance(mark, Output):
+                outputs[parameter.name] = mark
+            elif isinstance(mark, Input):
+                inputs[parameter.name] = mark
+        wrong = parameter.name in inputs and parameter.name in outputs
+        if not found or wrong:
+            raise UnknownPlaceholder(
+                f"parameter {parameter.name!r} of {name} does not stand in its docstring"
+                + (" as that" if wrong else ""),
+                param=parameter.name,
+            )
+    return SemanticFunction(
+        name=name,
+        prompt=as_chat(segments, system) if chat else segments,
+        parameters=tuple(parameters),
+        inputs=inputs,
+        outputs=outputs,
+        model=model,
+        criteria=criteria,
+        doc=inspect.getdoc(function) or "",
+    )
+
+
+def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[Message, ...]:
+    """Text and inputs between outputs become user messages, outputs the assistant's answers."""
+    messages = []
+    if system is not None:
+        messages.append(Message(role="system", content=(Segment(text=system),)))
+    said: list[Segment] = []
+    for segment in segments:
+        if segment.output is None:
+            said.append(segment)
+            continue
+        if content := _stripped(said):
+            messages.append(Message(role="user", content=content))
+        messages.append(Message(role="assistant", content=(segment,)))
+        said = []
+    return tuple(messages)
+
+
+def _stripped(segments: list[Segment]) -> tuple[Segment, ...]:
+    """Without the white space that separates the text from the outputs around it."""
+    texts = [s.text for s in segments]
+    if texts and texts[0] is not None:
+        texts[0] = texts[0].lstrip()
+    if texts and texts[-1] is not None:
+        texts[-1] = texts[-1].rstrip()
+    pairs = zip(segments, texts, strict=True)
+    return tuple(s if s.text is None else Segment(text=t) for s, t in pairs if t != "")

@@ -1,0 +1,83 @@
+"""What both clients share of HTTP: where the server is, and how its answers become values."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from httpx_sse import ServerSentEvent
+
+from weftline.errors import ConnectionFailed, WeftlineError
+from weftline.protocol import Criterion, Get
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8600"
+
+# Connecting is quick or fails; reading may take as long as the application does.
+TIMEOUT = httpx.Timeout(None, connect=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`base_url` of the server, without /v1, and the key to show it."""
+
+    base_url: str
+    api_key: str | None
+
+    @staticmethod
+    def find(base_url: str | None, api_key: str | None) -> Endpoint:
+        """What is given, else WEFTLINE_BASE_URL and WEFTLINE_API_KEY, else this machine."""
+        url = base_url or os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
+        key = api_key or os.environ.get("WEFTLINE_API_KEY")
+        return Endpoint(url.rstrip("/").removesuffix("/v1"), key)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def unreachable(self, error: httpx.TransportError) -> ConnectionFailed:
+        """A sentence for a user whose server is not there."""
+        return ConnectionFailed(
+            f"no weftline server answers at {self.base_url} ({type(error).__name__}): start one "
+            "with `weftline serve`, or set WEFTLINE_BASE_URL"
+        )
+
+
+def body_of(response: httpx.Response) -> Any:
+    """The JSON of a good answer. Raises the WeftlineError that a bad one describes."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    if response.is_success:
+        return body
+    raise WeftlineError.from_body(body, response.status_code)
+
+
+def get_body(
+    session_id: str,
+    variable: str,
+    criteria: Criterion | str | None,
+    timeout_s: float | None,
+    wait: bool,
+    stream: bool = False,
+) -> Get:
+    """The body of a get; a criterion may be given by its name."""
+    return Get(
+        session_id=session_id,
+        semantic_var_id=variable,
+        criteria=None if criteria is None else Criterion(criteria),
+        timeout_s=timeout_s,
+        wait=wait,
+        stream=stream,
+    )
+
+
+def text_of_event(event: ServerSentEvent) -> str | None:
+    """The text of a `part`, None for the closing `value`. Raises the error of an `error` event."""
+    data = json.loads(event.data)
+    if event.event == "error":
+        raise WeftlineError.from_body(data, 0)
+    return str(data["text"]) if event.event == "part" else None

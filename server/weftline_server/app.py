@@ -1,0 +1,87 @@
+"""Puts the server together: engines, dispatcher, driver and routes make one FastAPI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.responses import JSONResponse
+
+from weftline.errors import WeftlineError
+from weftline_engine.api import Engine, EngineDied
+from weftline_server.config import ServerConfig
+from weftline_server.routes import calls, health, openai, sessions
+from weftline_server.routes.wire import error_response
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.driver import Driver
+from weftline_server.session.registry import Registry
+
+log = logging.getLogger("weftline.app")
+
+SWEEP_S = 30.0
+
+
+def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
+    """The application; `engines` makes each engine by name, and again after it has died."""
+    driver = Driver(Registry(config.registry))
+    driver.dispatcher = Dispatcher(engines, config.policy, driver.on_outcome)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await driver.dispatcher.start()
+        except EngineDied as error:
+            # uvicorn would log a stack trace; the operator gets the engine's one sentence.
+            app.state.start_error = error
+            await driver.dispatcher.close()
+            raise SystemExit(1) from error
+        sweeper = asyncio.create_task(_sweep(driver))
+        try:
+            yield
+        finally:
+            app.state.draining = True
+            sweeper.cancel()
+            await driver.shut_down()
+            await driver.dispatcher.close()
+
+    app = FastAPI(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.config = config
+    app.state.driver = driver
+    app.state.draining = False
+    app.state.start_error = None
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=config.max_body)
+    for module in (sessions, calls, openai, health):
+        app.include_router(module.router)
+    app.add_exception_handler(WeftlineError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+async def _sweep(driver: Driver) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        driver.sweep()
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, WeftlineError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's own refusals (no such route, wrong method), in our shape."""
+    assert isinstance(error, HTTPException)
+    param = "body" if error.status_code == 413 else "path"
+    body = {"message": str(error.detail), "type": "InvalidRequest", "code": None, "param": param}
+    return JSONResponse({"error": {**body, "call": None}}, error.status_code, error.headers)
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    log.exception("a bug of the server's", exc_info=error)
+    return error_response(WeftlineError("the server has a bug; its log tells more"))

@@ -1,0 +1,133 @@
+"""`weftline serve [MODEL]`: load an engine, and serve it until a signal says stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import uvicorn
+
+from weftline.errors import InvalidRequest
+from weftline_engine.api import Engine, EngineDied
+from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
+from weftline_server.schedule.policy import POLICIES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `run` reads."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        help="a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine", choices=("torch", "null"), default="torch", help="torch is the embedded engine"
+    )
+    parser.add_argument("--policy", choices=tuple(POLICIES), default="app")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8600, help="0 takes a free one")
+    parser.add_argument("--api-key", help="ask every client for this key (or set WEFTLINE_API_KEY)")
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning"))
+    null = parser.add_argument_group("the null engine, which has no model")
+    null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
+    null.add_argument("--null-script", type=Path, help='JSON: [{"when": text, "reply": text}, …]')
+    null.add_argument("--null-fill-s", type=float, default=0.0, help="seconds a prompt token")
+    null.add_argument("--null-step-s", type=float, default=0.0, help="seconds an output token")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; 1 if the engine or the port is not to be had."""
+    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
+    config = ServerConfig(
+        host=args.host,
+        port=args.port,
+        policy=args.policy,
+        keys={key: "default"} if key else {},
+    )
+    return asyncio.run(_serve(config, _engines(args), args.log_level))
+
+
+def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
+    if args.engine == "null":
+        script = NullConfig.script_from(args.null_script) if args.null_script else ()
+        null = NullConfig(
+            mode=NullMode(args.null_mode),
+            script=script,
+            latency=LatencyProfile(fill_s=args.null_fill_s, step_s=args.null_step_s),
+        )
+        return {"null": lambda: NullEngine(null)}
+    # Imported here, because the null engine serves where the embedded one is not installed.
+    from weftline_engine.embedded.config import EmbeddedConfig
+    from weftline_engine.process import ProcessEngine
+
+    embedded = EmbeddedConfig(model=resolve(args.model, progress=for_stream()), dtype=args.dtype)
+    return {"torch": lambda: ProcessEngine(embedded)}
+
+
+class _Server(uvicorn.Server):
+    """Says on standard output, in one line, when it serves; programs wait for that line."""
+
+    def __init__(self, url: str, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(f"weftline serves on {self._url}", flush=True)
+
+
+async def _serve(
+    config: ServerConfig, engines: Mapping[str, Callable[[], Engine]], log_level: str
+) -> int:
+    listener = _listen(config)
+    port = listener.getsockname()[1]
+    app = create_app(config, engines)
+    server = _Server(
+        f"http://{config.host}:{port}",
+        uvicorn.Config(
+            app,
+            log_level=log_level,
+            access_log=False,
+            timeout_graceful_shutdown=10,
+            lifespan="on",
+            ws="none",
+        ),
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        listener.close()
+    error: EngineDied | None = app.state.start_error
+    if error is not None:
+        print(f"weftline: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise InvalidRequest(
+            f"port {config.port} on {config.host} is not free ({error.strerror}): "
+            "stop what uses it, or choose another with --port",
+            param="port",
+        ) from error
+    return listener

@@ -1,0 +1,38 @@
+"""What the operator decides about the server; every field explained, none read from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weftline.errors import InvalidRequest
+from weftline_server.schedule.policy import POLICIES
+from weftline_server.session.registry import RegistryConfig
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """`policy` is `app` or `request`. `keys` maps an API key to its tenant; without keys everybody
+    is one tenant, and only a loopback host is allowed. `max_body` bounds a request, in bytes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8600
+    policy: str = "app"
+    keys: dict[str, str] = field(default_factory=dict)
+    max_body: int = 8 << 20
+    max_calls: int = 10_000  # of one submit
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InvalidRequest(
+                f"policy {self.policy!r} is none of {', '.join(POLICIES)}", param="policy"
+            )
+        if self.host not in LOOPBACK and not self.keys:
+            raise InvalidRequest(
+                f"host {self.host} can be reached by others, so it needs API keys: "
+                "give --api-key, or serve on 127.0.0.1",
+                param="host",
+            )

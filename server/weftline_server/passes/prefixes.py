@@ -1,0 +1,45 @@
+"""Prefix hashes at every segment boundary (Parrot section 5.3): equal text, equal hash.
+
+Constants hash by their text and inputs by variable or by value, so two calls that start alike
+have equal hashes as far as they agree, before any value is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from weftline.protocol import Message, Segment
+from weftline_server.graph.graph import Graph, Node
+from weftline_server.graph.primitive import value_text
+from weftline_server.passes.plan import Plan
+
+
+def prefixes(graph: Graph, plan: Plan) -> Plan:
+    """Fill `plan.prefixes`: for each call the hashes at its boundaries, in order."""
+    return replace(plan, prefixes={id: boundaries(node) for id, node in graph.nodes.items()})
+
+
+def boundaries(node: Node) -> tuple[str, ...]:
+    """16 hex digits for each segment: the hash of the prompt up to its end."""
+    call = node.call
+    assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
+    digest = hashlib.sha256((call.model or "default").encode())
+    found = []
+    for item in call.prompt:
+        if isinstance(item, Message):
+            digest.update(f"\x00role:{item.role}\x00".encode())
+        for segment in item.content if isinstance(item, Message) else (item,):
+            digest.update(_identity(node, segment).encode())
+            found.append(digest.hexdigest()[:16])
+    return tuple(found)
+
+
+def _identity(node: Node, segment: Segment) -> str:
+    if segment.text is not None:
+        return segment.text
+    name = segment.input or segment.output
+    holder = next(p for p in (*node.inputs, *node.outputs) if p.name == name)
+    if holder.semantic_var_id is not None:
+        return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"
+    return value_text(holder.value)

@@ -1,0 +1,92 @@
+"""POST /v1/submit and POST /v1/get: Parrot's two verbs (section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from sse_starlette import EventSourceResponse
+from starlette.responses import JSONResponse, Response
+
+from weftline.errors import InvalidRequest, WeftlineError
+from weftline.protocol import Get, Submit
+from weftline_server.config import ServerConfig
+from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.routes.wire import or_disconnect, read, schema, sse, sse_or_error
+from weftline_server.session.driver import Driver
+from weftline_server.session.session import Session
+
+router = APIRouter(prefix="/v1", tags=["calls"])
+
+SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is gone
+
+
+@router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit))
+async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> dict[str, Any]:
+    """Take calls, all or none. Those whose inputs are ready start at once."""
+    body = await read(request, Submit)
+    config: ServerConfig = request.app.state.config
+    if len(body.calls) > config.max_calls:
+        raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
+    session = driver.registry.find(tenant, body.session_id)
+    nodes = await driver.submit(session, body)
+    return {
+        "session_id": session.id,
+        "calls": [
+            {
+                "name": node.call.name,
+                "call_id": node.id,
+                "outputs": {p.name: p.semantic_var_id for p in node.outputs},
+            }
+            for node in nodes
+        ],
+    }
+
+
+@router.post("/get", openapi_extra=schema(Get), response_model=None)
+async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
+    """Wait for a variable; as server-sent events when asked."""
+    body = await read(request, Get)
+    session = driver.registry.find(tenant, body.session_id)
+    if body.stream or "text/event-stream" in request.headers.get("accept", ""):
+        # An id that was never seen, or a reader that may not wait, is an error before the stream.
+        session.variable(body.semantic_var_id)
+        offset = _offset(request.headers.get("last-event-id"))
+        events = sse_or_error(WeftlineError, _events(driver, session, body, offset))
+        return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
+    waiting = driver.get(
+        session,
+        body.semantic_var_id,
+        criteria=body.criteria,
+        timeout_s=body.timeout_s,
+        wait=body.wait,
+    )
+    variable = await or_disconnect(request, waiting)
+    return JSONResponse(
+        {"semantic_var_id": variable.id, "status": "ready", "value": variable.value}
+    )
+
+
+def _offset(last_event_id: str | None) -> int:
+    """Where to resume: ids are the character offset after each part."""
+    if last_event_id is None:
+        return 0
+    if not last_event_id.isdigit() or len(last_event_id) > 12:
+        raise InvalidRequest("Last-Event-ID is not one of ours", param="Last-Event-ID")
+    return int(last_event_id)
+
+
+async def _events(
+    driver: Driver, session: Session, body: Get, offset: int
+) -> AsyncIterator[dict[str, str]]:
+    """`part` events with the text as it comes, then one `value` event."""
+    chunks = driver.stream(
+        session, body.semantic_var_id, offset=offset, criteria=body.criteria, wait=body.wait
+    )
+    end = offset
+    async for chunk in chunks:
+        end = chunk.end
+        yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=str(end))
+    variable = session.variable(body.semantic_var_id)
+    yield sse("value", {"value": variable.value}, id=str(end))

@@ -1,0 +1,47 @@
+"""What every route needs: the driver, and which tenant is asking."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from weftline.errors import EngineUnavailable, Unauthorized
+from weftline_server.config import ServerConfig
+from weftline_server.session.driver import Driver
+
+OPEN_TENANT = "local"  # everybody, on a server without keys
+
+
+def _driver(request: Request) -> Driver:
+    driver: Driver = request.app.state.driver
+    return driver
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant of the request's key; deny by default once there are keys."""
+    config: ServerConfig = request.app.state.config
+    if not config.keys:
+        return OPEN_TENANT
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    digest = hashlib.sha256(given.encode()).digest()
+    found = None
+    # Every key is compared, in constant time each, so that timing tells nothing.
+    for key, tenant in config.keys.items():
+        if hmac.compare_digest(hashlib.sha256(key.encode()).digest(), digest):
+            found = tenant
+    if found is None:
+        raise Unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
+    return found
+
+
+def _accepting(request: Request) -> None:
+    if request.app.state.draining:
+        raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
+
+
+Tenant = Annotated[str, Depends(tenant_of)]
+DriverDep = Annotated[Driver, Depends(_driver)]
+ACCEPTING = Depends(_accepting)

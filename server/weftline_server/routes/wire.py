@@ -1,0 +1,139 @@
+"""Bodies in, answers out: strict JSON to protocol types, errors to their JSON, events to SSE."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Hashable
+from functools import cache
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import JSONResponse
+
+from weftline.errors import Cancelled, InvalidRequest, WeftlineError
+
+T = TypeVar("T")
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """The body as a `kind`. Raises InvalidRequest that names the field at fault."""
+    return parse(await request.body(), kind)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """`body` as a `kind`: no NaN, no infinity, no unknown field."""
+    try:
+        text = body.decode()
+        made: T = _adapter(kind).validate_json(text, strict=True)
+        _check_json(text)
+        return made
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the body is not UTF-8", param="body") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", param="body") from error
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is a `kind`."""
+    content = {"application/json": {"schema": _adapter(kind).json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _check_json(text: str) -> None:
+    """Raise on what JSON parsers disagree about: constants, huge numbers, deep nesting."""
+    try:
+        json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise InvalidRequest("the body nests too deeply", param="body") from error
+    except (json.JSONDecodeError, InvalidRequest):
+        raise
+    except ValueError as error:
+        # Python refuses integers of thousands of digits with a plain ValueError.
+        raise InvalidRequest("a number in the body has too many digits", param="body") from error
+
+
+def _refuse(constant: str) -> None:
+    raise InvalidRequest(f"{constant} is not a number in JSON", param="body")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if value in (float("inf"), float("-inf")):
+        raise InvalidRequest(f"{number[:40]} is too large a number", param="body")
+    return value
+
+
+def _invalid(error: ValidationError) -> WeftlineError:
+    """The failure that says most: one of our own rules, else the first that pydantic found."""
+    failures = error.errors(include_url=False)
+    for failure in failures:
+        cause = failure.get("ctx", {}).get("error")
+        if isinstance(cause, WeftlineError):
+            return cause
+    first = failures[0]
+    # Unions put the tried types in the path; field names and indices say where, the rest does not.
+    path = [str(p) for p in first["loc"] if isinstance(p, int) or p.isidentifier()]
+    where = ".".join(path) or "body"
+    return InvalidRequest(f"{where}: {first['msg']}", param=where)
+
+
+def error_response(error: WeftlineError) -> JSONResponse:
+    """The error as its status and body; Retry-After where it helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse(error.to_body(), status_code=error.status, headers=headers)
+
+
+async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first.
+
+    ASGI does not cancel a handler when its client leaves; without this a non-streaming get would
+    hold its calls to the end.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client went away")
+        return task.result()
+    finally:
+        for pending in (task, watch):
+            pending.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def sse(event: str | None, data: Any, id: str | None = None) -> dict[str, str]:
+    """One server-sent event for EventSourceResponse; `data` becomes JSON unless it is a string."""
+    made = {"data": data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}
+    if event is not None:
+        made["event"] = event
+    if id is not None:
+        made["id"] = id
+    return made
+
+
+async def sse_or_error(
+    first_error: type[WeftlineError], events: AsyncIterator[dict[str, str]]
+) -> AsyncIterator[dict[str, str]]:
+    """`events`, ended by an `error` event if they raise: the status line is long sent."""
+    try:
+        async for event in events:
+            yield event
+    except first_error as error:
+        yield sse("error", error.to_body())

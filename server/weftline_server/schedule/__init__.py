@@ -1,0 +1,1 @@
+"""Scheduling: which primitive runs on which engine, and when."""

@@ -1,0 +1,106 @@
+"""A model's own way with text: its chat template and its tokenizer, as the engine announced them.
+
+Token ids are always those of the whole rendered text. The template is the model publisher's and
+runs in Jinja's immutable sandbox; nothing from a request is ever compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from weftline.errors import ContextTooLong, InvalidRequest
+from weftline_engine.api import Description
+from weftline_server.graph.primitive import PromptBefore
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What an op carries: token ids, or text for an engine without tokenizer."""
+
+    tokens: tuple[int, ...] | None
+    text: str | None
+
+    @property
+    def size(self) -> int:
+        """Tokens, or for text a guess at four characters a token."""
+        return len(self.tokens) if self.tokens is not None else len(self.text or "") // 4 + 1
+
+
+class Prompter:
+    """Renders and tokenises prompts for one model; pure, so it may run in any thread."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        path = description.tokenizer
+        self.tokenizer = None if path is None else Tokenizer.from_file(str(Path(path)))
+        self._template = None
+        if description.chat_template is not None:
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            )
+            environment.filters["tojson"] = _to_json
+            environment.globals["raise_exception"] = _refuse
+            environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+            self._template = environment.from_string(description.chat_template)
+
+    def payload(self, prompt: PromptBefore) -> Payload:
+        """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
+        text = self.text(prompt)
+        if self.tokenizer is None:
+            payload = Payload(None, text)
+        else:
+            # A template writes its own special tokens; plain text gets the tokenizer's (a BOS).
+            plain = prompt.messages is None
+            ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
+            payload = Payload(tuple(ids), None)
+        limit = self.description.context_limit
+        if payload.size >= limit:
+            raise ContextTooLong(
+                f"the prompt has {payload.size} tokens, and the model's context holds {limit}, "
+                "at least one of them for the answer: shorten the prompt",
+                param="prompt",
+            )
+        if payload.size == 0:
+            raise InvalidRequest("the prompt before an output is empty", param="prompt")
+        return payload
+
+    def text(self, prompt: PromptBefore) -> str:
+        """The whole rendered text."""
+        if prompt.messages is None:
+            return prompt.text
+        if self._template is None:
+            raise InvalidRequest(
+                f"model {self.description.model} has no chat template: send a text prompt",
+                param="prompt",
+            )
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=self.description.bos_token,
+                eos_token=self.description.eos_token,
+            )
+        except (TemplateError, SecurityError, TypeError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    # Jinja's own filter escapes for HTML; model templates expect plain JSON.
+    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)

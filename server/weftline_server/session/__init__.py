@@ -1,0 +1,1 @@
+"""Sessions: one application run each, its variables and calls, as a synchronous state machine."""

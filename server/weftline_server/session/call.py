@@ -1,0 +1,71 @@
+"""A call under way: its state, the output it is at, and what each output took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from weftline.errors import WeftlineError
+from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.graph import Node
+
+
+class CallState(StrEnum):
+    """Where a call stands. It is QUEUED again for each further output and for a retry."""
+
+    WAITING = "waiting"  # for an input
+    QUEUED = "queued"  # its next primitive is on the way to an engine
+    RUNNING = "running"  # an engine has it
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_S = CallState
+ALLOWED: Mapping[CallState, frozenset[CallState]] = MappingProxyType(
+    {
+        _S.WAITING: frozenset({_S.QUEUED, _S.FAILED, _S.CANCELLED}),
+        _S.QUEUED: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLED}),
+        _S.RUNNING: frozenset({_S.WAITING, _S.QUEUED, _S.DONE, _S.FAILED, _S.CANCELLED}),
+        _S.DONE: frozenset(),
+        _S.FAILED: frozenset(),
+        _S.CANCELLED: frozenset(),
+    }
+)
+
+
+@dataclass(slots=True)
+class Step:
+    """One output of a call: when its phases ended, in seconds of the monotonic clock."""
+
+    queued: float
+    sent: float | None = None
+    finished: float | None = None
+    transform_s: float = 0.0
+    engine: str | None = None
+    usage: Usage | None = None
+    reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class CallRun:
+    """A call of a session and how far it is; `index` is the output that it is at."""
+
+    node: Node
+    submitted: float
+    detached: bool
+    state: CallState = CallState.WAITING
+    index: int = 0
+    error: WeftlineError | None = None
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        return bool(ALLOWED[self.state])
+
+    def move_to(self, state: CallState) -> None:
+        name = self.node.call.name
+        assert state in ALLOWED[self.state], f"call {name}: {self.state} to {state}"
+        self.state = state

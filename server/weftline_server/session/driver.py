@@ -1,0 +1,263 @@
+"""The thin asyncio place around sessions: performs their actions and tells them what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import EngineFailed, Timeout, WeftlineError
+from weftline.errors import from_name as error_named
+from weftline.protocol import Criterion, Submit
+from weftline_engine import api
+from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
+from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent, Work
+from weftline_server.schedule.prompter import Payload
+from weftline_server.session import events as ev
+from weftline_server.session.lowering import (
+    constant_prompt,
+    finish,
+    hints,
+    node_of,
+    sampling_params,
+    texts_before,
+)
+from weftline_server.session.registry import Registry
+from weftline_server.session.session import Session
+from weftline_server.session.variable import Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text of a variable from character `offset` on; `end` is the offset after it."""
+
+    offset: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.text)
+
+
+class Driver:
+    """Runs every session of this server on `dispatcher`'s engines."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.dispatcher: Dispatcher  # set once, by whoever wires the two together
+        self._by_id: dict[str, Session] = {}
+        self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
+        self._prepared: dict[PrimitiveId, Payload] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, tenant: str) -> Session:
+        """A new session of `tenant`. Raises Overloaded at the registry's limit."""
+        session = self.registry.open(tenant, time.monotonic())
+        self._by_id[session.id] = session
+        return session
+
+    def close(self, session: Session, reason: str = "the session was closed") -> None:
+        """Cancel what the session still runs, and forget it."""
+        self._apply(session, ev.SessionClosed(now=time.monotonic(), reason=reason))
+        self.registry.forget(session)
+        self._by_id.pop(session.id, None)
+
+    def sweep(self) -> None:
+        """Close the sessions that nobody has used for the registry's idle time."""
+        for session in self.registry.idle(time.monotonic()):
+            self.close(session, "the session expired: nobody used it")
+
+    async def submit(self, session: Session, submit: Submit) -> tuple[Node, ...]:
+        """Take all calls of `submit`, or raise and leave the session as it was."""
+        nodes = tuple(node_of(call) for call in submit.calls)
+        is_set = (v for v, variable in session.variables.items() if variable.settled)
+        session.graph.check(nodes, is_set)
+        prepared: dict[PrimitiveId, Payload] = {}
+        for node in nodes:
+            model = self.dispatcher.model(node.call.model)
+            if (prompt := constant_prompt(node)) is not None:
+                payload = await self._payload(model, prompt)
+                prepared[PrimitiveId(session.id, node.id, 0)] = payload
+        self._prepared |= prepared
+        try:
+            self._apply(
+                session,
+                ev.CallsSubmitted(now=time.monotonic(), nodes=nodes, detach=submit.detach),
+            )
+        except WeftlineError:
+            for id in prepared:
+                del self._prepared[id]
+            raise
+        return nodes
+
+    def set(self, session: Session, variable: str, value: Any) -> None:
+        """Give an empty variable its value. Raises AlreadySet."""
+        self._apply(session, ev.VariableSet(now=time.monotonic(), variable=variable, value=value))
+
+    def cancel(self, session: Session, call: str) -> None:
+        self._apply(session, ev.CallCancelled(now=time.monotonic(), call=call))
+
+    async def get(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        criteria: Criterion | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Variable:
+        """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._reading(session, variable, criteria, wait) as (found, signal),
+            ):
+                while not found.settled:
+                    await signal.wait()
+                    signal.clear()
+        except TimeoutError:
+            raise Timeout(
+                f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
+                param=variable,
+            ) from None
+        if found.error is not None:
+            raise found.error
+        found.reads += 1
+        return found
+
+    async def stream(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        offset: int = 0,
+        criteria: Criterion | None = None,
+        wait: bool = False,
+    ) -> AsyncIterator[Chunk]:
+        """The variable's text from character `offset` on, as it comes; raises its error."""
+        async with self._reading(session, variable, criteria, wait) as (found, signal):
+            found.reads += 1
+            while True:
+                if text := found.text[offset:]:
+                    yield Chunk(offset, text)
+                    offset += len(text)
+                elif found.settled:
+                    break
+                else:
+                    await signal.wait()
+                    signal.clear()
+        if found.error is not None:
+            raise found.error
+
+    @asynccontextmanager
+    async def _reading(
+        self, session: Session, variable: str, criteria: Criterion | None, wait: bool
+    ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
+        """Count as a reader of `variable` until the end of the block, however that comes."""
+        opened = ev.ReaderOpened(
+            now=time.monotonic(), variable=variable, criteria=criteria, wait=wait
+        )
+        self._apply(session, opened)
+        found = session.variable(variable)
+        signal = asyncio.Event()
+        signals = self._signals[session.id, variable]
+        signals.add(signal)
+        # A timed-out get leaves the work running: its client is still there, and may ask again.
+        served = True
+        try:
+            yield found, signal
+        except (asyncio.CancelledError, GeneratorExit):
+            served = found.settled or asyncio.current_task() is None
+            raise
+        finally:
+            signals.discard(signal)
+            if not signals:
+                self._signals.pop((session.id, variable), None)
+            closed = ev.ReaderClosed(now=time.monotonic(), variable=variable, served=served)
+            self._apply(session, closed)
+
+    def _apply(self, session: Session, event: ev.SessionEvent) -> None:
+        session.touched = event.now
+        for action in session.handle(event):
+            match action:
+                case ev.Notify(variable):
+                    for signal in self._signals.get((session.id, variable), ()):
+                        signal.set()
+                case ev.Run(call, index):
+                    task = asyncio.create_task(self._run(session, call, index))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case ev.Stop(call, index):
+                    id = PrimitiveId(session.id, call, index)
+                    self._prepared.pop(id, None)
+                    self.dispatcher.cancel(str(id))
+
+    async def _run(self, session: Session, call: str, index: int) -> None:
+        """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
+        id = PrimitiveId(session.id, call, index)
+        run = session.calls[call]
+        output = run.node.outputs[index]
+        try:
+            model = self.dispatcher.model(run.node.call.model)
+            payload = self._prepared.pop(id, None)
+            if payload is None:
+                texts = texts_before(session, run.node, index)
+                payload = await self._payload(model, render(run.node.call, output, texts))
+        except WeftlineError as error:
+            failed = ev.PrimitiveFailed(now=time.monotonic(), call=call, index=index, error=error)
+            self._apply(session, failed)
+            return
+        if not run.live or run.index != index:
+            return  # cancelled while it was being tokenised
+        description = self.dispatcher.prompter(model).description
+        sampling = sampling_params(output, payload.size, description)
+        op = api.Op(
+            id=str(id),
+            kind=api.Kind.GENERATE,
+            context=str(id),
+            tokens=payload.tokens,
+            text=payload.text,
+            sampling=sampling,
+            salt=self.registry.salt(session.tenant),
+            hints=hints(session, call),
+        )
+        size = payload.size + sampling.max_tokens
+        self.dispatcher.enqueue(Work(id, model, op, run.steps[-1].queued, size))
+
+    async def _payload(self, model: str, prompt: PromptBefore) -> Payload:
+        # Off the event loop: a megabyte of text takes the tokenizer a second.
+        prompter = self.dispatcher.prompter(model)
+        return await asyncio.get_running_loop().run_in_executor(None, prompter.payload, prompt)
+
+    def on_outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
+        """The dispatcher's sink: turn what an engine says into what a session understands."""
+        session = self._by_id.get(id.session)
+        if session is None:
+            return
+        now, call, index = time.monotonic(), id.call, id.index
+        match outcome:
+            case Sent(engine, at):
+                event: ev.SessionEvent = ev.PrimitiveSent(
+                    now=at, call=call, index=index, engine=engine
+                )
+            case api.Part(text=text):
+                event = ev.TextGenerated(now=now, call=call, index=index, text=text)
+            case api.Failed(error=name, message=message):
+                error = error_named(name, EngineFailed)(message)
+                event = ev.PrimitiveFailed(now=now, call=call, index=index, error=error)
+            case api.Finished():
+                event = finish(session, id, outcome)
+        touched = session.touched
+        self._apply(session, event)
+        session.touched = touched  # only clients keep a session alive
+
+    async def shut_down(self) -> None:
+        """Close every session and wait for the tasks that this leaves."""
+        for session in list(self._by_id.values()):
+            self.close(session, "the server is shutting down")
+        await asyncio.gather(*self._tasks, return_exceptions=True)

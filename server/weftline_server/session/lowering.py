@@ -1,0 +1,144 @@
+"""From what a client submitted to what an engine runs, and back: pure steps between the two."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import replace
+
+from weftline import transforms
+from weftline.errors import InvalidRequest, MissingInput, WeftlineError
+from weftline.protocol import Call, InOut, Message, Sampling
+from weftline.protocol import Placeholder as Holder
+from weftline.template import check_placeholders, parse
+from weftline_engine import api
+from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import (
+    PrimitiveId,
+    PromptBefore,
+    render,
+    segments_before,
+    value_text,
+)
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def node_of(call: Call) -> Node:
+    """`call` checked and complete: template text parsed, ids given to it and to its outputs.
+
+    Raises UnknownPlaceholder, MissingInput, or InvalidRequest for a transform that does not exist.
+    """
+    if isinstance(call.prompt, str):
+        call = replace(call, prompt=parse(call.prompt))
+    if not call.prompt:
+        raise InvalidRequest(f"call {call.name!r} has an empty prompt", param="prompt")
+    if len({isinstance(item, Message) for item in call.prompt}) > 1:
+        raise InvalidRequest("a prompt is all messages or all segments", param="prompt")
+    check_placeholders(tuple(call.segments()), call.placeholders)
+    id = f"c_{uuid.uuid4().hex[:12]}"
+    holders = []
+    for holder in call.placeholders:
+        for spec in holder.transforms:
+            transforms.parse(spec)
+        if holder.in_out is InOut.OUT and holder.semantic_var_id is None:
+            holder = replace(holder, semantic_var_id=f"{id}.{holder.name}")
+        elif holder.in_out is InOut.IN and holder.semantic_var_id is None and holder.value is None:
+            raise MissingInput(
+                f"input {holder.name!r} of call {call.name!r} has neither a value nor a variable",
+                param=holder.name,
+                call=call.name,
+            )
+        holders.append(holder)
+    return Node(id, replace(call, placeholders=tuple(holders)))
+
+
+def constant_prompt(node: Node) -> PromptBefore | None:
+    """The prompt before the first output, if no variable stands in it."""
+    first = node.outputs[0]
+    names = {s.input for s in segments_before(node.call, first.name)}
+    holders = [p for p in node.inputs if p.name in names]
+    if any(p.semantic_var_id is not None for p in holders):
+        return None
+    return render(node.call, first, {p.name: _input_text(p, p.value) for p in holders})
+
+
+def texts_before(session: Session, node: Node, index: int) -> dict[str, str]:
+    """The text of every placeholder before output `index`; its inputs are ready.
+
+    Raises TransformFailed when an input's value does not suit its transforms.
+    """
+    names = {s.input for s in segments_before(node.call, node.outputs[index].name)}
+    texts = {}
+    for holder in node.inputs:
+        if holder.name in names:
+            id = holder.semantic_var_id
+            value = holder.value if id is None else session.variables[id].value
+            texts[holder.name] = _input_text(holder, value)
+    for output, variable in zip(node.outputs[:index], node.writes, strict=False):
+        texts[output.name] = session.variables[variable].text
+    return texts
+
+
+def _input_text(holder: Holder, value: object) -> str:
+    return value_text(transforms.run(holder.transforms, value))
+
+
+def sampling_params(
+    output: Holder, prompt_tokens: int, description: api.Description
+) -> api.SamplingParams:
+    """The client's wishes, the model's defaults where it has none, within the model's context."""
+    wish = output.sampling or Sampling()
+    room = description.context_limit - prompt_tokens
+    model = description.default_sampling
+    return api.SamplingParams(
+        max_tokens=min(wish.max_tokens or DEFAULT_MAX_TOKENS, room),
+        min_tokens=min(wish.min_tokens, room),
+        temperature=_first(wish.temperature, model.get("temperature"), 1.0),
+        top_p=_first(wish.top_p, model.get("top_p"), 1.0),
+        top_k=int(_first(wish.top_k, model.get("top_k"), 0)),
+        seed=wish.seed,
+        stop=wish.stop,
+        ignore_eos=wish.ignore_eos,
+    )
+
+
+def _first(*values: float | None) -> float:
+    return next(float(v) for v in values if v is not None)
+
+
+def hints(session: Session, call: str) -> api.Hints:
+    """What the passes found out about `call`, as advice for policy and engine."""
+    plan = session.plan
+    return api.Hints(
+        application=session.id,
+        group=plan.group.get(call, ""),
+        depth=plan.depth.get(call, 0),
+        arrival=session.opened,
+        criterion=plan.objective.get(call, "latency"),
+    )
+
+
+def finish(session: Session, id: PrimitiveId, finished: api.Finished) -> ev.PrimitiveFinished:
+    """The end of a primitive with its transforms applied; a transform's failure is its error."""
+    run = session.calls[id.call]
+    output = run.node.outputs[id.index]
+    text = session.variables[run.node.writes[id.index]].text
+    began = time.perf_counter()
+    error: WeftlineError | None = None
+    try:
+        value = transforms.run(output.transforms, text)
+    except WeftlineError as failure:
+        value, error = None, failure
+    return ev.PrimitiveFinished(
+        now=finished.time,
+        call=id.call,
+        index=id.index,
+        reason=finished.reason,
+        usage=finished.usage,
+        value=value,
+        error=error,
+        transform_s=time.perf_counter() - began,
+    )

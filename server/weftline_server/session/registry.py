@@ -1,0 +1,72 @@
+"""All sessions of this server, found by (tenant, id) and by nothing less."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import uuid
+from dataclasses import dataclass
+
+from weftline.errors import Overloaded, UnknownSession
+from weftline_server.session.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryConfig:
+    """How many sessions a tenant may hold, and how many seconds one may lie unused."""
+
+    max_sessions: int = 10_000
+    idle_s: float = 3600.0
+
+
+class Registry:
+    """Opens, finds and forgets sessions; ids are random and never used again."""
+
+    def __init__(self, config: RegistryConfig) -> None:
+        self._config = config
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._count: dict[str, int] = {}
+        self._salt_key = secrets.token_bytes(32)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, tenant: str, now: float) -> Session:
+        """A new session. Raises Overloaded when the tenant has its limit of them."""
+        if self._count.get(tenant, 0) >= self._config.max_sessions:
+            raise Overloaded(
+                f"{self._config.max_sessions} sessions are open: close some, or wait until idle "
+                "ones expire",
+                retry_after_s=1.0,
+            )
+        session = Session(f"s_{uuid.uuid4().hex}", tenant, now)
+        self._sessions[tenant, session.id] = session
+        self._count[tenant] = self._count.get(tenant, 0) + 1
+        return session
+
+    def find(self, tenant: str, id: str) -> Session:
+        """The tenant's session. Raises UnknownSession, also for a session of another tenant."""
+        session = self._sessions.get((tenant, id))
+        if session is None:
+            raise UnknownSession(
+                f"no session {id[:64]!r}: it was closed, has expired, or the server was restarted",
+                param="session_id",
+            )
+        return session
+
+    def forget(self, session: Session) -> None:
+        if self._sessions.pop((session.tenant, session.id), None) is not None:
+            self._count[session.tenant] -= 1
+
+    def idle(self, now: float) -> list[Session]:
+        """Sessions that no client has named for the idle time and that no reader waits in."""
+        return [
+            session
+            for session in self._sessions.values()
+            if now - session.touched > self._config.idle_s and not session.readers
+        ]
+
+    def salt(self, tenant: str) -> str:
+        """What parts this tenant's KV cache from all others: fixed length, not to be guessed."""
+        return hmac.new(self._salt_key, tenant.encode(), hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,289 @@
+"""The session: events in, actions out; it decides what runs and who is told, and acts on nothing.
+
+No clock and no I/O: time enters with the events, so every behaviour here can be tested as data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import singledispatchmethod
+
+from weftline.errors import AlreadySet, Cancelled, NoProducer, UnknownVariable, WeftlineError
+from weftline.protocol import Criterion
+from weftline_server.graph.graph import Graph, Node
+from weftline_server.graph.primitive import segments_before
+from weftline_server.passes import Plan, analyse
+from weftline_server.session import events as ev
+from weftline_server.session.call import CallRun, CallState, Step
+from weftline_server.session.variable import Variable, VariableState
+
+
+class Session:
+    """One application run. `handle` gives actions, or raises a WeftlineError and changes nothing."""
+
+    def __init__(self, id: str, tenant: str, now: float) -> None:
+        self.id = id
+        self.tenant = tenant
+        self.opened = now
+        self.touched = now  # when a client last named it
+        self.closed = False
+        self.graph = Graph()
+        self.variables: dict[str, Variable] = {}
+        self.calls: dict[str, CallRun] = {}
+        self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
+        self.readers: dict[str, int] = {}  # variable → open gets and streams
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the passes say of the graph as it stands; made again only after it has grown."""
+        if self._plan is None:
+            self._plan = analyse(self.graph, self.criteria)
+        return self._plan
+
+    def variable(self, id: str) -> Variable:
+        if id not in self.variables:
+            raise UnknownVariable(f"session {self.id} has no variable {id!r}", param=id)
+        return self.variables[id]
+
+    def validate(self) -> None:
+        """Assert what holds between any two events."""
+        for id, run in self.calls.items():
+            settled = [self.variables[v].settled for v in run.node.writes]
+            assert run.live or all(settled), f"call {id} is {run.state}, an output is open"
+            assert not run.live or not any(settled[run.index :]), f"call {id} lives, output settled"
+            if run.state is CallState.WAITING:
+                assert self._missing(run), f"call {id} waits for nothing"
+        for var, variable in self.variables.items():
+            if variable.state is VariableState.STREAMING:
+                assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
+            assert (variable.error is not None) == (variable.state is VariableState.FAILED)
+
+    @singledispatchmethod
+    def handle(self, event: ev.SessionEvent) -> list[ev.Action]:
+        """Take one event; see the methods below, one for each type."""
+        raise AssertionError(f"no session handles a {type(event).__name__}")
+
+    @handle.register
+    def _submit(self, event: ev.CallsSubmitted) -> list[ev.Action]:
+        set_already = (v for v, variable in self.variables.items() if variable.settled)
+        named = {v for node in event.nodes for v in node.writes}
+        self.graph.check(event.nodes, named & set(set_already))
+        self.graph.add(event.nodes)
+        self._plan = None
+        actions: list[ev.Action] = []
+        for node in event.nodes:
+            for var in (*node.reads, *node.writes):
+                self.variables.setdefault(var, Variable(var))
+            run = CallRun(node, event.now, event.detach)
+            self.calls[node.id] = run
+            if node.call.criteria is not None:
+                for var in node.writes:
+                    self._want(var, node.call.criteria)
+        for node in event.nodes:
+            actions += self._advance(self.calls[node.id], event.now)
+        return actions
+
+    @handle.register
+    def _set(self, event: ev.VariableSet) -> list[ev.Action]:
+        variable = self.variables.get(event.variable)
+        if event.variable in self.graph.producer or (variable is not None and variable.settled):
+            raise AlreadySet(
+                f"variable {event.variable!r} already has a value or a producer",
+                param=event.variable,
+            )
+        variable = self.variables.setdefault(event.variable, Variable(event.variable))
+        variable.set(event.value)
+        return [ev.Notify(variable.id), *self._feed_consumers(variable.id, event.now)]
+
+    @handle.register
+    def _open_reader(self, event: ev.ReaderOpened) -> list[ev.Action]:
+        variable = self.variable(event.variable)
+        if not event.wait and not variable.settled and (empty := self._source(event.variable)):
+            waits = "" if empty == event.variable else f", which {event.variable!r} waits for"
+            raise NoProducer(
+                f"variable {empty!r}{waits}, has no value and no call that produces it: "
+                "set it, submit its call, or get with wait=true",
+                param=empty,
+            )
+        self.readers[event.variable] = self.readers.get(event.variable, 0) + 1
+        if event.criteria is not None:
+            self._want(event.variable, event.criteria)
+        return []
+
+    @handle.register
+    def _close_reader(self, event: ev.ReaderClosed) -> list[ev.Action]:
+        self.readers[event.variable] -= 1
+        if not self.readers[event.variable]:
+            del self.readers[event.variable]
+        if event.served or event.variable in self.readers:
+            return []
+        return self._cancel_unwatched(event.variable)
+
+    @handle.register
+    def _sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
+        run = self._run_at(event)
+        if run is None or run.state is not CallState.QUEUED:
+            return []
+        run.move_to(CallState.RUNNING)
+        run.steps[-1].sent = event.now
+        run.steps[-1].engine = event.engine
+        return []
+
+    @handle.register
+    def _text(self, event: ev.TextGenerated) -> list[ev.Action]:
+        run = self._run_at(event)
+        if run is None or not event.text:
+            return []
+        variable = self.variables[run.node.writes[event.index]]
+        variable.append(event.text)
+        return [ev.Notify(variable.id)]
+
+    @handle.register
+    def _finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
+        run = self._run_at(event)
+        if run is None:
+            return []
+        step = run.steps[-1]
+        step.finished, step.usage, step.reason = event.now, event.usage, event.reason
+        step.transform_s = event.transform_s
+        if event.error is not None:
+            return self._fail(run, event.error)
+        variable = self.variables[run.node.writes[event.index]]
+        variable.set(event.value)
+        run.index += 1
+        if run.index == len(run.node.writes):
+            run.move_to(CallState.DONE)
+            own: list[ev.Action] = []
+        else:
+            run.move_to(CallState.WAITING)
+            own = self._advance(run, event.now)
+        return [ev.Notify(variable.id), *own, *self._feed_consumers(variable.id, event.now)]
+
+    @handle.register
+    def _failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
+        run = self._run_at(event)
+        return [] if run is None else self._fail(run, event.error)
+
+    @handle.register
+    def _cancel(self, event: ev.CallCancelled) -> list[ev.Action]:
+        run = self.calls[event.call]
+        if not run.live:
+            return []
+        name = run.node.call.name
+        return self._fail(run, Cancelled(f"call {name!r} was cancelled"), CallState.CANCELLED)
+
+    @handle.register
+    def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
+        self.closed = True
+        actions: list[ev.Action] = []
+        for run in self.calls.values():
+            if run.live:
+                actions += self._fail(run, Cancelled(event.reason), CallState.CANCELLED)
+        for variable in self.variables.values():
+            if not variable.settled:
+                variable.fail(Cancelled(event.reason))
+                actions.append(ev.Notify(variable.id))
+        return actions
+
+    def _run_at(self, event: ev.PrimitiveEvent) -> CallRun | None:
+        """The call that `event` is about, or None if it has moved on (late news)."""
+        run = self.calls.get(event.call)
+        return run if run is not None and run.live and run.index == event.index else None
+
+    def _missing(self, run: CallRun) -> bool:
+        """Whether an input before the current output has no value yet."""
+        output = run.node.outputs[run.index]
+        names = {s.input for s in segments_before(run.node.call, output.name)}
+        needed = (p.semantic_var_id for p in run.node.inputs if p.name in names)
+        return any(v and self.variables[v].state is not VariableState.READY for v in needed)
+
+    def _advance(self, run: CallRun, now: float) -> list[ev.Action]:
+        """Queue the next output of a waiting call if its inputs are there; fail if one failed."""
+        if run.state is not CallState.WAITING:
+            return []
+        failed = (self.variables[v].error for v in run.node.reads)
+        error = next((e for e in failed if e is not None), None)
+        if error is not None:
+            return self._fail(run, error)
+        if self._missing(run):
+            return []
+        run.move_to(CallState.QUEUED)
+        run.steps.append(Step(queued=now))
+        return [ev.Run(run.node.id, run.index)]
+
+    def _feed_consumers(self, variable: str, now: float) -> list[ev.Action]:
+        consumers = self.graph.consumers.get(variable, ())
+        return [a for call in consumers for a in self._advance(self.calls[call], now)]
+
+    def _fail(
+        self, run: CallRun, error: WeftlineError, state: CallState = CallState.FAILED
+    ) -> list[ev.Action]:
+        """End `run` and, at once, every call below it, all with the first call's error."""
+        error.of_call(run.node.call.name)
+        actions: list[ev.Action] = []
+        ending = deque([(run, state)])
+        while ending:
+            run, state = ending.popleft()
+            if not run.live:
+                continue
+            if run.state in (CallState.QUEUED, CallState.RUNNING):
+                actions.append(ev.Stop(run.node.id, run.index))
+            run.move_to(state)
+            run.error = error
+            for var in run.node.writes[run.index :]:
+                self.variables[var].fail(error)
+                actions.append(ev.Notify(var))
+            below = (self.calls[c] for c in self.graph.downstream(run.node.id))
+            ending.extend((child, state) for child in below)
+        return actions
+
+    def _want(self, variable: str, criterion: Criterion) -> None:
+        if self.criteria.get(variable) is not criterion:
+            # A latency reader is never slowed by a throughput reader of the same variable.
+            if self.criteria.get(variable) in (None, Criterion.THROUGHPUT):
+                self.criteria[variable] = criterion
+            self._plan = None
+
+    def _source(self, variable: str) -> str | None:
+        """An empty variable without producer that `variable` is or depends on, if any."""
+        seen = {variable}
+        waiting = [variable]
+        while waiting:
+            var = waiting.pop()
+            if self.variables[var].state is not VariableState.EMPTY:
+                continue
+            producer = self.graph.producer.get(var)
+            if producer is None:
+                return var
+            for read in self.graph.nodes[producer].reads:
+                if read not in seen:
+                    seen.add(read)
+                    waiting.append(read)
+        return None
+
+    def _cancel_unwatched(self, variable: str) -> list[ev.Action]:
+        """Cancel what only the reader of `variable` waited for: its ancestry, up to other uses."""
+        actions: list[ev.Action] = []
+        producer = self.graph.producer.get(variable)
+        waiting = [producer] if producer is not None else []
+        while waiting:
+            run = self.calls[waiting.pop()]
+            if not run.live or run.detached or self._used(run.node, besides=variable):
+                continue
+            gone = Cancelled("its last reader went away")
+            actions += self._fail(run, gone, CallState.CANCELLED)
+            waiting.extend(self.graph.upstream(run.node.id))
+        return actions
+
+    def _used(self, node: Node, besides: str) -> bool:
+        """Whether a reader, a live call or a later get may still want an output of `node`."""
+
+        def users(var: str) -> Iterator[bool]:
+            consumers = self.graph.consumers.get(var, ())
+            yield var in self.readers
+            yield any(self.calls[c].live for c in consumers)
+            yield not consumers and var != besides  # a sink that nobody has asked for yet
+
+        return any(used for var in node.writes for used in users(var))

@@ -1,0 +1,75 @@
+"""A semantic variable: empty → streaming → ready | failed, an append-only log of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from weftline.errors import WeftlineError
+
+
+class VariableState(StrEnum):
+    """Where a variable stands; only its session moves it."""
+
+    EMPTY = "empty"
+    STREAMING = "streaming"
+    READY = "ready"
+    FAILED = "failed"
+
+
+_S = VariableState
+ALLOWED: Mapping[VariableState, frozenset[VariableState]] = MappingProxyType(
+    {
+        _S.EMPTY: frozenset({_S.STREAMING, _S.READY, _S.FAILED}),
+        _S.STREAMING: frozenset({_S.READY, _S.FAILED}),
+        _S.READY: frozenset(),
+        _S.FAILED: frozenset(),
+    }
+)
+
+
+@dataclass(slots=True)
+class Variable:
+    """`text` is the log, in characters; `value` what the transforms made of it, once ready."""
+
+    id: str
+    state: VariableState = VariableState.EMPTY
+    parts: list[str] = field(default_factory=list)
+    value: Any = None
+    error: WeftlineError | None = None
+    reads: int = 0  # how often a client was given the value or a part of it
+
+    @property
+    def text(self) -> str:
+        if len(self.parts) > 1:
+            self.parts = ["".join(self.parts)]
+        return self.parts[0] if self.parts else ""
+
+    @property
+    def settled(self) -> bool:
+        """Ready or failed: it will not change any more."""
+        return not ALLOWED[self.state]
+
+    def move_to(self, state: VariableState) -> None:
+        assert state in ALLOWED[self.state], f"variable {self.id}: {self.state} to {state}"
+        self.state = state
+
+    def append(self, text: str) -> None:
+        """Log a part of the text as it is generated."""
+        if self.state is VariableState.EMPTY:
+            self.move_to(VariableState.STREAMING)
+        assert self.state is VariableState.STREAMING, f"variable {self.id} is {self.state}"
+        self.parts.append(text)
+
+    def set(self, value: Any) -> None:
+        self.move_to(VariableState.READY)
+        self.value = value
+        if not self.parts and isinstance(value, str):
+            self.parts = [value]
+
+    def fail(self, error: WeftlineError) -> None:
+        self.move_to(VariableState.FAILED)
+        self.error = error

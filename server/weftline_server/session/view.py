@@ -1,0 +1,92 @@
+"""What GET /v1/session/{id}/graph shows: calls, variables, edges, and where every second went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftline_server.session.call import CallRun, Step
+from weftline_server.session.session import Session
+
+
+def graph_view(session: Session) -> dict[str, Any]:
+    """JSON data. Times are seconds since the session was opened, durations seconds."""
+    producer, consumers = session.graph.producer, session.graph.consumers
+    return {
+        "session_id": session.id,
+        "calls": [_call(session, run) for run in session.calls.values()],
+        "variables": [
+            {
+                "semantic_var_id": variable.id,
+                "state": variable.state.value,
+                "producer": producer.get(variable.id),
+                "consumers": list(consumers.get(variable.id, ())),
+                "criteria": session.criteria.get(variable.id),
+                "chars": len(variable.text),
+                "client_reads": variable.reads,
+            }
+            for variable in session.variables.values()
+        ],
+        "edges": [
+            {"from": producer[var], "to": call, "semantic_var_id": var}
+            for var, readers in consumers.items()
+            if var in producer
+            for call in readers
+        ],
+    }
+
+
+def _call(session: Session, run: CallRun) -> dict[str, Any]:
+    plan, id = session.plan, run.node.id
+    steps = [_step(session, step) for step in run.steps]
+    total = {
+        name: sum(step[name] or 0 for step in steps)
+        for name in (*_DURATIONS, "prompt_tokens", "cached_tokens", "output_tokens")
+    }
+    return {
+        "call_id": id,
+        "name": run.node.call.name,
+        "model": run.node.call.model,
+        "state": run.state.value,
+        "inputs": list(run.node.reads),
+        "outputs": list(run.node.writes),
+        "depth": plan.depth.get(id),
+        "objective": plan.objective.get(id),
+        "group": plan.group.get(id),
+        "prefix_hashes": list(plan.prefixes.get(id, ())),
+        "engine": run.steps[-1].engine if run.steps else None,
+        "error": None if run.error is None else run.error.to_body()["error"],
+        "submitted_s": run.submitted - session.opened,
+        **total,
+        "computed_tokens": total["prompt_tokens"] - total["cached_tokens"],
+        "steps": steps,
+    }
+
+
+_DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
+
+
+def _step(session: Session, step: Step) -> dict[str, Any]:
+    """One output: queued → started (its first step in the engine) → filled → finished."""
+    usage = step.usage
+    started = None if usage is None else usage.started
+    filled = None if usage is None else usage.filled
+
+    def since_open(moment: float | None) -> float | None:
+        return None if moment is None else moment - session.opened
+
+    return {
+        "queued_s": since_open(step.queued),
+        "sent_s": since_open(step.sent),
+        "started_s": since_open(started),
+        "filled_s": since_open(filled),
+        "finished_s": since_open(step.finished),
+        "queue_s": None if started is None else started - step.queued,
+        "fill_s": None if filled is None or started is None else filled - started,
+        "generate_s": (None if filled is None or step.finished is None else step.finished - filled),
+        "transform_s": step.transform_s,
+        "prompt_tokens": usage.prompt_tokens if usage else None,
+        "cached_tokens": usage.cached_tokens if usage else None,
+        "output_tokens": usage.output_tokens if usage else None,
+        "finish_reason": None if step.reason is None else step.reason.value,
+        "engine": step.engine,
+    }
