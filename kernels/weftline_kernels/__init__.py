@@ -1,1 +1,1 @@
-"""Kernels: one operation a file, each with its torch reference, CPU path, Triton kernel and wrapper."""
+"""Kernels: one operation a file, with its torch reference, CPU path, Triton kernel and wrapper."""

@@ -1,0 +1,1 @@
+"""The embedded engine: paged KV cache, context tree, continuous batching; knows no tokenizer."""

@@ -1,0 +1,398 @@
+"""The engine's core: takes verbs, runs one step at a time, and returns the events of each.
+
+Synchronous and single-threaded; whoever runs it (weftline_engine.host) brings the thread, the
+clock and the detokenizer. A failing request ends with `Failed` and touches no neighbour.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from weftline_engine.api import (
+    Accepted,
+    ContextMoved,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Hints,
+    Kind,
+    Op,
+    Part,
+    Residency,
+    Retention,
+    SamplingParams,
+    Usage,
+)
+from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.model import Decoder
+from weftline_engine.embedded.sampling import SamplingTable, sample
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.embedded.sequence import Context, Phase, Sequence
+from weftline_engine.embedded.text import Detokenizer, StopScanner, TokenStream
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """An op in flight: its sequence, the context it makes, and its text so far."""
+
+    sequence: Sequence
+    context: Context
+    stream: TokenStream | None = None
+    scanner: StopScanner = field(default_factory=lambda: StopScanner(()))
+    slot: int = -1
+    started: float = 0.0
+    filled: float = 0.0
+    offset: int = 0  # of the payload's end, for feed
+
+    @property
+    def op(self) -> Op:
+        return self.sequence.op
+
+
+class Refused(Exception):
+    """An op cannot be taken; `error` is the type of weftline.errors that says so."""
+
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class Core:
+    """A model, its KV cache and everything in flight.
+
+    `probe`, if given, sees every step's logits before sampling (R, V) with the ops of its rows: it
+    is how a test makes one request's logits NaN.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: SchedulerConfig,
+        detokenizer: Detokenizer,
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        probe: Callable[[Tensor, list[str]], None] | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.cache = decoder.new_cache(config.blocks, config.block_size)
+        self.limit = min(decoder.config.context_limit, config.blocks * config.block_size)
+        self._detokenizer = detokenizer
+        self._clock = clock
+        self._probe = probe
+        self._seed = seed
+        self._arrivals = 0
+        self._live: dict[str, _Live] = {}
+        self._held: list[_Live] = []  # wait for their parent context
+        self._table = SamplingTable(config.max_running)
+        self._events: list[Event] = []
+        self._number = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do or to report."""
+        scheduler = self.scheduler
+        open_only = all(one.open for one in scheduler.running)
+        return bool(self._events or scheduler.waiting or not open_only)
+
+    def submit(self, op: Op) -> None:
+        """Queue an op; what is wrong with it comes back as `Failed`."""
+        old = self._live.get(op.id)
+        if old is not None:
+            if old.op.attempt >= op.attempt:
+                return  # a repeat
+            self._end(old)
+        sequence = Sequence(op, self._arrivals, open=op.open)
+        self._arrivals += 1
+        context = Context(op.context, op.salt, op.id, op.attempt)
+        live = _Live(sequence, context)
+        try:
+            self._check(op)
+        except Refused as refusal:
+            self._fail(live, refusal.error, str(refusal))
+            return
+        self._live[op.id] = live
+        self.scheduler.contexts[op.context] = context
+        self._emit(live, Accepted)
+        if op.parent is not None and not self.scheduler.contexts[op.parent].ready:
+            sequence.phase = Phase.HELD
+            self._held.append(live)
+        else:
+            self._queue(live)
+
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+        """Append to an open op's payload; what it has already is skipped."""
+        live = self._live.get(op)
+        if live is None or not live.sequence.open:
+            return
+        have = live.offset
+        if isinstance(part, str) or offset > have:
+            self._fail(live, "InvalidRequest", f"feed at {offset} leaves a gap after token {have}")
+            return
+        more = part[have - offset :]
+        bad = self._foreign(more)
+        if bad is not None:
+            self._fail(live, "InvalidRequest", bad)
+            return
+        live.offset += len(more)
+        live.sequence.tokens.extend(more)
+        live.sequence.prompt += len(more)
+        live.sequence.open = not last
+        if live.sequence.phase is not Phase.HELD:
+            self._fit(live)
+
+    def update(self, op: str, hints: Hints) -> None:
+        """New advice about an op. The order is first come, first served, so far."""
+
+    def cancel(self, op: str) -> None:
+        live = self._live.get(op)
+        if live is not None:
+            self._fail(live, "Cancelled", "the call was cancelled")
+
+    def retain(self, context: str, retention: Retention) -> None:
+        """Keep pins nothing new: a context is pinned from its end on; the others unpin it."""
+        found = self.scheduler.contexts.get(context)
+        if found is None or not found.ready or retention is Retention.KEEP:
+            return
+        self.scheduler.unpin(found)
+        if retention is Retention.DROP:
+            self._moved(found, Residency.DROPPED, 0)
+
+    def free(self, context: str) -> None:
+        """Forget a context; one that is still being made ends with its op."""
+        found = self.scheduler.contexts.get(context)
+        if found is None:
+            return
+        live = self._live.get(found.maker)
+        if live is not None and live.context is found:
+            self._fail(live, "Cancelled", "the call's context was freed")
+        else:
+            self.scheduler.free(found)
+
+    def step(self) -> list[Event]:
+        """Plan, run and apply one step; returns everything that happened since the last one."""
+        plan = self.scheduler.plan()
+        now = self._clock()
+        for context in plan.dropped:
+            self._moved(context, Residency.DROPPED, 0)
+        for sequence in plan.done:
+            live = self._live[sequence.op.id]
+            live.started = live.started or now
+            self._filled(live)
+        if plan.chunks:
+            for chunk in plan.chunks:
+                live = self._live[chunk.sequence.op.id]
+                live.started = live.started or now
+            try:
+                self._run(plan)
+            except (RuntimeError, MemoryError) as error:
+                for op in [chunk.sequence.op.id for chunk in plan.chunks]:
+                    if op not in self._live:
+                        continue  # it had ended before the step broke
+                    self._fail(
+                        self._live[op], "EngineFailed", f"a step failed: {error}", poisoned=True
+                    )
+        events, self._events = self._events, []
+        return events
+
+    def _run(self, plan: StepPlan) -> None:
+        if plan.copies:
+            sources, targets = (torch.tensor(side) for side in zip(*plan.copies, strict=True))
+            self.cache[:, :, :, targets] = self.cache[:, :, :, sources]
+        logits_RV = self.decoder.forward(step_input(plan, self.config.block_size), self.cache)
+        self.scheduler.apply(plan)
+        sampling = [self._live[c.sequence.op.id] for c in plan.chunks if c.samples]
+        if sampling:
+            if self._probe is not None:
+                self._probe(logits_RV, [live.op.id for live in sampling])
+            rows = self._table.rows(
+                [live.slot for live in sampling], [live.sequence.output for live in sampling]
+            )
+            tokens = sample(logits_RV, rows, self.decoder.config.eos).tolist()
+            for live, token in zip(sampling, tokens, strict=True):
+                self._take(live, token)
+        for chunk in plan.chunks:
+            one = chunk.sequence
+            if not one.generates and not one.open and one.computed == len(one.tokens):
+                self._filled(self._live[one.op.id])
+
+    def _take(self, live: _Live, token: int) -> None:
+        """A generate has its next token, or -1 for NaN."""
+        sequence, params = live.sequence, _params(live.op)
+        if token < 0:
+            self._fail(live, "EngineFailed", "the model's logits are not finite", poisoned=True)
+            return
+        if not sequence.filled:
+            sequence.filled = True
+            live.filled = self._clock()
+        sequence.tokens.append(token)
+        produced = sequence.output
+        at_end = token in self.decoder.config.eos and not params.ignore_eos
+        assert live.stream is not None
+        text = "" if at_end else live.stream.push([token])
+        if produced >= params.min_tokens:  # until then, stop strings are text like any other
+            text = live.scanner.push(text)
+        stopped = live.scanner.stopped
+        full = produced >= params.max_tokens or len(sequence.tokens) >= self.limit
+        if (at_end or full) and not stopped:
+            text += live.scanner.push(live.stream.finish())
+            stopped = live.scanner.stopped
+            text += live.scanner.finish()
+        self._emit(live, Part, offset=produced - 1, tokens=(token,), text=text)
+        if at_end or stopped:
+            self._finish(live, FinishReason.STOP)
+        elif full:
+            self._finish(live, FinishReason.LENGTH)
+
+    def _filled(self, live: _Live) -> None:
+        live.sequence.filled = True
+        live.filled = self._clock()
+        self._finish(live, FinishReason.FILLED)
+
+    def _finish(self, live: _Live, reason: FinishReason) -> None:
+        sequence = live.sequence
+        usage = Usage(
+            prompt_tokens=sequence.prompt,
+            cached_tokens=sequence.cached,
+            output_tokens=sequence.output,
+            started=live.started,
+            filled=live.filled,
+        )
+        self.scheduler.finish(sequence, live.context)
+        self._forget(live)
+        self._emit(live, Finished, reason=reason, usage=usage)
+        self._moved(live.context, Residency.RESIDENT, sequence.computed)
+        self._release_children(live.context)
+
+    def _fail(self, live: _Live, error: str, message: str, *, poisoned: bool = False) -> None:
+        """End an op badly, and the ops that wait for its context with it."""
+        self._end(live, poisoned=poisoned)
+        self._emit(live, Failed, error=error, message=message)
+        self._release_children(live.context)
+
+    def _end(self, live: _Live, *, poisoned: bool = False) -> None:
+        """Take an op out of the engine without a word."""
+        if self._live.get(live.op.id) is not live:
+            return
+        wipe = self.scheduler.drop(live.sequence, poisoned=poisoned)
+        if wipe:
+            self.cache[:, :, :, torch.tensor(wipe)] = 0
+        self.scheduler.contexts.pop(live.context.id, None)
+        if live in self._held:
+            self._held.remove(live)
+        self._forget(live)
+
+    def _forget(self, live: _Live) -> None:
+        del self._live[live.op.id]
+        if live.slot >= 0:
+            self._table.remove(live.slot)
+
+    def _release_children(self, context: Context) -> None:
+        """The ops that waited for `context` go on, or fail where it will never be."""
+        for live in [one for one in self._held if one.op.parent == context.id]:
+            if live not in self._held:
+                continue
+            self._held.remove(live)
+            if context.ready:
+                live.sequence.move_to(Phase.WAITING)
+                self._queue(live)
+            else:
+                self._fail(live, "EngineFailed", f"context {context.id} could not be made")
+
+    def _queue(self, live: _Live) -> None:
+        """The parent is there: set the tokens up and hand the sequence to the scheduler."""
+        op, sequence = live.op, live.sequence
+        before: tuple[int, ...] = ()
+        if op.parent is not None:
+            parent = self.scheduler.contexts[op.parent]
+            self.scheduler.touch(parent)
+            before = parent.tokens
+        fed = sequence.tokens or list(op.tokens or ())
+        live.offset = live.offset or len(fed)
+        sequence.tokens = [*before, *fed]
+        sequence.prompt = len(sequence.tokens)
+        self.scheduler.add(sequence)
+        if not self._fit(live):
+            return
+        if op.kind is Kind.GENERATE:
+            params = _params(op)
+            seed = params.seed if params.seed is not None else self._seed + 0x51ED * op_number(op)
+            live.slot = self._table.add(params, seed)
+            live.stream = self._detokenizer.stream(sequence.tokens[-8:])
+            live.scanner = StopScanner(params.stop)
+
+    def _fit(self, live: _Live) -> bool:
+        """Fail an op whose prompt is empty, or leaves no room for an output token."""
+        prompt, room = live.sequence.prompt, self.limit - live.sequence.generates
+        if prompt > room:
+            self._fail(
+                live,
+                "ContextTooLong",
+                f"the prompt has {prompt} tokens and the engine takes at most {room}; shorten it",
+            )
+            return False
+        if prompt == 0 and not live.sequence.open and live.sequence.generates:
+            self._fail(live, "InvalidRequest", "the prompt is empty")
+            return False
+        return True
+
+    def _check(self, op: Op) -> None:
+        contexts = self.scheduler.contexts
+        if op.text is not None or (op.tokens is None and not op.open and op.parent is None):
+            raise Refused("InvalidRequest", "this engine takes token ids, and the op has none")
+        bad = self._foreign(op.tokens or ())
+        if bad is not None:
+            raise Refused("InvalidRequest", bad)
+        if op.context in contexts:
+            raise Refused("InvalidRequest", f"context {op.context} exists already")
+        if op.parent is not None and op.parent not in contexts:
+            raise Refused("InvalidRequest", f"context {op.parent} does not exist (any more)")
+        if op.parent is not None and contexts[op.parent].salt != op.salt:
+            raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
+        if op.kind is Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
+            raise Refused(
+                "InvalidRequest", "a generate needs sampling with max_tokens of 1 or more"
+            )
+
+    def _foreign(self, tokens: Several[int]) -> str | None:
+        vocabulary = self.decoder.config.vocabulary
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            return f"token ids must lie in 0 to {vocabulary - 1}"
+        return None
+
+    def _moved(self, context: Context, residency: Residency, tokens: int) -> None:
+        """A context's event carries the id and attempt of the op that made it."""
+        self._append(
+            context.maker,
+            context.attempt,
+            ContextMoved,
+            context=context.id,
+            residency=residency,
+            tokens=tokens,
+        )
+
+    def _emit(self, live: _Live, event: Callable[..., Event], **fields: object) -> None:
+        self._append(live.op.id, live.op.attempt, event, **fields)
+
+    def _append(self, op: str, attempt: int, event: Callable[..., Event], **more: object) -> None:
+        now, self._number = self._clock(), self._number + 1
+        self._events.append(event(op=op, attempt=attempt, sequence=self._number, time=now, **more))
+
+
+def _params(op: Op) -> SamplingParams:
+    assert op.sampling is not None, "a generate is checked to have sampling"
+    return op.sampling
+
+
+def op_number(op: Op) -> int:
+    """A number from an op's id, the same in every run: the seed of a request that names none."""
+    return int.from_bytes(op.id.encode()[-8:], "little")

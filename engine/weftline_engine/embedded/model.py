@@ -1,0 +1,142 @@
+"""The forward pass of a Llama decoder over packed tokens and a paged KV cache.
+
+T = packed tokens, C = hidden, N = query heads, K = KV heads, H = head size, M = MLP channels,
+V = vocabulary, L = layers, P = pages, S = tokens a page, R = rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.model_config import ModelConfig, Rope, read_config
+from weftline_kernels.attention import TorchAttention
+from weftline_kernels.kv_store import kv_store
+from weftline_kernels.rms_norm import rms_norm
+from weftline_kernels.rope import rope, rope_tables
+from weftline_kernels.silu_mul import silu_mul
+from weftline_kernels.work_list import WorkList
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one layer; q, k and v are one matrix, gate and up another."""
+
+    attention_norm_C: Tensor
+    qkv_XC: Tensor  # X = (N + 2K) * H
+    out_CX: Tensor  # X = N * H
+    mlp_norm_C: Tensor
+    gate_up_XC: Tensor  # X = 2M
+    down_CM: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """The tokens of a step: ids, positions and KV slots (T), and the rows to sample from (R)."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    rows_R: Tensor
+    work: WorkList
+
+
+class Decoder:
+    """Weights and config of a model, and `forward`; the KV cache is the caller's."""
+
+    def __init__(self, config: ModelConfig, weights: Checkpoint, dtype: torch.dtype) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.frequencies_F = _frequencies(config.rope, config.head_size)
+        self.scale = config.head_size**-0.5
+        hidden, vocabulary = config.hidden, config.vocabulary
+
+        def take(name: str, *shape: int) -> Tensor:
+            return weights.take(name, shape).to(dtype)
+
+        self.embedding_VC = take("model.embed_tokens.weight", vocabulary, hidden)
+        self.layers = [self._layer(weights, i) for i in range(config.layers)]
+        self.norm_C = take("model.norm.weight", hidden)
+        tied = config.tied or "lm_head.weight" not in weights
+        self.head_VC = self.embedding_VC if tied else take("lm_head.weight", vocabulary, hidden)
+
+    def _layer(self, weights: Checkpoint, index: int) -> Layer:
+        config = self.config
+        hidden, mlp = config.hidden, config.mlp
+        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+
+        def take(name: str, *shape: int) -> Tensor:
+            return weights.take(f"model.layers.{index}.{name}.weight", shape).to(self.dtype)
+
+        return Layer(
+            take("input_layernorm", hidden),
+            torch.cat(
+                [
+                    take("self_attn.q_proj", query, hidden),
+                    take("self_attn.k_proj", kv, hidden),
+                    take("self_attn.v_proj", kv, hidden),
+                ]
+            ),
+            take("self_attn.o_proj", hidden, query),
+            take("post_attention_layernorm", hidden),
+            torch.cat([take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)]),
+            take("mlp.down_proj", hidden, mlp),
+        )
+
+    @torch.inference_mode()
+    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
+        """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32 or wider.
+
+        All of a layer's keys and values are stored before its attention, so a row may read what
+        another row of the same step writes.
+        """
+        config = self.config
+        cos_TH, sin_TH = rope_tables(step.positions_T, self.frequencies_F, self.dtype)
+        attend = TorchAttention(step.work, self.scale)
+        heads = (-1, config.heads + 2 * config.kv_heads, config.head_size)
+        x_TC = F.embedding(step.tokens_T, self.embedding_VC)
+        for layer, (keys_KPSH, values_KPSH) in zip(self.layers, kv_L2KPSH, strict=True):
+            normed_TC = rms_norm(x_TC, layer.attention_norm_C, config.norm_eps)
+            qkv_TNH = F.linear(normed_TC, layer.qkv_XC).view(*heads)
+            turned_TNH = rope(qkv_TNH[:, : config.heads + config.kv_heads], cos_TH, sin_TH)
+            q_TNH, k_TKH = turned_TNH[:, : config.heads], turned_TNH[:, config.heads :]
+            kv_store(keys_KPSH, k_TKH, step.slots_T)
+            kv_store(values_KPSH, qkv_TNH[:, -config.kv_heads :], step.slots_T)
+            o_TNH = attend(q_TNH, keys_KPSH, values_KPSH)
+            x_TC = x_TC + F.linear(o_TNH.flatten(1), layer.out_CX)
+            normed_TC = rms_norm(x_TC, layer.mlp_norm_C, config.norm_eps)
+            x_TC = x_TC + F.linear(silu_mul(F.linear(normed_TC, layer.gate_up_XC)), layer.down_CM)
+        x_RC = rms_norm(x_TC[step.rows_R], self.norm_C, config.norm_eps)
+        logits_RV = F.linear(x_RC, self.head_VC)
+        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache (L, 2, K, P, S, H). Zeroed: a page's unused rows must be finite."""
+        config = self.config
+        shape = (config.layers, 2, config.kv_heads, pages, page_size, config.head_size)
+        count = math.prod(shape) * self.dtype.itemsize
+        # numpy's zeros are the kernel's, and cost nothing until touched; torch writes its own.
+        return torch.from_numpy(np.zeros(count, np.uint8)).view(self.dtype).view(shape)
+
+
+def load_model(directory: Path, dtype: torch.dtype) -> Decoder:
+    """Load the model of a Hugging Face directory. Raises ModelError."""
+    return Decoder(read_config(directory), Checkpoint(directory), dtype)
+
+
+def _frequencies(rope: Rope, head_size: int) -> Tensor:
+    """Angle per position of each pair of components; Llama 3.1 slows down the long waves."""
+    plain_F = 1.0 / (rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
+    if rope.factor == 1.0:
+        return plain_F
+    waves_F = 2 * math.pi / plain_F
+    share_F = (rope.original_context / waves_F - rope.low) / (rope.high - rope.low)
+    share_F = share_F.clamp(0, 1)
+    return plain_F * (share_F + (1 - share_F) / rope.factor)

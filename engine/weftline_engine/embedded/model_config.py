@@ -1,0 +1,118 @@
+"""What a model is, read from the config.json of a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ModelError(Exception):
+    """The model cannot be run; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding: plain where `factor` is 1, else with Llama 3.1's scaling."""
+
+    theta: float
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder, in the words of its attention and MLP."""
+
+    architecture: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    context_limit: int
+    rope: Rope
+    norm_eps: float
+    tied: bool
+    eos: tuple[int, ...]
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_value
+
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelError where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} holds no {path.name}: it is no model directory") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold a JSON object")
+    return value
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read and check config.json (and the stop tokens of generation_config.json)."""
+    raw = read_json(directory / "config.json")
+    names = raw.get("architectures") or ["none"]
+    if names[0] not in ARCHITECTURES:
+        raise ModelError(
+            f"architecture {names[0]} is not supported; this engine runs {', '.join(ARCHITECTURES)}"
+        )
+    generation = directory / "generation_config.json"
+    stops = read_json(generation).get("eos_token_id") if generation.exists() else None
+    try:
+        return _llama(names[0], raw, stops if stops is not None else raw.get("eos_token_id"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
+
+
+def _llama(name: str, raw: Mapping[str, Any], eos: Any) -> ModelConfig:
+    for key, only in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+        if raw.get(key, only) != only:
+            raise ModelError(f"{key} {raw[key]!r} is not supported in a {name}; only {only!r} is")
+    heads = int(raw["num_attention_heads"])
+    return ModelConfig(
+        architecture=name,
+        vocabulary=int(raw["vocab_size"]),
+        hidden=int(raw["hidden_size"]),
+        layers=int(raw["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_size=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+        mlp=int(raw["intermediate_size"]),
+        context_limit=int(raw["max_position_embeddings"]),
+        rope=_rope(raw),
+        norm_eps=float(raw["rms_norm_eps"]),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        eos=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+    )
+
+
+def _rope(raw: Mapping[str, Any]) -> Rope:
+    """Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
+    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(found.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if kind == "default":
+        return Rope(theta)
+    if kind != "llama3":
+        raise ModelError(f"rope type {kind!r} is not supported; only default and llama3 are")
+    return Rope(
+        theta,
+        float(found["factor"]),
+        float(found["low_freq_factor"]),
+        float(found["high_freq_factor"]),
+        int(found["original_max_position_embeddings"]),
+    )

@@ -1,0 +1,342 @@
+"""Decides what each step computes: plan() before it, apply() after it, no tensors, no clock.
+
+Sequences are served in the order of `urgency`. A running one takes one token, or as much of its
+prompt as the step's token budget leaves; a waiting one is let in when its whole prompt has room.
+When a sequence needs a block and none is free, the cache nobody holds goes first, then the least
+urgent running sequence is preempted (it recomputes later), and only when the sequence is alone are
+idle contexts unpinned. So the most urgent sequence always advances, and nothing can deadlock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.pool import BlockPool
+from weftline_engine.embedded.sequence import Context, Phase, Sequence
+from weftline_engine.embedded.tree import ContextTree, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile."""
+
+    blocks: int
+    block_size: int = 16
+    max_running: int = 64
+    step_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise ModelError("the KV pool is smaller than one block; give it more tokens")
+        if self.step_tokens <= self.max_running:
+            raise ModelError(
+                f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute tokens [start, stop) of a sequence in `blocks`, and perhaps sample after the last."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step: copy blocks (source, target) all at once, then compute the chunks.
+
+    `done` are fills that found all their tokens in the cache; `dropped` contexts lost their KV.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    done: tuple[Sequence, ...] = ()
+    dropped: tuple[Context, ...] = ()
+
+
+def urgency(sequence: Sequence) -> tuple[int]:
+    """The smaller, the sooner: first come, first served."""
+    return (sequence.arrival,)
+
+
+class Scheduler:
+    """Owns the block pool, the context tree, and the sequences and contexts that hold blocks."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.blocks)
+        self.tree = ContextTree(self.pool, config.block_size)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.contexts: dict[str, Context] = {}
+        self.step = 0
+        self._clock = itertools.count(1)
+        self._copies: list[tuple[int, int]] = []
+        self._dropped: list[Context] = []
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens can run when it is alone."""
+        return -(-tokens // self.config.block_size) <= self.pool.count
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Its tokens, with all its output, must fit the pool."""
+        self.waiting.append(sequence)
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. The sequences are then as if it had run, but for new tokens."""
+        self.step += 1
+        self._copies, self._dropped = [], []
+        self.running.sort(key=urgency)
+        self.waiting.sort(key=urgency)
+        chunks: list[Chunk] = []
+        budget = self.config.step_tokens - sum(_left(one) == 1 for one in self.running)
+        for sequence in list(self.running):
+            if sequence.phase is not Phase.RUNNING:
+                continue  # preempted by a more urgent one a moment ago
+            most = 1 if _left(sequence) == 1 else budget
+            chunk = self._chunk(sequence, most)
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.stop - chunk.start if most > 1 else 0
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
+            sequence = self.waiting[0]
+            if not self._admit(sequence):
+                break
+            chunk = self._chunk(sequence, budget)
+            if sequence.phase is not Phase.RUNNING:
+                break
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.stop - chunk.start
+        done = [one for one in self.running if not one.generates and _complete(one)]
+        ran = {id(chunk.sequence) for chunk in chunks}
+        finished = tuple(one for one in done if id(one) not in ran)
+        return StepPlan(tuple(chunks), tuple(self._copies), finished, tuple(self._dropped))
+
+    def apply(self, plan: StepPlan) -> None:
+        """After the step: enter the blocks that it filled."""
+        for chunk in plan.chunks:
+            if chunk.sequence.phase is Phase.RUNNING:
+                self._enter(chunk.sequence, final=True)
+
+    def finish(self, sequence: Sequence, context: Context | None) -> None:
+        """The sequence ends well; what it computed stays pinned under `context`, if any."""
+        self._enter(sequence, final=True)
+        self._enter_tail(sequence)
+        if context is not None:
+            context.tokens = tuple(sequence.tokens)
+            context.held = list(sequence.held)
+            for node in context.held:
+                self.tree.hold(node)
+            context.ready = True
+            context.used = next(self._clock)
+        self._leave(sequence)
+
+    def drop(self, sequence: Sequence, *, poisoned: bool = False) -> list[int]:
+        """The sequence ends badly. Returns the blocks to wipe: what a poisoned one computed itself
+        is cut out of the tree, for nobody must find it, nor multiply its NaNs by zero."""
+        wipe: list[int] = []
+        if poisoned:
+            own = [i for i, node in enumerate(sequence.held) if node.holders == 1]
+            first = min(own, default=len(sequence.held))
+            wipe = sequence.blocks[first:]
+            if own:
+                self.tree.forget(sequence.held[first])
+        if sequence.phase is not Phase.HELD:
+            self._leave(sequence)
+        else:
+            sequence.move_to(Phase.DONE)
+        return wipe
+
+    def free(self, context: Context) -> None:
+        """Unpin a context and forget its name."""
+        self.unpin(context)
+        self.contexts.pop(context.id, None)
+
+    def unpin(self, context: Context) -> None:
+        self.tree.release(context.held)
+        context.held = []
+
+    def touch(self, context: Context) -> None:
+        context.used = next(self._clock)
+
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk | None:
+        """The next tokens of a running sequence, at most so many; None when it cannot go on now."""
+        if most < 1:
+            return None
+        if sequence.computed % self.config.block_size == 0:
+            self._reuse(sequence)
+        stop = min(sequence.ready, sequence.computed + most)
+        start = sequence.computed
+        if start >= stop or not self._reserve(sequence, stop):
+            return None
+        sequence.computed = stop
+        blocks = tuple(sequence.blocks)
+        self._enter(sequence, final=False)
+        samples = sequence.generates and stop == len(sequence.tokens) and not sequence.open
+        return Chunk(sequence, start, stop, blocks, samples)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Go on over what the tree holds of the next tokens, computed earlier or in this step."""
+        size, begin = self.config.block_size, sequence.computed
+        if len(sequence.held) * size != begin:
+            return  # a block of its own duplicates a node until the step is applied
+        # The last token of a prompt is computed in any case: its logits are wanted.
+        last = len(sequence.tokens) - (1 if sequence.generates else 0)
+        if last <= begin or (sequence.filled and _left(sequence) == 1):
+            return
+        match = self.tree.match(self._node(sequence), sequence.tokens[begin:last], self.step)
+        for node in match.nodes:
+            self.tree.hold(node)
+            sequence.held.append(node)
+            sequence.blocks.append(node.block)
+        sequence.computed += len(match.nodes) * size
+        if match.partial is not None:
+            self.tree.hold(match.partial)  # or taking a block could evict the one to copy
+            block = self.tree.take()
+            self.tree.release([match.partial])
+            if block is not None:  # else it computes these few tokens itself
+                self._copies.append((match.partial.block, block))
+                sequence.blocks.append(block)
+                sequence.computed += match.extra
+        if not sequence.filled:
+            sequence.cached += min(sequence.computed, sequence.prompt) - begin
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Let a waiting sequence in if there is room for all its tokens and one more."""
+        size = self.config.block_size
+        match = self.tree.match(self.tree.root(sequence.op.salt), sequence.tokens, self.step)
+        unheld = sum(node.holders == 0 for node in match.nodes)
+        need = len(sequence.tokens) // size + 1 - len(match.nodes)
+        need = min(need, self.pool.count - len(match.nodes))
+        while self.tree.available - unheld < need:
+            stalled = [one for one in self.running if one.open and _left(one) == 0]
+            if stalled:
+                # Its input may be the very output of the one that waits here.
+                self._preempt(max(stalled, key=urgency))
+            elif self.running or not self._drop_idle():
+                return False
+        self.waiting.remove(sequence)
+        sequence.move_to(Phase.RUNNING)
+        if not sequence.filled:
+            sequence.cached = 0
+        self.running.append(sequence)
+        return True
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give the sequence blocks for so many tokens; False if it was preempted for want."""
+        while len(sequence.blocks) * self.config.block_size < tokens:
+            block = self._take(sequence)
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        return True
+
+    def _take(self, sequence: Sequence) -> int | None:
+        """A block, at the cost of less urgent sequences. None: there is none that this one may
+        have, and it has been preempted itself."""
+        while True:
+            block = self.tree.take()
+            if block is not None:
+                return block
+            victim = max(self.running, key=urgency)
+            if victim is not sequence:
+                self._preempt(victim)
+            elif len(self.running) > 1:
+                self._preempt(sequence)
+                return None
+            elif not self._drop_idle():
+                raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.computed = 0
+        sequence.move_to(Phase.WAITING)
+        self.waiting.append(sequence)
+        self.waiting.sort(key=urgency)
+
+    def _drop_idle(self) -> bool:
+        """Unpin the idle context that was used longest ago; False when none is pinned."""
+        pinned = [one for one in self.contexts.values() if one.held]
+        if not pinned:
+            return False
+        context = min(pinned, key=lambda one: one.used)
+        self.unpin(context)
+        self._dropped.append(context)
+        return True
+
+    def _enter(self, sequence: Sequence, *, final: bool) -> None:
+        """Enter full blocks into the tree. Where another has entered the same tokens first, its
+        block replaces ours, but only after the step (`final`), which may still write to ours."""
+        size = self.config.block_size
+        for index in range(len(sequence.held), sequence.computed // size):
+            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+            parent = self._node(sequence)
+            node = self.tree.add(parent, tokens, sequence.blocks[index], self.step)
+            if node is None:
+                if not final:
+                    return
+                node = self.tree.find(parent, tokens)
+                assert node is not None
+                self._replace(sequence, index, node)
+            sequence.held.append(node)
+
+    def _enter_tail(self, sequence: Sequence) -> None:
+        """Enter the partly filled last block, which ends a context."""
+        done = len(sequence.held) * self.config.block_size
+        tokens = tuple(sequence.tokens[done : sequence.computed])
+        if not tokens:
+            return
+        index, parent = len(sequence.held), self._node(sequence)
+        node = self.tree.find(parent, tokens)
+        if node is None:
+            node = self.tree.add(parent, tokens, sequence.blocks[index], self.step)
+            assert node is not None
+        else:
+            self._replace(sequence, index, node)
+        sequence.held.append(node)
+
+    def _replace(self, sequence: Sequence, index: int, node: Node) -> None:
+        self.tree.hold(node)
+        self.pool.give(sequence.blocks[index])
+        sequence.blocks[index] = node.block
+
+    def _node(self, sequence: Sequence) -> Node:
+        return sequence.held[-1] if sequence.held else self.tree.root(sequence.op.salt)
+
+    def _leave(self, sequence: Sequence) -> None:
+        queue = self.running if sequence.phase is Phase.RUNNING else self.waiting
+        queue.remove(sequence)
+        self._release(sequence)
+        sequence.move_to(Phase.DONE)
+
+    def _release(self, sequence: Sequence) -> None:
+        for block in sequence.blocks[len(sequence.held) :]:
+            self.pool.give(block)
+        self.tree.release(sequence.held)
+        sequence.blocks, sequence.held = [], []
+
+
+def _left(sequence: Sequence) -> int:
+    return sequence.ready - sequence.computed
+
+
+def _complete(sequence: Sequence) -> bool:
+    return not sequence.open and sequence.computed == len(sequence.tokens)
+
+
+def holders(sequences: Iterable[Sequence], contexts: Iterable[Context]) -> dict[int, int]:
+    """How many hold each node, by its id: what the nodes' own counts must say (for tests)."""
+    counts: dict[int, int] = {}
+    for held in itertools.chain((s.held for s in sequences), (c.held for c in contexts)):
+        for node in held:
+            counts[id(node)] = counts.get(id(node), 0) + 1
+    return counts

@@ -1,0 +1,95 @@
+"""Loads what the embedded engine's child runs, and describes it.
+
+Stands outside `embedded`, which knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from weftline_engine.api import Description
+from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import load_model
+from weftline_engine.embedded.model_config import ModelError, read_json
+from weftline_engine.embedded.scheduler import SchedulerConfig
+
+# 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
+DEFAULT_KV_TOKENS = 65_536
+
+
+def load(options: argparse.Namespace) -> tuple[Core, Description]:
+    """The engine and what it announces. Raises ModelError with a sentence for the user."""
+    # Not the cores of the machine: a container or taskset may leave us fewer.
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    directory: Path = options.model
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
+    tokenizer = Tokenizer.from_file(str(path))
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    decoder = load_model(directory, dtype)
+    per_token = decoder.config.kv_bytes_per_token(dtype.itemsize)
+    tokens = options.kv_tokens or min(DEFAULT_KV_TOKENS, _free_memory() // 3 // per_token)
+    config = SchedulerConfig(
+        blocks=tokens // options.block_size,
+        block_size=options.block_size,
+        max_running=options.max_running,
+        step_tokens=options.step_tokens,
+    )
+    core = Core(decoder, config, ByteDetokenizer(tokenizer), seed=options.seed)
+    texts = _tokenizer_texts(directory)
+    description = Description(
+        model=options.name or directory.name,
+        tokenizer=str(path),
+        chat_template=texts["chat_template"] or None,
+        bos_token=texts["bos_token"],
+        eos_token=texts["eos_token"],
+        context_limit=core.limit,
+        kv_tokens=config.blocks * config.block_size,
+        kv_bytes_per_token=per_token,
+        max_running=config.max_running,
+        dtype=options.dtype,
+        device="cpu",
+        default_sampling=_default_sampling(directory),
+    )
+    return core, description
+
+
+def _free_memory() -> int:
+    """Bytes that may be taken without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ModelError("this system does not say how much memory is free; give --kv-tokens")
+
+
+def _tokenizer_texts(directory: Path) -> dict[str, str]:
+    """The chat template and special tokens; a token may be an object with its `content`."""
+    path = directory / "tokenizer_config.json"
+    raw: dict[str, Any] = read_json(path) if path.is_file() else {}
+    texts = {}
+    for key in ("chat_template", "bos_token", "eos_token"):
+        value = raw.get(key) or ""
+        if isinstance(value, dict):
+            value = value.get("content") or ""
+        if isinstance(value, list):  # several templates by name
+            value = next((one["template"] for one in value if one["name"] == "default"), "")
+        texts[key] = str(value)
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        texts["chat_template"] = template.read_text(encoding="utf-8")
+    return texts
+
+
+def _default_sampling(directory: Path) -> dict[str, float]:
+    path = directory / "generation_config.json"
+    raw = read_json(path) if path.is_file() else {}
+    keys = ("temperature", "top_p", "top_k")
+    return {key: float(raw[key]) for key in keys if isinstance(raw.get(key), (int, float))}

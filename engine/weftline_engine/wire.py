@@ -1,0 +1,184 @@
+"""Verbs and events as frames: a 4-byte length and a JSON object tagged with its dataclass's name.
+
+Both ends of a transport share this module. It decodes only the classes listed here, field by field
+with their types, and never more than MOST_BYTES; nothing is pickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from weftline_engine import api
+
+# A prompt of a million tokens takes 7 MB; a longer frame is a mistake or an attack.
+MOST_BYTES = 64 * 1024 * 1024
+HEADER_BYTES = 4
+
+
+class WireError(Exception):
+    """A frame is too long, or does not say what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    op: api.Op
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    op: str
+    offset: int
+    tokens: tuple[int, ...] | None
+    text: str | None
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    op: str
+    hints: api.Hints
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    context: str
+    retention: api.Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The engine could not start; one sentence for the user."""
+
+    message: str
+
+
+Verb: TypeAlias = Submit | Feed | Update | Cancel | Retain | Free
+Message: TypeAlias = Verb | api.Event | api.Description | LoadFailed
+
+_CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        Submit,
+        Feed,
+        Update,
+        Cancel,
+        Retain,
+        Free,
+        LoadFailed,
+        api.Description,
+        api.Accepted,
+        api.Part,
+        api.Paused,
+        api.Finished,
+        api.Failed,
+        api.ContextMoved,
+    )
+}
+
+
+Reader: TypeAlias = Callable[[Any], Any]
+_READERS: dict[type, dict[str, Reader]] = {}
+
+
+def encode(messages: typing.Sequence[Message]) -> bytes:
+    """One frame of these messages. Raises WireError where it would be too long."""
+    body = json.dumps(
+        [{"is": type(one).__name__, **_plain(one)} for one in messages], separators=(",", ":")
+    ).encode()
+    if len(body) > MOST_BYTES:
+        raise WireError(f"a frame of {len(body)} bytes exceeds {MOST_BYTES}")
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def length(header: bytes) -> int:
+    """The length of the body that follows a header. Raises WireError where it is too long."""
+    count = int.from_bytes(header, "big")
+    if count > MOST_BYTES:
+        raise WireError(f"a frame of {count} bytes exceeds {MOST_BYTES}")
+    return count
+
+
+def decode(body: bytes) -> list[Message]:
+    """The messages of a frame's body. Raises WireError for anything else."""
+    try:
+        return [_message(one) for one in json.loads(body)]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"a frame holds no message: {error!r}") from None
+
+
+def _message(value: Any) -> Message:
+    message: Message = _build(_CLASSES[value.pop("is")], value)
+    return message
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass; nested ones become objects (asdict would copy every token)."""
+    return {
+        name: _plain(one) if dataclasses.is_dataclass(one) else one
+        for name in _readers(type(value))
+        for one in (getattr(value, name),)
+    }
+
+
+def _build(cls: type, value: dict[str, Any]) -> Any:
+    readers = _readers(cls)
+    return cls(**{name: readers[name](one) for name, one in value.items()})
+
+
+def _readers(cls: type) -> dict[str, Reader]:
+    """How to read each field of a dataclass, worked out once."""
+    if cls not in _READERS:
+        hints = typing.get_type_hints(cls)
+        _READERS[cls] = {one.name: _reader(hints[one.name]) for one in dataclasses.fields(cls)}
+    return _READERS[cls]
+
+
+def _reader(hint: Any) -> Reader:
+    """What turns JSON back into a field of this type; raises TypeError or ValueError."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        (only,) = (_reader(one) for one in arguments if one is not types.NoneType)
+        return lambda value: None if value is None else only(value)
+    if origin is tuple:
+        item = arguments[0]
+        if item in (int, str):
+            return lambda value: _all(item, value)
+        return lambda value: tuple(map(_reader(item), value))
+    if origin is dict:
+        return lambda value: {str(key): arguments[1](one) for key, one in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return lambda value: _build(typing.cast(type, hint), value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint
+    if hint is float:
+        return lambda value: float(_only((int, float), value))
+    return lambda value: _only((hint,), value)
+
+
+def _only(kinds: tuple[type, ...], value: Any) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is not {kinds[0].__name__}")
+    return value
+
+
+def _all(kind: type, value: Any) -> tuple[Any, ...]:
+    if set(map(type, value)) - {kind}:
+        raise TypeError(f"not all items are {kind.__name__}")
+    return tuple(value)
