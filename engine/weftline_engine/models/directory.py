@@ -37,8 +37,8 @@ def chat_template(directory: Path) -> str | None:
         return None
     template = _read_json(path, "a tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {item.get("name"): item.get("template") for item in template}
-        template = named.get("default")
+        defaults = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = defaults[0].get("template") if defaults else None
     return template if isinstance(template, str) else None
 
 

