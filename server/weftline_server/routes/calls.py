@@ -50,8 +50,8 @@ async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     body = await read(request, Get)
     session = driver.registry.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
-        # An id that was never seen, or a reader that may not wait, is an error before the stream.
-        session.variable(body.semantic_var_id)
+        # What cannot be waited for is a status, not an event in a stream that began with 200.
+        session.check_reader(body.semantic_var_id, body.wait)
         offset = _offset(request.headers.get("last-event-id"))
         events = sse_or_error(WeftlineError, _events(driver, session, body, offset))
         return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)

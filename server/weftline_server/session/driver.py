@@ -113,13 +113,12 @@ class Driver:
     ) -> Variable:
         """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer."""
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._reading(session, variable, criteria, wait) as (found, signal),
-            ):
-                while not found.settled:
-                    await signal.wait()
-                    signal.clear()
+            async with self._reading(session, variable, criteria, wait) as (found, signal):
+                # Inside the block: a get that times out leaves the work running.
+                async with asyncio.timeout(timeout_s):
+                    while not found.settled:
+                        await signal.wait()
+                        signal.clear()
         except TimeoutError:
             raise Timeout(
                 f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
@@ -167,12 +166,11 @@ class Driver:
         signal = asyncio.Event()
         signals = self._signals[session.id, variable]
         signals.add(signal)
-        # A timed-out get leaves the work running: its client is still there, and may ask again.
         served = True
         try:
             yield found, signal
         except (asyncio.CancelledError, GeneratorExit):
-            served = found.settled or asyncio.current_task() is None
+            served = found.settled
             raise
         finally:
             signals.discard(signal)

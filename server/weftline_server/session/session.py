@@ -20,7 +20,7 @@ from weftline_server.session.variable import Variable, VariableState
 
 
 class Session:
-    """One application run. `handle` gives actions, or raises a WeftlineError and changes nothing."""
+    """One application run. `handle` gives actions, or raises and changes nothing."""
 
     def __init__(self, id: str, tenant: str, now: float) -> None:
         self.id = id
@@ -97,16 +97,23 @@ class Session:
         variable.set(event.value)
         return [ev.Notify(variable.id), *self._feed_consumers(variable.id, event.now)]
 
-    @handle.register
-    def _open_reader(self, event: ev.ReaderOpened) -> list[ev.Action]:
-        variable = self.variable(event.variable)
-        if not event.wait and not variable.settled and (empty := self._source(event.variable)):
-            waits = "" if empty == event.variable else f", which {event.variable!r} waits for"
+    def check_reader(self, variable: str, wait: bool) -> None:
+        """Raise unless `variable` may be waited for: UnknownVariable, NoProducer without `wait`."""
+        if wait or self.variable(variable).settled:
+            return
+        if (empty := self._source(variable)) is not None:
+            waits = "" if empty == variable else f", which {variable!r} waits for,"
             raise NoProducer(
-                f"variable {empty!r}{waits}, has no value and no call that produces it: "
+                f"variable {empty!r}{waits} has no value and no call that produces it: "
                 "set it, submit its call, or get with wait=true",
                 param=empty,
             )
+
+    @handle.register
+    def _open_reader(self, event: ev.ReaderOpened) -> list[ev.Action]:
+        self.check_reader(event.variable, event.wait)
+        # With `wait`, a variable may be named before anything else names it.
+        self.variables.setdefault(event.variable, Variable(event.variable))
         self.readers[event.variable] = self.readers.get(event.variable, 0) + 1
         if event.criteria is not None:
             self._want(event.variable, event.criteria)

@@ -1,0 +1,48 @@
+"""The whole server in this process, as tests see it: an app, an HTTP client, calls on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+
+class Server:
+    """An app under test and an HTTP client for it."""
+
+    def __init__(self, app: FastAPI, http: httpx.AsyncClient) -> None:
+        self.app = app
+        self.http = http
+
+    async def session(self) -> str:
+        answer = await self.http.post("/v1/session")
+        return str(answer.json()["session_id"])
+
+    async def submit(self, session: str, *calls: dict[str, Any], **more: Any) -> httpx.Response:
+        body = {"session_id": session, "calls": calls, **more}
+        return await self.http.post("/v1/submit", json=body)
+
+    async def get(self, session: str, variable: str, **more: Any) -> httpx.Response:
+        body = {"session_id": session, "semantic_var_id": variable, **more}
+        return await self.http.post("/v1/get", json=body)
+
+    async def graph(self, session: str) -> dict[str, Any]:
+        answer: dict[str, Any] = (await self.http.get(f"/v1/session/{session}/graph")).json()
+        return answer
+
+
+Serve = Callable[..., Awaitable[Server]]
+
+
+def call(name: str, prompt: Any, **variables: Any) -> dict[str, Any]:
+    """A call on the wire. `x="v1"` reads variable v1, `x={...}` is a whole placeholder."""
+    placeholders = []
+    for key, bound in variables.items():
+        if isinstance(bound, dict):
+            placeholders.append({"name": key, **bound})
+        else:
+            way = "out" if f"{{{{output:{key}}}}}" in str(prompt) else "in"
+            placeholders.append({"name": key, "in_out": way, "semantic_var_id": bound})
+    return {"name": name, "prompt": prompt, "placeholders": placeholders}

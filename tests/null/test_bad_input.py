@@ -1,0 +1,148 @@
+"""Bad input is a 4xx that names the field or variable; the session is as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline_engine.null import NullConfig
+from weftline_server.config import ServerConfig
+
+GOOD = call("good", "hi{{output:x}}", x="x")
+OUT = {"in_out": "out", "semantic_var_id": "o"}
+
+
+def sampled(**sampling: Any) -> dict[str, Any]:
+    return call("s", "hi{{output:o}}", o={**OUT, "sampling": sampling})
+
+
+CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
+    ("undeclared", [call("a", "{{input:q}}{{output:o}}", o=OUT)], 422, "UnknownPlaceholder", "q"),
+    ("unused", [call("a", "{{output:o}}", o=OUT, q="v")], 422, "UnknownPlaceholder", "q"),
+    (
+        "missing",
+        [call("a", "{{input:q}}{{output:o}}", q={"in_out": "in"}, o=OUT)],
+        422,
+        "MissingInput",
+        "q",
+    ),
+    ("cycle", [call("a", "{{input:i}}{{output:o}}", i="o", o="o")], 422, "CyclicGraph", "a"),
+    ("duplicate", [GOOD, call("b", "hi{{output:x}}", x="x")], 422, "DuplicateProducer", "x"),
+    ("taken", [call("b", "hi{{output:o}}", o="old")], 409, "AlreadySet", "old"),
+    ("no output", [{"name": "a", "prompt": "hi"}], 400, "InvalidRequest", "a"),
+    ("empty", [], 400, "InvalidRequest", "calls"),
+    ("long", [call("a", "w " * 500 + "{{output:o}}", o=OUT)], 400, "ContextTooLong", "prompt"),
+    ("zero tokens", [sampled(max_tokens=0)], 400, "InvalidRequest", "max_tokens"),
+    ("negative tokens", [sampled(max_tokens=-5)], 400, "InvalidRequest", "max_tokens"),
+    ("top_p", [sampled(top_p=0)], 400, "InvalidRequest", "top_p"),
+    ("unknown model", [{**GOOD, "model": "gpt"}], 404, "UnknownModel", "gpt"),
+    (
+        "transform",
+        [call("a", "{{output:o}}", o={**OUT, "transforms": [{"op": "eval"}]})],
+        400,
+        "InvalidRequest",
+        "transforms",
+    ),
+    ("id", [call("a", "{{output:o}}", o="../x")], 400, "InvalidRequest", "semantic_var_id"),
+    ("role", [call("a", [{"role": "boss", "content": []}])], 400, "InvalidRequest", "role"),
+    ("segment", [call("a", [{"text": "a", "input": "b"}])], 400, "InvalidRequest", "prompt"),
+]
+
+
+@pytest.mark.parametrize(
+    ("calls", "status", "type_", "param"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+async def test_a_bad_submit(
+    serve: Serve, calls: list[dict[str, Any]], status: int, type_: str, param: str
+) -> None:
+    """Refused as a whole: what the session held is what it holds, and it goes on working."""
+    server = await serve(NullConfig(context_limit=100))
+    session = await server.session()
+    await server.http.put(f"/v1/session/{session}/variable/old", json={"value": "set"})
+    before = await server.graph(session)
+    answer = await server.submit(session, *calls)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (status, type_, param)
+    assert await server.graph(session) == before
+    assert (await server.submit(session, GOOD)).status_code == 200
+    assert (await server.get(session, "x")).json()["value"] == "hi"
+
+
+RAW: list[tuple[str, bytes, int, str]] = [
+    ("not json", b'{"session_id": ', 400, "body"),
+    ("not utf-8", b'{"session_id": "\xff"}', 400, "body"),
+    ("nan", b'{"session_id": "s", "semantic_var_id": "v", "timeout_s": NaN}', 400, "timeout_s"),
+    (
+        "infinite",
+        b'{"session_id": "s", "semantic_var_id": "v", "timeout_s": 1e999}',
+        400,
+        "timeout_s",
+    ),
+    ("unknown field", b'{"session_id": "s", "semantic_var_id": "v", "x": 1}', 400, "x"),
+    ("wrong type", b'{"session_id": 1, "semantic_var_id": "v"}', 400, "session_id"),
+    ("missing", b'{"session_id": "s"}', 400, "semantic_var_id"),
+    ("criterion", b'{"session_id":"s","semantic_var_id":"v","criteria":"soon"}', 400, "criteria"),
+    ("deep", b"[" * 100_000, 400, "body"),
+    (
+        "digits",
+        b'{"session_id": "s", "semantic_var_id": "v", "timeout_s": ' + b"9" * 5000 + b"}",
+        400,
+        "body",
+    ),
+    ("unknown session", b'{"session_id": "s", "semantic_var_id": "v"}', 404, "session_id"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), [c[1:] for c in RAW], ids=[c[0] for c in RAW])
+async def test_a_bad_body(serve: Serve, body: bytes, status: int, param: str) -> None:
+    """Typed, and it names the field."""
+    server = await serve()
+    answer = await server.http.post("/v1/get", content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_nan_inside_a_value(serve: Serve) -> None:
+    """A value may be any JSON, and NaN is none."""
+    server = await serve()
+    session = await server.session()
+    path = f"/v1/session/{session}/variable/v"
+    answer = await server.http.put(path, content=b'{"value": [1, NaN]}')
+    assert answer.status_code == 400
+    assert "NaN" in answer.json()["error"]["message"]
+    assert (await server.http.get(path)).status_code == 404
+
+
+async def test_a_body_beyond_the_limit(serve: Serve) -> None:
+    """413, in our shape, whatever the route."""
+    server = await serve(config=ServerConfig(max_body=1000))
+    answer = await server.http.post("/v1/submit", content=b" " * 1001)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "body")
+
+
+async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
+    """With keys every route denies by default, and another tenant's session is an unknown one."""
+    keys = ServerConfig(keys={"key-a": "a", "key-b": "b"})
+    server = await serve(config=keys, headers={"Authorization": "Bearer key-a"})
+    session = await server.session()
+    other = {"Authorization": "Bearer key-b"}
+    routes = [
+        ("GET", f"/v1/session/{session}/graph", None),
+        ("DELETE", f"/v1/session/{session}", None),
+        ("PUT", f"/v1/session/{session}/variable/v", {"value": 1}),
+        ("GET", f"/v1/session/{session}/variable/v", None),
+        ("POST", "/v1/submit", {"session_id": session, "calls": [GOOD]}),
+        ("POST", "/v1/get", {"session_id": session, "semantic_var_id": "v"}),
+    ]
+    for method, path, body in routes:
+        answer = await server.http.request(method, path, json=body, headers=other)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "UnknownSession"), path
+    for method, path, body in [*routes, ("POST", "/v1/session", None), ("GET", "/v1/models", None)]:
+        for header in ("", "Bearer nope", "Basic key-a"):
+            answer = await server.http.request(
+                method, path, json=body, headers={"Authorization": header}
+            )
+            assert answer.status_code == 401, (path, header)
+    assert (await server.graph(session))["calls"] == []

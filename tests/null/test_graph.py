@@ -1,0 +1,120 @@
+"""Graphs grow call by call and stay free of cycles and of second producers."""
+
+from __future__ import annotations
+
+import graphlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
+from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline_server.graph.graph import Graph, Node
+
+
+def node(name: str, reads: str = "", writes: str = "") -> Node:
+    """A call that reads and writes variables of one letter each."""
+    prompt = tuple(Segment(input=f"i_{v}") for v in reads)
+    prompt += (Segment(text="x"), *(Segment(output=f"o_{v}") for v in writes))
+    inputs = (Placeholder(name=f"i_{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
+    outputs = (Placeholder(name=f"o_{v}", in_out=InOut.OUT, semantic_var_id=v) for v in writes)
+    return Node(name, Call(name=name, prompt=prompt, placeholders=(*outputs, *inputs)))
+
+
+def test_outputs_come_in_the_order_of_the_prompt() -> None:
+    """However the placeholders are listed, the first output is the one that is generated first."""
+    assert node("a", reads="pq", writes="zyx").writes == ("z", "y", "x")
+
+
+def test_a_diamond_in_topological_order() -> None:
+    """Submitted sink first, the calls are still found producers first."""
+    graph = Graph()
+    nodes = [node("d", "bc", "d"), node("b", "a", "b"), node("c", "a", "c"), node("a", "", "a")]
+    graph.check(nodes)
+    graph.add(nodes)
+    assert graph.topological() == ["a", "b", "c", "d"]
+    assert list(graph.upstream("d")) == ["b", "c"]
+    assert list(graph.downstream("a")) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "error", "param"),
+    [
+        ([node("a", "x", "x")], CyclicGraph, "a"),
+        ([node("a", "y", "x"), node("b", "x", "y")], CyclicGraph, "a"),
+        ([node("a", "", "x"), node("b", "", "x")], DuplicateProducer, "x"),
+        ([node("a", "", "old")], DuplicateProducer, None),
+        ([node("a", "", "s")], AlreadySet, "s"),
+        ([node("a", "x", "")], InvalidRequest, "a"),
+    ],
+    ids=["self loop", "two calls", "one submit", "old", "set", "no output"],
+)
+def test_what_makes_no_graph_is_refused(
+    nodes: list[Node], error: type[Exception], param: str | None
+) -> None:
+    """Each refusal names what is at fault, and the graph is as it was."""
+    graph = Graph()
+    graph.add([node("first", "", "old")])
+    with pytest.raises(error) as caught:
+        graph.check(nodes, {"s"})
+    assert param is None or caught.value.param == param  # type: ignore[attr-defined]
+    assert list(graph.nodes) == ["first"]
+
+
+def test_a_cycle_through_an_older_call() -> None:
+    """An old call waits for y; a new one that makes y out of the old one's x closes a cycle."""
+    graph = Graph()
+    graph.add([node("old", "y", "x")])
+    with pytest.raises(CyclicGraph):
+        graph.check([node("new", "x", "y")])
+
+
+def test_a_chain_of_ten_thousand_does_not_recurse() -> None:
+    """Depth is bounded by memory, not by Python's stack."""
+    chain = [chain_link(i) for i in range(10_000)]
+    graph = Graph()
+    graph.check(chain)
+    graph.add(chain)
+    assert graph.topological()[-1] == "n9999"
+
+
+def chain_link(i: int) -> Node:
+    """Call i reads what call i - 1 writes."""
+    prompt = (Segment(input="i"), Segment(output="o"))
+    holders = (
+        Placeholder(name="i", in_out=InOut.IN, semantic_var_id=f"v{i - 1}"),
+        Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=f"v{i}"),
+    )
+    return Node(f"n{i}", Call(name="n", prompt=prompt, placeholders=holders))
+
+
+@given(st.lists(st.tuples(st.text("abcdef", max_size=3), st.sampled_from("abcdef")), max_size=8))
+def test_cycles_are_those_that_graphlib_finds(calls: list[tuple[str, str]]) -> None:
+    """Call by call, what is let through has a topological order, and nothing else is refused."""
+    graph = Graph()
+    taken: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    for number, (reads, writes) in enumerate(calls):
+        if writes in taken:
+            continue
+        name = f"c{number}"
+        trial = {**kept, name: reads}
+        producers = {**taken, writes: name}
+        sorter = graphlib.TopologicalSorter(
+            {c: {producers[v] for v in r if v in producers} for c, r in trial.items()}
+        )
+        try:
+            sorter.prepare()
+            acyclic = True
+        except graphlib.CycleError:
+            acyclic = False
+        new = node(name, "".join(dict.fromkeys(reads)), writes)
+        if not acyclic:
+            with pytest.raises(CyclicGraph):
+                graph.check([new])
+            continue
+        graph.check([new])
+        graph.add([new])
+        kept, taken = trial, producers
+    assert sorted(graph.topological()) == sorted(kept)

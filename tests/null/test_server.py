@@ -1,0 +1,213 @@
+"""Submit, get and graph over HTTP on the null engine, which echoes its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_server.config import ServerConfig
+
+
+async def test_dependent_calls_run_in_the_server(serve: Serve) -> None:
+    """One submit, one get: the second call's prompt is made of the first one's answer."""
+    server = await serve()
+    session = await server.session()
+    answer = await server.submit(
+        session,
+        call("draft", "Draft {{input:t}}.{{output:d}}", t={"in_out": "in", "value": "cats"}, d="d"),
+        call("final", "Polish: {{input:d}}{{output:f}}", d="d", f="f"),
+    )
+    assert answer.status_code == 200
+    assert [c["outputs"] for c in answer.json()["calls"]] == [{"d": "d"}, {"f": "f"}]
+    got = await server.get(session, "f")
+    assert got.json() == {"semantic_var_id": "f", "status": "ready", "value": "Polish: Draft cats."}
+
+
+async def test_the_graph_shows_what_the_server_saw(serve: Serve) -> None:
+    """Calls, edges, depths and groups; and that the intermediate value never reached the client."""
+    server = await serve()
+    session = await server.session()
+    maps = [call(f"map{i}", f"Chunk {i}.{{{{output:m}}}}", m=f"m{i}") for i in range(2)]
+    join = call("sum", "{{input:a}}{{input:b}}{{output:s}}", a="m0", b="m1", s="s")
+    await server.submit(session, *maps, join)
+    assert (await server.get(session, "s")).json()["value"] == "Chunk 0.Chunk 1."
+    graph = await server.graph(session)
+    calls = {c["name"]: c for c in graph["calls"]}
+    assert [calls[n]["depth"] for n in ("map0", "map1", "sum")] == [1, 1, 0]
+    assert calls["map0"]["group"] == calls["map1"]["group"] == f"{calls['sum']['call_id']}@1"
+    assert calls["sum"]["state"] == "done" and calls["sum"]["engine"] == "null"
+    assert calls["sum"]["prompt_tokens"] == 3 and calls["sum"]["computed_tokens"] == 3
+    assert all(calls["sum"][k] >= 0 for k in ("queue_s", "fill_s", "generate_s", "transform_s"))
+    edges = {(e["from"], e["to"], e["semantic_var_id"]) for e in graph["edges"]}
+    ids = {name: c["call_id"] for name, c in calls.items()}
+    assert edges == {(ids["map0"], ids["sum"], "m0"), (ids["map1"], ids["sum"], "m1")}
+    reads = {v["semantic_var_id"]: v["client_reads"] for v in graph["variables"]}
+    assert reads == {"m0": 0, "m1": 0, "s": 1}
+
+
+async def test_messages_go_through_the_chat_template(serve: Serve) -> None:
+    """The server applies the engine's template; values are not scanned for placeholders again."""
+    server = await serve()
+    session = await server.session()
+    messages = [
+        {"role": "system", "content": [{"text": "Be brief."}]},
+        {"role": "user", "content": [{"text": "Say "}, {"input": "x"}]},
+        {"role": "assistant", "content": [{"output": "y"}]},
+    ]
+    x = {"in_out": "in", "value": "{{output:y}}"}
+    y = {"in_out": "out", "semantic_var_id": "y"}
+    await server.submit(session, call("chat", messages, x=x, y=y))
+    value = (await server.get(session, "y")).json()["value"]
+    assert value == "system: Be brief.\nuser: Say {{output:y}}\nassistant: "
+
+
+async def test_several_outputs_and_one_at_the_start(serve: Serve) -> None:
+    """Each output sees the text before it, the earlier outputs included."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("B", "b!"), ("A", "a!"))))
+    session = await server.session()
+    await server.submit(session, call("two", "A{{output:a}} B{{output:b}}", a="a", b="b"))
+    assert (await server.get(session, "b")).json()["value"] == "b!"
+    assert (await server.get(session, "a")).json()["value"] == "a!"
+
+
+async def test_a_variable_is_set_later(serve: Serve) -> None:
+    """The call waits in the server; setting its input starts it."""
+    server = await serve()
+    session = await server.session()
+    await server.submit(session, call("joke", "On {{input:t}}:{{output:j}}", t="topic", j="joke"))
+    refused = await server.get(session, "joke")
+    assert refused.status_code == 409
+    assert refused.json()["error"]["type"] == "NoProducer"
+    assert refused.json()["error"]["param"] == "topic"
+    waiting = asyncio.create_task(server.get(session, "joke", wait=True))
+    await asyncio.sleep(0)
+    put = await server.http.put(f"/v1/session/{session}/variable/topic", json={"value": [1, "é"]})
+    assert put.status_code == 200
+    assert (await waiting).json()["value"] == 'On [1, "é"]:'
+    again = await server.http.put(f"/v1/session/{session}/variable/topic", json={"value": "x"})
+    assert (again.status_code, again.json()["error"]["type"]) == (409, "AlreadySet")
+
+
+async def test_transforms_run_between_calls(serve: Serve) -> None:
+    """The consumer gets a field of the JSON that its producer wrote in a markdown fence."""
+    reply = 'Sure!\n```json\n{"title": "Cats", "n": 3}\n```'
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("make", reply), ("T=", "ok"))))
+    session = await server.session()
+    out = {"in_out": "out", "semantic_var_id": "o", "transforms": [{"op": "json"}]}
+    path = [{"op": "path", "keys": ["title"]}]
+    title = {"in_out": "in", "semantic_var_id": "o", "transforms": path}
+    await server.submit(
+        session,
+        call("json", "make{{output:o}}", o=out),
+        call("use", "T={{input:o}}{{output:u}}", o=title, u="u"),
+    )
+    assert (await server.get(session, "o")).json()["value"] == {"title": "Cats", "n": 3}
+    assert (await server.get(session, "u")).json()["value"] == "ok"
+    use = (await server.graph(session))["calls"][1]
+    assert use["prompt_tokens"] == 1, "the prompt was T=Cats, one word"
+
+
+async def test_a_failed_producer_fails_its_consumers(serve: Serve) -> None:
+    """The get on the sink names the call that failed first, and does not hang."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("a", "not json"),)))
+    session = await server.session()
+    out = {"in_out": "out", "semantic_var_id": "x", "transforms": [{"op": "json"}]}
+    await server.submit(
+        session,
+        call("first", "a{{output:x}}", x=out),
+        call("second", "{{input:x}}{{output:y}}", x="x", y="y"),
+        call("third", "{{input:y}}{{output:z}}", y="y", z="z"),
+    )
+    got = await server.get(session, "z")
+    error = got.json()["error"]
+    assert (got.status_code, error["type"], error["call"]) == (422, "TransformFailed", "first")
+    assert error["message"].startswith("Invalid json output: not json")
+
+
+async def test_an_engine_that_gives_up(serve: Serve) -> None:
+    """The engine's own reason reaches the reader of any descendant."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT))
+    session = await server.session()
+    await server.submit(
+        session,
+        call("first", "a{{output:x}}", x="x"),
+        call("second", "{{input:x}}{{output:y}}", x="x", y="y"),
+    )
+    got = await server.get(session, "y")
+    assert got.status_code == 502
+    assert got.json()["error"]["call"] == "first"
+
+
+async def test_get_times_out_and_the_work_goes_on(serve: Serve) -> None:
+    """A timeout is the reader's affair; the call runs to its end."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.05)))
+    session = await server.session()
+    await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
+    late = await server.get(session, "x", timeout_s=0.01)
+    assert (late.status_code, late.json()["error"]["type"]) == (408, "Timeout")
+    assert (await server.get(session, "x")).json()["value"] == "one two"
+
+
+async def test_stop_strings_and_max_tokens(serve: Serve) -> None:
+    """Sampling belongs to an output: a stop string ends it before the string, a limit after it."""
+    server = await serve()
+    session = await server.session()
+    stop = {"in_out": "out", "semantic_var_id": "s", "sampling": {"stop": ["three"]}}
+    cut = {"in_out": "out", "semantic_var_id": "m", "sampling": {"max_tokens": 2}}
+    text = "one two three four"
+    await server.submit(
+        session,
+        call("stop", text + "{{output:s}}", s=stop),
+        call("cut", text + "{{output:m}}", m=cut),
+    )
+    assert (await server.get(session, "s")).json()["value"] == "one two "
+    assert (await server.get(session, "m")).json()["value"] == "one two"
+    reasons = [c["steps"][0]["finish_reason"] for c in (await server.graph(session))["calls"]]
+    assert reasons == ["stop", "length"]
+
+
+async def test_closing_a_session_ends_its_gets(serve: Serve) -> None:
+    """A reader of a session that is closed is told so; the session is unknown from then on."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
+    session = await server.session()
+    await server.submit(session, call("slow", "one{{output:x}}", x="x"))
+    waiting = asyncio.create_task(server.get(session, "x"))
+    await asyncio.sleep(0.01)
+    assert (await server.http.delete(f"/v1/session/{session}")).status_code == 200
+    error = (await waiting).json()["error"]
+    assert (error["type"], error["message"]) == ("Cancelled", "the session was closed")
+    assert (await server.get(session, "x")).status_code == 404
+
+
+async def test_many_sessions_at_once_lose_nothing(serve: Serve) -> None:
+    """A hundred sessions of five calls each, all at the same time."""
+    server = await serve()
+
+    async def run(number: int) -> str:
+        session = await server.session()
+        chain = [call("c0", f"{number}{{{{output:o}}}}", o="v0")]
+        for i in range(1, 5):
+            text = f"{{{{input:i}}}}-{i}{{{{output:o}}}}"
+            chain.append(call(f"c{i}", text, i=f"v{i - 1}", o=f"v{i}"))
+        await server.submit(session, *chain)
+        return str((await server.get(session, "v4")).json()["value"])
+
+    values = await asyncio.gather(*map(run, range(100)))
+    assert values == [f"{n}-1-2-3-4" for n in range(100)]
+
+
+@pytest.mark.parametrize("policy", ["app", "request"])
+async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> None:
+    """A policy decides when, never what."""
+    server = await serve(NullConfig(max_running=1), ServerConfig(policy=policy))
+    session = await server.session()
+    await server.submit(
+        session,
+        call("a", "A{{output:x}}", x="x"),
+        call("b", "B{{output:y}}", y="y"),
+        call("c", "{{input:x}}{{input:y}}{{output:z}}", x="x", y="y", z="z"),
+    )
+    assert (await server.get(session, "z")).json()["value"] == "AB"

@@ -1,0 +1,241 @@
+"""The session as data: events in, actions out, every invariant checked after each."""
+
+from __future__ import annotations
+
+import pytest
+
+from weftline.errors import (
+    AlreadySet,
+    Cancelled,
+    CyclicGraph,
+    EngineFailed,
+    NoProducer,
+    UnknownVariable,
+)
+from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
+from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.graph import Node
+from weftline_server.session import events as ev
+from weftline_server.session.call import CallState
+from weftline_server.session.session import Session
+from weftline_server.session.variable import VariableState
+
+USAGE = Usage(prompt_tokens=4, cached_tokens=0, output_tokens=1, started=1.0, filled=1.5)
+
+
+def call(name: str, reads: str = "", writes: str = "") -> Node:
+    """A call `name` that reads and writes variables of one letter each, in that order."""
+    prompt = tuple(Segment(input=f"i{v}") for v in reads)
+    prompt += (Segment(text="x"), *(Segment(output=f"o{v}") for v in writes))
+    inputs = (Placeholder(name=f"i{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
+    outputs = (Placeholder(name=f"o{v}", in_out=InOut.OUT, semantic_var_id=v) for v in writes)
+    return Node(name, Call(name=name, prompt=prompt, placeholders=(*inputs, *outputs)))
+
+
+class Play:
+    """A session under test: `tell` it something, see what it does; it is validated every time."""
+
+    def __init__(self, *nodes: Node, detach: bool = False) -> None:
+        self.session = Session("s", "t", now=0.0)
+        self.now = 0.0
+        self.first = self.submit(*nodes, detach=detach) if nodes else []
+
+    def tell(self, event: ev.SessionEvent) -> list[ev.Action]:
+        actions = self.session.handle(event)
+        self.session.validate()
+        return actions
+
+    def submit(self, *nodes: Node, detach: bool = False) -> list[ev.Action]:
+        return self.tell(ev.CallsSubmitted(now=0.0, nodes=nodes, detach=detach))
+
+    def send(self, call: str, index: int = 0) -> list[ev.Action]:
+        return self.tell(ev.PrimitiveSent(now=0.5, call=call, index=index, engine="e"))
+
+    def text(self, call: str, text: str, index: int = 0) -> list[ev.Action]:
+        return self.tell(ev.TextGenerated(now=1.6, call=call, index=index, text=text))
+
+    def finish(self, call: str, value: str = "v", index: int = 0) -> list[ev.Action]:
+        self.send(call, index)
+        finished = ev.PrimitiveFinished(
+            now=2.0, call=call, index=index, reason=FinishReason.STOP, usage=USAGE, value=value
+        )
+        return self.tell(finished)
+
+    def fail(self, call: str) -> list[ev.Action]:
+        error = EngineFailed("no luck")
+        return self.tell(ev.PrimitiveFailed(now=2.0, call=call, index=0, error=error))
+
+    def open(self, variable: str, wait: bool = False) -> list[ev.Action]:
+        return self.tell(ev.ReaderOpened(now=0.0, variable=variable, wait=wait))
+
+    def leave(self, variable: str, served: bool = False) -> list[ev.Action]:
+        return self.tell(ev.ReaderClosed(now=3.0, variable=variable, served=served))
+
+    def state(self, call: str) -> CallState:
+        return self.session.calls[call].state
+
+
+def test_a_call_without_inputs_starts_when_submitted() -> None:
+    """Nothing waits for a get: what can run, runs."""
+    assert Play(call("draft", writes="d")).first == [ev.Run("draft", 0)]
+
+
+def test_second_call_starts_when_its_input_arrives() -> None:
+    """A summary waits for its draft, and starts in the very step that sets it."""
+    play = Play(call("draft", writes="d"), call("summary", "d", "s"))
+    assert play.first == [ev.Run("draft", 0)]
+    assert play.finish("draft") == [ev.Notify("d"), ev.Run("summary", 0)]
+    assert play.finish("summary") == [ev.Notify("s")]
+    assert play.session.variable("s").value == "v"
+
+
+def test_a_reduce_waits_for_the_last_map() -> None:
+    """Two of three are not enough."""
+    play = Play(*(call(f"m{v}", writes=v) for v in "abc"), call("reduce", "abc", "r"))
+    assert play.finish("ma") == [ev.Notify("a")]
+    assert play.finish("mc") == [ev.Notify("c")]
+    assert play.finish("mb") == [ev.Notify("b"), ev.Run("reduce", 0)]
+
+
+def test_a_variable_set_by_the_client_starts_its_readers() -> None:
+    """An input may be set after the call that needs it was submitted."""
+    play = Play(call("joke", "t", "j"))
+    assert play.first == []
+    topic = ev.VariableSet(now=1.0, variable="t", value="cats")
+    assert play.tell(topic) == [ev.Notify("t"), ev.Run("joke", 0)]
+    with pytest.raises(AlreadySet):
+        play.tell(topic)
+
+
+def test_outputs_of_one_call_follow_each_other() -> None:
+    """The second output of a prompt is queued when the first is whole."""
+    play = Play(call("both", writes="xy"))
+    assert play.finish("both", index=0) == [ev.Notify("x"), ev.Run("both", 1)]
+    assert play.finish("both", index=1) == [ev.Notify("y")]
+    assert play.state("both") is CallState.DONE
+
+
+def test_an_input_after_the_first_output_does_not_hold_it_up() -> None:
+    """`{{output:x}} {{input:y}} {{output:z}}` starts at once and waits in the middle."""
+    prompt = (Segment(output="x"), Segment(input="y"), Segment(output="z"))
+    ways = {"x": InOut.OUT, "y": InOut.IN, "z": InOut.OUT}
+    holders = tuple(Placeholder(name=n, in_out=w, semantic_var_id=n) for n, w in ways.items())
+    play = Play(Node("c", Call(name="c", prompt=prompt, placeholders=holders)))
+    assert play.first == [ev.Run("c", 0)]
+    assert play.finish("c", index=0) == [ev.Notify("x")]
+    assert play.state("c") is CallState.WAITING
+    assert ev.Run("c", 1) in play.tell(ev.VariableSet(now=1.0, variable="y", value="1"))
+
+
+def test_text_is_logged_as_it_comes() -> None:
+    """A streaming variable grows; the value is what the transforms made of it at the end."""
+    play = Play(call("a", writes="x"))
+    play.send("a")
+    assert play.text("a", "Hel") == [ev.Notify("x")]
+    assert play.text("a", "lo") == [ev.Notify("x")]
+    variable = play.session.variable("x")
+    assert (variable.text, variable.state) == ("Hello", VariableState.STREAMING)
+
+
+def test_a_failure_reaches_everything_below_at_once() -> None:
+    """Every descendant fails with the error of the call that failed first, and says its name."""
+    play = Play(call("a", writes="x"), call("b", "x", "y"), call("c", "y", "z"), call("d", "", "w"))
+    play.send("a")
+    assert play.fail("a") == [
+        ev.Stop("a", 0),
+        ev.Notify("x"),
+        ev.Notify("y"),
+        ev.Notify("z"),
+    ]
+    error = play.session.variable("z").error
+    assert isinstance(error, EngineFailed) and error.call == "a"
+    assert play.state("d") is CallState.QUEUED
+
+
+def test_a_call_on_a_failed_variable_fails_when_submitted() -> None:
+    """A graph may grow onto a failure; the new call does not wait for what will never come."""
+    play = Play(call("a", writes="x"))
+    play.fail("a")
+    assert play.submit(call("late", "x", "y")) == [ev.Notify("y")]
+    assert play.session.variable("y").error is play.session.variable("x").error
+
+
+def test_news_of_a_stopped_call_is_dropped() -> None:
+    """The engine may still have been talking when the call was cancelled."""
+    play = Play(call("a", writes="x"))
+    play.send("a")
+    play.tell(ev.CallCancelled(now=1.0, call="a"))
+    assert play.text("a", "late") == []
+    assert play.finish("a") == []
+    assert isinstance(play.session.variable("x").error, Cancelled)
+
+
+def test_a_refused_submit_changes_nothing() -> None:
+    """All or none: the good half of a bad submit is not there afterwards."""
+    play = Play(call("a", writes="x"))
+    with pytest.raises(CyclicGraph):
+        play.submit(call("good", writes="g"), call("loop", "l", "l"))
+    assert list(play.session.calls) == ["a"]
+    assert list(play.session.variables) == ["x"]
+
+
+def test_get_of_what_nothing_produces() -> None:
+    """It is told so at once, also when the gap is further up; `wait` says that it may yet come."""
+    play = Play(call("a", "topic", "x"))
+    with pytest.raises(UnknownVariable):
+        play.open("never")
+    with pytest.raises(NoProducer, match=r"'t', which 'x' waits for"):
+        Play(call("a", "t", "x")).open("x")
+    assert play.open("x", wait=True) == []
+    assert play.open("never", wait=True) == []
+
+
+def test_who_goes_away_cancels_what_only_he_waited_for() -> None:
+    """The chain above a lone reader stops; a branch that another sink needs goes on."""
+    play = Play(
+        call("shared", writes="s"),
+        call("own", writes="o"),
+        call("mine", "so", "m"),
+        call("other", "s", "t"),
+    )
+    play.open("m")
+    play.leave("m")
+    states = {name: play.state(name) for name in ("shared", "own", "mine", "other")}
+    assert states == {
+        "shared": CallState.QUEUED,
+        "own": CallState.CANCELLED,
+        "mine": CallState.CANCELLED,
+        "other": CallState.WAITING,
+    }
+
+
+def test_a_second_reader_or_detach_keeps_the_work() -> None:
+    """Only an open reader counts, and `detach` says that none is needed."""
+    play = Play(call("a", writes="x"))
+    play.open("x")
+    play.open("x")
+    assert play.leave("x") == []
+    assert play.leave("x") == [ev.Stop("a", 0), ev.Notify("x")]
+    detached = Play(call("a", writes="x"), detach=True)
+    detached.open("x")
+    assert detached.leave("x") == []
+
+
+def test_a_reader_may_change_the_objective() -> None:
+    """A get with a criterion is taken up by the plan, and the stricter of two is kept."""
+    play = Play(call("a", writes="x"))
+    reader = ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.THROUGHPUT)
+    play.tell(reader)
+    assert play.session.plan.objective["a"] is Criterion.THROUGHPUT
+    play.tell(ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.LATENCY))
+    play.tell(reader)
+    assert play.session.plan.objective["a"] is Criterion.LATENCY
+
+
+def test_closing_settles_everything() -> None:
+    """After a close no variable is open, so that no get can hang."""
+    play = Play(call("a", writes="x"), call("b", "xq", "y"))
+    play.send("a")
+    actions = play.tell(ev.SessionClosed(now=9.0))
+    assert ev.Stop("a", 0) in actions
+    assert all(v.settled for v in play.session.variables.values())
