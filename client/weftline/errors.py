@@ -2,7 +2,8 @@
 
     WeftlineError                      500
     ├── InvalidRequest                 400  a field is missing, malformed or out of range
-    │   └── ContextTooLong             400  the prompt does not fit the model's context
+    │   ├── ContextTooLong             400  the prompt does not fit the model's context
+    │   └── BodyTooLarge               413  the request has more bytes than the server takes
     ├── Unauthorized                   401  no key, or a wrong one
     ├── UnknownSession                 404
     ├── UnknownVariable                404
@@ -98,6 +99,12 @@ class InvalidRequest(WeftlineError, ValueError):
 
 class ContextTooLong(InvalidRequest):
     """The prompt has more tokens than the model can hold."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request has more bytes than the server takes."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class Unauthorized(WeftlineError):

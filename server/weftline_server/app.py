@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.responses import JSONResponse
 
 from weftline.errors import WeftlineError
@@ -54,7 +53,6 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
     app.state.driver = driver
     app.state.draining = False
     app.state.start_error = None
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=config.max_body)
     for module in (sessions, calls, openai, health):
         app.include_router(module.router)
     app.add_exception_handler(WeftlineError, _on_error)
@@ -77,8 +75,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's own refusals (no such route, wrong method), in our shape."""
     assert isinstance(error, HTTPException)
-    param = "body" if error.status_code == 413 else "path"
-    body = {"message": str(error.detail), "type": "InvalidRequest", "code": None, "param": param}
+    body = {"message": str(error.detail), "type": "InvalidRequest", "code": None, "param": "path"}
     return JSONResponse({"error": {**body, "call": None}}, error.status_code, error.headers)
 
 

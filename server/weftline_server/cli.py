@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from weftline.errors import WeftlineError
+from weftline_engine.models.errors import ModelUnavailable
+from weftline_server.extras import extra_of, install
 
 _COMMANDS = {
     "serve": "serve models to applications",
@@ -25,16 +27,6 @@ _COMMANDS = {
 
 _FAILED, _MISSING, _INTERRUPTED = 1, 2, 130
 
-# What our extras bring, by the name it is imported by.
-_EXTRA_OF = {
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic", "sse_starlette"), "server"),
-    **dict.fromkeys(("jinja2", "tokenizers"), "server"),
-    **dict.fromkeys(("torch", "numpy", "safetensors", "transformers", "gguf"), "engine"),
-    **dict.fromkeys(("huggingface_hub", "rich"), "engine"),
-    "triton": "gpu",
-    "vllm": "vllm",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own if None); the exit code."""
@@ -42,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        extra = extra_of(error.name or "")
         if extra is None:
             raise
-        _say(f"this needs {error.name}, which is not installed: {_install(extra)}")
+        _say(f"this needs {error.name}, which is not installed: run `{install(extra)}`")
         return _MISSING
     except KeyboardInterrupt:
         _say("interrupted")
@@ -69,18 +61,11 @@ def _run(argv: list[str]) -> int:
         if name == command:
             module.add_arguments(sub)
     args = parser.parse_args(argv)
-    from weftline_engine.models import ModelUnavailable
-
     try:
         return int(module.run(args))
     except (ModelUnavailable, WeftlineError) as error:
         _say(str(error))
         return _FAILED
-
-
-def _install(extra: str) -> str:
-    extras = "server,engine" if extra in ("server", "engine") else extra
-    return f"run `pip install 'weftline[{extras}]'`"
 
 
 def _version() -> str:

@@ -11,14 +11,21 @@ from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import JSONResponse
 
-from weftline.errors import Cancelled, InvalidRequest, WeftlineError
+from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
+from weftline_server.config import ServerConfig
 
 T = TypeVar("T")
 
 
 async def read(request: Request, kind: type[T]) -> T:
     """The body as a `kind`. Raises InvalidRequest that names the field at fault."""
-    return parse(await request.body(), kind)
+    config: ServerConfig = request.app.state.config
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > config.max_body:
+            raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+    return parse(bytes(body), kind)
 
 
 def parse(body: bytes, kind: type[T]) -> T:

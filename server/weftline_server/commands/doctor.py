@@ -1,0 +1,166 @@
+"""`weftline doctor`: what this machine can run, and what is missing; needs nothing but the client.
+
+Exit code 0 if at least one real engine can run here, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from weftline_engine.models import DEFAULT_MODEL, cached, default_home
+from weftline_server.extras import EXTRAS, install, versions
+
+_DEFAULT_PORT = 8600
+
+# By engine: the module that implements it, and the extras that it and the server need.
+_ENGINES = {
+    "torch": ("weftline_engine.embedded", ("server", "engine")),
+    "vllm": ("weftline_engine.vllm", ("server", "vllm")),
+    "openai": ("weftline_engine.openai", ("server",)),
+    "null": ("weftline_engine.null", ("server",)),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `run` reads."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, print, and judge."""
+    report = examine()
+    print(json.dumps(report, indent=2) if args.json else render(report))
+    return 0 if report["can_serve"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """What there is, as JSON data: machine, torch, extras, engines, model, port, can_serve."""
+    extras = {extra: versions(extra) for extra in EXTRAS}
+    torch = _torch()
+    engines = {name: judge(name, extras, torch) for name in _ENGINES}
+    return {
+        "machine": _machine(),
+        "torch": torch,
+        "extras": extras,
+        "engines": engines,
+        "model": {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None},
+        "port": {"number": _DEFAULT_PORT, "free": _is_free(_DEFAULT_PORT)},
+        "can_serve": any(
+            engine["runs"] for name, engine in engines.items() if name != "null"
+        ),  # the null engine has no model
+    }
+
+
+def judge(
+    engine: str, extras: dict[str, dict[str, str | None]], torch: dict[str, Any]
+) -> dict[str, Any]:
+    """Whether `engine` can run, on what, and what to do if it cannot."""
+    module, needed = _ENGINES[engine]
+    if importlib.util.find_spec(module) is None:
+        return {"runs": False, "why": "not in this version of weftline"}
+    missing = [extra for extra in needed if None in extras[extra].values()]
+    if missing:
+        return {"runs": False, "why": f"run {install(*missing)}"}
+    if engine == "torch":
+        if torch["error"]:
+            return {"runs": False, "why": f"torch does not load: {torch['error']}"}
+        return {"runs": True, "why": "on " + ", ".join(["CPU", *torch["devices"]])}
+    if engine == "vllm" and not torch["devices"]:
+        return {"runs": False, "why": "needs a CUDA device"}
+    why = {"null": "no model: for tests", "openai": "needs the address of an endpoint"}
+    return {"runs": True, "why": why.get(engine, "")}
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as a table of three columns: what, its state, more about it."""
+    machine, torch = report["machine"], report["torch"]
+    rows = [
+        ("python", machine["python"], machine["platform"]),
+        ("cores", str(machine["cores"]), ""),
+        ("memory", _gib(machine["memory_bytes"]), f"{_gib(machine['available_bytes'])} available"),
+        ("disk", f"{_gib(machine['cache_free_bytes'])} free", f"model cache {machine['cache']}"),
+        ("torch", torch["version"] or "missing", torch["error"] or ""),
+        ("cuda", torch["cuda"] or "none", ", ".join(torch["devices"])),
+    ]
+    for extra, found in report["extras"].items():
+        missing = [name for name, version in found.items() if version is None]
+        there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        state = "installed" if not missing else "missing"
+        more = there if not missing else f"lacks {', '.join(missing)}: {install(extra)}"
+        rows.append((f"extra {extra}", state, more))
+    for name, engine in report["engines"].items():
+        rows.append((f"engine {name}", "can run" if engine["runs"] else "cannot", engine["why"]))
+    model, port = report["model"], report["port"]
+    rows.append(
+        ("model", "cached" if model["cached"] else "not yet", f"{model['name']} (weftline pull)")
+    )
+    rows.append((f"port {port['number']}", "free" if port["free"] else "taken", ""))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+    verdict = "a model can be served here" if report["can_serve"] else "no real engine can run yet"
+    return "\n".join([*lines, "", verdict])
+
+
+def _machine() -> dict[str, Any]:
+    home = default_home()
+    there = next(path for path in (home, *home.absolute().parents) if path.is_dir())
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": page * os.sysconf("SC_PHYS_PAGES"),
+        "available_bytes": _available_memory() or page * os.sysconf("SC_AVPHYS_PAGES"),
+        "cache": str(home),
+        "cache_free_bytes": shutil.disk_usage(there).free,
+    }
+
+
+def _available_memory() -> int | None:
+    """What the kernel says can be had without swapping, in bytes; None where it does not say."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return None
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _torch() -> dict[str, Any]:
+    """torch as it loads here: its version, the CUDA it was built for, the devices that it sees."""
+    found: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "error": None}
+    if importlib.util.find_spec("torch") is None:
+        return found
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library that the wheel needs is missing
+        return found | {"error": str(error).splitlines()[0][:200]}
+    devices = range(torch.cuda.device_count())
+    return found | {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(device) for device in devices],
+    }
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,66 @@
+"""The optional parts of weftline: what each extra installs, and the name it is imported by."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# By extra: distribution -> import name. A test holds it equal to pyproject.toml.
+EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "server": {
+            "fastapi": "fastapi",
+            "starlette": "starlette",
+            "uvicorn": "uvicorn",
+            "pydantic": "pydantic",
+            "sse-starlette": "sse_starlette",
+            "jinja2": "jinja2",
+            "tokenizers": "tokenizers",
+        },
+        "engine": {
+            "torch": "torch",
+            "numpy": "numpy",
+            "safetensors": "safetensors",
+            "tokenizers": "tokenizers",
+            "transformers": "transformers",
+            "gguf": "gguf",
+            "huggingface-hub": "huggingface_hub",
+            "rich": "rich",
+        },
+        "gpu": {"triton": "triton"},
+        "vllm": {"vllm": "vllm"},
+        "ray": {"ray": "ray"},
+    }
+)
+
+
+def extra_of(module: str) -> str | None:
+    """The first extra that brings the import `module` ("torch.nn" counts as "torch"), or None."""
+    top = module.partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if top in packages.values():
+            return extra
+    return None
+
+
+def install(*extras: str) -> str:
+    """What to run to get `extras`; the server and its engine go together."""
+    wanted = {"server", "engine"} if {"server", "engine"} & set(extras) else set()
+    ordered = [extra for extra in EXTRAS if extra in wanted | set(extras)]
+    return f"pip install 'weftline[{','.join(ordered)}]'"
+
+
+def versions(extra: str) -> dict[str, str | None]:
+    """Each distribution of `extra` and its version, None where it is not installed."""
+    return {name: _version(name, module) for name, module in EXTRAS[extra].items()}
+
+
+def _version(distribution: str, module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown version"  # importable, yet not installed: it lies on PYTHONPATH
