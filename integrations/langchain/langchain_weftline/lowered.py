@@ -1,0 +1,267 @@
+"""A lowered chain: the calls to submit, and how their variables become the chain's result."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from pydantic import SecretStr
+
+from langchain_weftline.symbols import (
+    Answer,
+    CannotCompile,
+    Hole,
+    Prompt,
+    Ref,
+    Slot,
+    Spec,
+    Text,
+    Turn,
+    is_symbolic,
+)
+from weftline import transforms
+from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
+
+OUTPUT = "out"
+"""The placeholder that every call writes."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the chain's models are served."""
+
+    base_url: str
+    api_key: SecretStr
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call as the lowering meets it, before it is known who else reads its inputs."""
+
+    name: str
+    turns: tuple[Turn, ...]
+    var: str
+    sampling: Sampling
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The value of variable `var` after `transforms`; `is_message` wraps it in an AIMessage."""
+
+    var: str
+    transforms: tuple[Spec, ...] = ()
+    is_message: bool = False
+    is_text: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that the client has."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A dict."""
+
+    items: tuple[tuple[Any, Tree], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list, or a tuple."""
+
+    items: tuple[Tree, ...]
+    is_tuple: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenated:
+    """A string made of the strings of its parts."""
+
+    parts: tuple[Variable | Constant, ...]
+
+
+Tree = Variable | Constant | Mapped | Listed | Concatenated
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What to submit, where, and what the chain returns."""
+
+    calls: tuple[Call, ...]
+    result: Tree
+    server: Server | None = None
+
+    def variables(self) -> tuple[str, ...]:
+        """The variables that the result needs, each once, in order."""
+        return tuple(dict.fromkeys(leaf.var for leaf in _variables(self.result)))
+
+    def streamable(self) -> Variable | None:
+        """The result, if it is one variable whose text nothing transforms."""
+        result = self.result
+        if not isinstance(result, Variable) or result.transforms:
+            return None
+        outputs = (p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT)
+        [output] = [output for output in outputs if output.semantic_var_id == result.var]
+        return None if output.transforms else result
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """The chain's result, from the values of `variables()`. Raises TransformFailed."""
+        return _build(self.result, values)
+
+
+def _variables(tree: Tree) -> Iterator[Variable]:
+    if isinstance(tree, Variable):
+        yield tree
+    elif isinstance(tree, Mapped):
+        for _, item in tree.items:
+            yield from _variables(item)
+    elif isinstance(tree, (Listed, Concatenated)):
+        for item in tree.items if isinstance(tree, Listed) else tree.parts:
+            yield from _variables(item)
+
+
+def _build(tree: Tree, values: Mapping[str, Any]) -> Any:
+    if isinstance(tree, Constant):
+        return tree.value
+    if isinstance(tree, Variable):
+        value = transforms.run(tree.transforms, values[tree.var])
+        return AIMessage(content=value) if tree.is_message else value
+    if isinstance(tree, Mapped):
+        return {key: _build(item, values) for key, item in tree.items}
+    if isinstance(tree, Concatenated):
+        return "".join(_build(part, values) for part in tree.parts)
+    items = [_build(item, values) for item in tree.items]
+    return tuple(items) if tree.is_tuple else items
+
+
+def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lowered:
+    """`drafts` as calls, and `result` as a tree.
+
+    A parser's transforms belong to the output when every reader of the variable wants them, so
+    that the value is parsed once and the graph shows it parsed. Where one reader wants the raw text
+    and another its parsed form, the variable stays raw and each input says what it does to it:
+    one generation, one variable, and no reader waits for a parser that it does not use.
+    """
+    uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
+    for draft in drafts:
+        for hole in Prompt(draft.turns).holes():
+            uses[hole.ref.var].append(hole.ref.transforms)
+    for leaf in _variables(_tree(result, {})):
+        uses[leaf.var].append(leaf.transforms)
+    shared = {var: _common_start(readers) for var, readers in uses.items()}
+    calls = tuple(_Binding(shared).call(draft) for draft in drafts)
+    return Lowered(calls, _tree(result, shared), server)
+
+
+def _common_start(readers: list[tuple[Spec, ...]]) -> tuple[Spec, ...]:
+    start = readers[0] if readers else ()
+    for reader in readers:
+        same = [mine == theirs for mine, theirs in zip(start, reader, strict=False)]
+        start = start[: (*same, False).index(False)]
+    return start
+
+
+def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
+    if not is_symbolic(value):
+        return Constant(value)
+    if isinstance(value, Ref):
+        rest = value.transforms[len(shared.get(value.var, ())) :]
+        return Variable(value.var, rest, is_text=value.is_text)
+    if isinstance(value, Answer):
+        return Variable(value.var, is_message=True)
+    if isinstance(value, Text):
+        return Concatenated(tuple(_part(piece, shared) for piece in value.pieces))
+    if isinstance(value, dict):
+        return Mapped(tuple((key, _tree(item, shared)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return Listed(tuple(_tree(item, shared) for item in value), isinstance(value, tuple))
+    raise CannotCompile("the end of the chain", "its result is a prompt whose text the server has")
+
+
+def _part(piece: str | Hole, shared: Mapping[str, tuple[Spec, ...]]) -> Variable | Constant:
+    if isinstance(piece, str):
+        return Constant(piece)
+    leaf = _tree(piece.ref, shared)
+    assert isinstance(leaf, Variable), "a reference is a variable"
+    return replace(leaf, transforms=(*leaf.transforms, *piece.form))
+
+
+@dataclass
+class _Binding:
+    """Gives the inputs of one call their names: equal values share one placeholder."""
+
+    shared: Mapping[str, tuple[Spec, ...]]
+    placeholders: dict[str, Placeholder] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def call(self, draft: Draft) -> Call:
+        """`draft` with its placeholders bound, and the answer as its last message."""
+        messages = [
+            Message(role=turn.role, content=tuple(self._segments(turn.content)), name=turn.name)
+            for turn in draft.turns
+        ]
+        messages.append(Message(role="assistant", content=(Segment(output=OUTPUT),)))
+        output = Placeholder(
+            name=OUTPUT,
+            in_out=InOut.OUT,
+            semantic_var_id=draft.var,
+            transforms=self.shared[draft.var],
+            sampling=draft.sampling,
+        )
+        return Call(
+            name=draft.name,
+            prompt=tuple(messages),
+            placeholders=(*self.placeholders.values(), output),
+            model=draft.model,
+        )
+
+    def _segments(self, content: Iterable[str | Slot]) -> Iterator[Segment]:
+        text = ""
+        for part in content:
+            pieces = part.pieces if isinstance(part, Slot) else (part,)
+            for number, piece in enumerate(pieces):
+                is_constant = isinstance(part, str) or len(pieces) > 1
+                if isinstance(piece, str) and is_constant:
+                    text += piece
+                    continue
+                if text:
+                    yield Segment(text=text)
+                    text = ""
+                assert isinstance(part, Slot), "constant text was taken above"
+                name = part.name if len(pieces) == 1 else f"{part.name}_{number}"
+                yield Segment(input=self._input(name, piece))
+        if text:
+            yield Segment(text=text)
+
+    def _input(self, name: str, piece: str | Hole) -> str:
+        """The name of the placeholder for `piece`: `name`, if it is free and well formed."""
+        if isinstance(piece, str):
+            bound = Placeholder(name=OUTPUT, in_out=InOut.IN, value=piece)
+        else:
+            ref = piece.ref
+            bound = Placeholder(
+                name=OUTPUT,
+                in_out=InOut.IN,
+                semantic_var_id=ref.var,
+                transforms=(*ref.transforms[len(self.shared[ref.var]) :], *piece.form),
+            )
+        key = json.dumps([bound.value, bound.semantic_var_id, bound.transforms])
+        if key not in self.names:
+            base = name if _NAME.fullmatch(name) else "value"
+            number, free = 1, base
+            while free in self.placeholders or free == OUTPUT:
+                number += 1
+                free = f"{base}_{number}"
+            self.names[key] = free
+            self.placeholders[free] = replace(bound, name=free)
+        return self.names[key]

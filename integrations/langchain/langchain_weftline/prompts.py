@@ -1,0 +1,211 @@
+"""Prompt templates over symbolic values: each message as constant text and the slots between.
+
+Only what surely renders as LangChain renders it is taken: f-string templates by parts, everything
+else as the constant text that LangChain itself makes of concrete values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from string import Formatter
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
+from langchain_core.prompts import (
+    AIMessagePromptTemplate,
+    BasePromptTemplate,
+    ChatMessagePromptTemplate,
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
+    MessagesPlaceholder,
+    PromptTemplate,
+    SystemMessagePromptTemplate,
+)
+from langchain_core.prompts.message import BaseMessagePromptTemplate
+
+from langchain_weftline.symbols import (
+    Answer,
+    CannotCompile,
+    Prompt,
+    Slot,
+    Turn,
+    is_symbolic,
+    shown,
+)
+
+_TEMPLATE_ROLES = {
+    SystemMessagePromptTemplate: "system",
+    HumanMessagePromptTemplate: "user",
+    AIMessagePromptTemplate: "assistant",
+}
+_ROLES = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant"}
+_TEMPLATES = (BasePromptTemplate, BaseMessagePromptTemplate)
+_SERVER_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+
+
+def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prompt:
+    """`template` with `values`, some symbolic; CannotCompile where that has no exact form."""
+    if type(template) is ChatPromptTemplate:
+        values = _with_partials(template, values)
+        turns = [turn for part in template.messages for turn in _turns(part, values)]
+        return Prompt(tuple(turns), template.name)
+    return Prompt((Turn("user", _text(template, values)),), template.name)
+
+
+def messages_as_turns(messages: list[Any], step: object) -> tuple[Turn, ...]:
+    """Messages, roles with text, or answers that the server has yet to make, as turns."""
+    turns = []
+    for message in messages:
+        if isinstance(message, Answer):
+            turns.append(Turn("assistant", (Slot("answer", shown(message.text, step)),)))
+        elif is_symbolic(message):
+            raise CannotCompile(step, "a message is built of a value that the server has")
+        else:
+            turns += [_turn(made, step) for made in convert_to_messages([message])]
+    return tuple(turns)
+
+
+def _turn(message: BaseMessage, step: object) -> Turn:
+    if not isinstance(message.content, str):
+        raise CannotCompile(step, "a message has parts other than text")
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        raise CannotCompile(step, "a message calls tools")
+    role = next((role for cls, role in _ROLES.items() if isinstance(message, cls)), None)
+    if isinstance(message, SystemMessage):
+        role = message.additional_kwargs.get("__openai_role__", "system")
+    elif isinstance(message, ChatMessage):
+        role = message.role
+    if role not in _SERVER_ROLES or role == "tool":
+        raise CannotCompile(step, f"the server takes no {message.type} message in a graph")
+    content = (message.content,) if message.content else ()
+    return Turn(role, content, message.name)
+
+
+def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
+    """The turns that one part of a chat template makes."""
+    if isinstance(part, BaseMessage):
+        yield _turn(part, part)
+    elif type(part) is ChatPromptTemplate:
+        yield from render(part, values).turns
+    elif type(part) is MessagesPlaceholder:
+        yield from _placeholder(part, values)
+    elif type(part) in _TEMPLATE_ROLES or type(part) is ChatMessagePromptTemplate:
+        role = _TEMPLATE_ROLES.get(type(part)) or part.role
+        if role not in _SERVER_ROLES or role == "tool":
+            raise CannotCompile(part, f"the server has no role {role!r}")
+        if part.additional_kwargs:
+            raise CannotCompile(part, "it has additional_kwargs")
+        if isinstance(part.prompt, list):
+            raise CannotCompile(part, "a message has parts other than text")
+        yield Turn(role, _text(part.prompt, values))
+    else:
+        used = _used(part, values)
+        if type(part) is FewShotChatMessagePromptTemplate and part.example_selector is None:
+            used = {}
+        if is_symbolic(used):
+            raise CannotCompile(part, "it takes only values that the client has")
+        yield from messages_as_turns(part.format_messages(**used), part)
+
+
+def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[Turn, ...]:
+    messages = values.get(part.variable_name, []) if part.optional else values[part.variable_name]
+    if not isinstance(messages, list) or (part.n_messages and is_symbolic(messages)):
+        raise CannotCompile(part, "its messages are not a list that the client has")
+    if part.n_messages:
+        messages = convert_to_messages(messages)[-part.n_messages :]
+    return messages_as_turns(messages, part)
+
+
+def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple[str | Slot, ...]:
+    """The text of a string template, with its seams where it is an f-string."""
+    values = _with_partials(template, values)
+    if type(template) is PromptTemplate and template.template_format == "f-string":
+        return _f_string(template, template.template, values)
+    if type(template) is FewShotPromptTemplate and template.template_format == "f-string":
+        return _f_string(template, _few_shot(template, values), values)
+    used = _used(template, values)
+    if is_symbolic(used):
+        raise CannotCompile(template, "only f-string templates take values that the server has")
+    return (str(template.format(**used)),)
+
+
+def _few_shot(template: FewShotPromptTemplate, values: Mapping[str, Any]) -> str:
+    """The f-string that a few-shot template makes of its prefix, examples and suffix."""
+    examples = template.examples
+    if examples is None:
+        if is_symbolic(dict(values)):
+            raise CannotCompile(template, "its examples are selected by a value of the server")
+        assert template.example_selector is not None, "LangChain checks that there is one of both"
+        examples = template.example_selector.select_examples(dict(values))
+    keys = template.example_prompt.input_variables
+    shots = [template.example_prompt.format(**{k: shot[k] for k in keys}) for shot in examples]
+    pieces = [template.prefix, *shots, template.suffix]
+    return template.example_separator.join(piece for piece in pieces if piece)
+
+
+def _f_string(
+    template: BasePromptTemplate[Any], text: str, values: Mapping[str, Any]
+) -> tuple[str | Slot, ...]:
+    content: list[str | Slot] = []
+    formatter = Formatter()
+    for constant, name, spec, conversion in formatter.parse(text):
+        if constant:
+            content.append(constant)
+        if name is None:
+            continue
+        value = values[name]
+        if not spec and not conversion:
+            content.append(Slot(name, shown(value, template)))
+        elif is_symbolic(value):
+            raise CannotCompile(template, f"{{{name}}} has a conversion or a format")
+        else:
+            value = formatter.convert_field(value, conversion) if conversion else value
+            content.append(format(value, spec or ""))
+    return tuple(content)
+
+
+def _used(template: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = [*template.input_variables, *getattr(template, "optional_variables", ())]
+    return {name: values[name] for name in names if name in values}
+
+
+def _with_partials(
+    template: BasePromptTemplate[Any], values: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    if not template.partial_variables:
+        return values
+    partials = {
+        name: value() if callable(value) else value
+        for name, value in template.partial_variables.items()
+    }
+    return {**partials, **values}
+
+
+def calls_user_code(template: Any) -> bool:
+    """Whether rendering `template` calls functions of the user: partials, example selectors."""
+    if any(callable(value) for value in getattr(template, "partial_variables", {}).values()):
+        return True
+    if getattr(template, "example_selector", None) is not None:
+        return True
+    inner = [getattr(template, "prompt", None), getattr(template, "example_prompt", None)]
+    parts = [*getattr(template, "messages", ()), *inner]
+    return any(calls_user_code(part) for part in parts if isinstance(part, _TEMPLATES))
+
+
+def text_of(turns: tuple[Turn, ...]) -> list[tuple[str, str, str | None]]:
+    """Role, text and name of each turn, where no text is left to the server."""
+    return [(turn.role, "".join(map(str, _strings(turn))), turn.name) for turn in turns]
+
+
+def _strings(turn: Turn) -> Iterator[Any]:
+    for part in turn.content:
+        yield from part.pieces if isinstance(part, Slot) else (part,)

@@ -1,0 +1,44 @@
+"""What a ChatWeftline would send beside its messages, as the sampling of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.symbols import CannotCompile
+from weftline.protocol import Sampling
+
+_SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
+_EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
+_NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How one call is generated, and by which model; None is the server's first."""
+
+    sampling: Sampling
+    model: str | None
+
+
+def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
+    """The options of `model` with `bound` ones; CannotCompile for what no graph says (tools)."""
+    if model.cache:
+        raise CannotCompile(model, "it has a cache")
+    if model.rate_limiter is not None:
+        raise CannotCompile(model, "it has a rate limiter")
+    payload = model._get_request_payload([], **bound)
+    extra = payload.get("extra_body") or {}
+    options = {
+        "max_tokens" if name == "max_completion_tokens" else name: value
+        for name, value in payload.items()
+        if name not in _NOT_SENT and value is not None and (name, value) != ("n", 1)
+    }
+    if unknown := sorted((options.keys() - _SAMPLING) | (extra.keys() - _EXTRA)):
+        raise CannotCompile(model, f"a graph has no option {unknown[0]!r}")
+    stop = options.pop("stop", None) or ()
+    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    name = payload.get("model")
+    return CallOptions(Sampling(**options, **extra), None if name == "default" else name)

@@ -1,0 +1,188 @@
+"""Symbolic values: what a chain's steps pass on while the server has not yet made the text.
+
+Plain dicts, lists and tuples hold them, so a step that only moves values works unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+Spec = dict[str, Any]
+"""A transform as data (weftline.transforms)."""
+
+
+class CannotCompile(ValueError):
+    """A step needs a value that exists only in the server; `step` names it, `reason` says why."""
+
+    def __init__(self, step: object, reason: str) -> None:
+        self.step = step if isinstance(step, str) else _name(step)
+        self.reason = reason
+        super().__init__(
+            f"{self.step} cannot run in the server: {reason}; call the chain itself, or compile "
+            "the parts before and after this step"
+        )
+
+
+def _name(step: object) -> str:
+    name = getattr(step, "name", None)
+    return f"{type(step).__name__} {name!r}" if isinstance(name, str) else type(step).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The variable `var` after `transforms`; `is_text` when that is known to be a string."""
+
+    var: str
+    transforms: tuple[Spec, ...] = ()
+    is_text: bool = True
+
+    def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
+        """This value after one more transform."""
+        return replace(self, transforms=(*self.transforms, spec), is_text=is_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The AIMessage whose content is the raw variable `var`."""
+
+    var: str
+
+    @property
+    def text(self) -> Ref:
+        """Its content."""
+        return Ref(self.var)
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A place in a text where `ref` stands, shown by `form`: nothing, a str or a repr transform."""
+
+    ref: Ref
+    form: tuple[Spec, ...] = ()
+
+
+Piece = str | Hole
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string made of constant text and holes."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a template's variable `name` gives to the text around it."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a prompt: constant text and slots; `role` as the server names it."""
+
+    role: str
+    content: tuple[str | Slot, ...]
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt with its seams; `name` is the template's own."""
+
+    turns: tuple[Turn, ...]
+    name: str | None = None
+
+    def holes(self) -> Iterator[Hole]:
+        """The places that the server fills."""
+        for turn in self.turns:
+            for part in turn.content:
+                if isinstance(part, Slot):
+                    yield from (piece for piece in part.pieces if isinstance(piece, Hole))
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether any part of `value` exists only in the server."""
+    if isinstance(value, dict):
+        return any(map(is_symbolic, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(is_symbolic, value))
+    return isinstance(value, (Ref, Answer, Text, Prompt))
+
+
+def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Piece, ...]:
+    """`value` as an f-string shows it, or as `repr` does when `quoted`."""
+    if not is_symbolic(value):
+        return (repr(value) if quoted else format(value),)
+    if isinstance(value, Ref):
+        form = {"op": "repr"} if quoted else {"op": "str"}
+        return (Hole(value, () if value.is_text and not quoted else (form,)),)
+    if isinstance(value, Text) and not quoted:
+        return value.pieces
+    if isinstance(value, dict):
+        items = [
+            (*shown(key, step, quoted=True), ": ", *shown(item, step, quoted=True))
+            for key, item in value.items()
+        ]
+        return ("{", *_separated(items), "}")
+    if isinstance(value, (list, tuple)):
+        items = [shown(item, step, quoted=True) for item in value]
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
+        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+        return (opening, *_separated(items), comma + closing)
+    raise CannotCompile(step, f"it shows a {_kind(value)} whose quotes depend on its text")
+
+
+def joined(separator: str, values: list[Any], step: object) -> Any:
+    """`separator.join(values)`, each of which must be known to be a string."""
+    items = [string_pieces(value, step) for value in values]
+    return settled(_separated(items, separator))
+
+
+def settled(pieces: Iterable[Piece]) -> Any:
+    """A text of `pieces` as the simplest value that equals it: a string, a variable or a Text."""
+    kept = tuple(piece for piece in pieces if piece != "")
+    if all(isinstance(piece, str) for piece in kept):
+        return "".join(map(str, kept))
+    if len(kept) == 1 and isinstance(kept[0], Hole) and not kept[0].form:
+        return kept[0].ref
+    return Text(kept)
+
+
+def item_of(value: Any, key: Any, step: object) -> Ref:
+    """`value[key]` for a value of the server."""
+    if not isinstance(value, Ref) or type(key) not in (str, int):
+        raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
+    *before, last = value.transforms or ({},)
+    if last.get("op") != "path":
+        return value.then({"op": "path", "keys": [key]})
+    deeper = {"op": "path", "keys": [*last["keys"], key]}
+    return Ref(value.var, (*before, deeper), is_text=False)
+
+
+def string_pieces(value: Any, step: object) -> tuple[Piece, ...]:
+    """The pieces of a value that is used as a string and must be known to be one."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Text):
+        return value.pieces
+    if isinstance(value, Ref) and value.is_text:
+        return (Hole(value),)
+    raise CannotCompile(step, f"it needs a string where it gets a {_kind(value)}")
+
+
+def _separated(items: list[tuple[Piece, ...]], separator: str = ", ") -> list[Piece]:
+    pieces: list[Piece] = []
+    for index, item in enumerate(items):
+        pieces += [separator] * (index > 0 and bool(separator))
+        pieces += item
+    return pieces
+
+
+def _kind(value: Any) -> str:
+    names = {Ref: "parsed value", Answer: "message", Text: "built string", Prompt: "prompt"}
+    return names.get(type(value), type(value).__name__)
