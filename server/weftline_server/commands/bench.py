@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_benchmarks(here: Path) -> Path | None:
-    """The bench folder of the checkout that holds `here`, None where weftline is installed alone."""
+    """The bench folder of the checkout that holds `here`, or None outside of one."""
     root = here.resolve().parents[3]
     folder = root / "bench"
     return folder if folder.is_dir() and (root / "pyproject.toml").is_file() else None

