@@ -1,0 +1,70 @@
+"""Servers for the adapters: real processes on loopback, with an engine that needs no model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from pytest_asyncio import is_async_test
+
+StartServer = Callable[[Sequence[tuple[str, str]]], str]
+
+READY_S = 60.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the async tests here on one loop: langchain-openai has one connection pool for all."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@contextmanager
+def served(*options: str) -> Iterator[str]:
+    """The address of a server that runs inside the block."""
+    command = [sys.executable, "-m", "weftline_server", "serve", "--engine", "null", "--port", "0"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().split()[-1]
+        _wait_until_ready(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def _wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while httpx.get(f"{url}/health/ready").status_code != 200:
+        assert time.monotonic() < deadline, "the server did not become ready"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def echo_url() -> Iterator[str]:
+    """A server that answers each prompt with its rendered text."""
+    with served() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def start_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts a server that answers by rules: the reply of the first whose text is in the prompt."""
+    with ExitStack() as servers:
+
+        def start(rules: Sequence[tuple[str, str]]) -> str:
+            path = tmp_path_factory.mktemp("script") / "script.json"
+            path.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in rules]))
+            options = ("--null-mode", "script", "--null-script", str(path))
+            return servers.enter_context(served(*options))
+
+        yield start

@@ -1,0 +1,148 @@
+"""ChatWeftline against a real server, beside the clients that people use today."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.load import dumpd, load
+from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+from langchain_weftline import ChatWeftline
+
+QUESTION = [SystemMessage("Be brief."), HumanMessage("Which rivers?")]
+ECHO = "system: Be brief.\nuser: Which rivers?\nassistant: "
+ECHO_TOKENS = 8  # seven words, and the space at the end
+
+
+@pytest.fixture(params=["weftline", "openai"])
+def llm(request: pytest.FixtureRequest, echo_url: str) -> Any:
+    """Our model, and LangChain's own pointed at the same server."""
+    if request.param == "weftline":
+        return ChatWeftline(base_url=echo_url, temperature=0)
+    return ChatOpenAI(
+        base_url=f"{echo_url}/v1", api_key=SecretStr("none"), model="default", stream_usage=True
+    )
+
+
+@pytest.mark.parametrize(
+    "given", ["http://there:1", "http://there:1/", "http://there:1/v1", "http://there:1/v1/"]
+)
+def test_base_url_with_and_without_v1(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People paste either form; both name the same server, from the argument or the environment."""
+    assert ChatWeftline(base_url=given).openai_api_base == "http://there:1/v1"
+    monkeypatch.setenv("WEFTLINE_BASE_URL", given)
+    assert ChatWeftline().openai_api_base == "http://there:1/v1"
+    assert ChatWeftline().server_url == "http://there:1"
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing set it is this machine's server, its first model, and no key of OpenAI's."""
+    monkeypatch.delenv("WEFTLINE_BASE_URL", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "must not be sent to us")
+    monkeypatch.setenv("OPENAI_API_BASE", "http://must.not.be.used")
+    llm = ChatWeftline()
+    assert llm.server_url == "http://127.0.0.1:8600"
+    assert llm.model_name == "default"
+    assert llm.openai_api_key.get_secret_value() == "none"
+    assert llm._get_ls_params()["ls_provider"] == "weftline"
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `load`
+def test_serialises_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved chain names the variable that holds the key, and comes back with it."""
+    monkeypatch.setenv("WEFTLINE_API_KEY", "a secret")
+    llm = ChatWeftline(base_url="http://there:1", temperature=0.5)
+    saved = dumpd(llm)
+    assert "a secret" not in str(saved)
+    loaded = load(
+        saved,
+        allowed_objects=[ChatWeftline],
+        valid_namespaces=["langchain_weftline"],
+        secrets_from_env=True,
+    )
+    assert loaded.dict() == llm.dict()
+    assert loaded.openai_api_key.get_secret_value() == "a secret"
+
+
+def test_counts_tokens_offline() -> None:
+    """An estimate needs neither transformers nor a download; a counter of the user is exact."""
+    llm = ChatWeftline()
+    before = "transformers" in sys.modules
+    assert llm.get_num_tokens("twelve bytes") == 3
+    assert llm.get_num_tokens("é" * 3) == 2
+    assert llm.get_num_tokens_from_messages(QUESTION) == 3 + 4 + 4 + 4
+    assert ("transformers" in sys.modules) == before
+    assert ChatWeftline(custom_get_token_ids=lambda t: [0] * len(t)).get_num_tokens("abc") == 3
+    with pytest.raises(NotImplementedError, match="custom_get_token_ids"):
+        llm.get_token_ids("text")
+
+
+def test_invoke(llm: Any) -> None:
+    """The answer comes with its usage and the name of the model that gave it."""
+    answer = llm.invoke(QUESTION)
+    assert answer.content == ECHO
+    usage = answer.usage_metadata
+    assert usage["input_tokens"] == ECHO_TOKENS
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_token_details"]["cache_read"] == 0
+    assert answer.response_metadata["model_name"] == "null"
+    assert answer.response_metadata["finish_reason"] == "stop"
+
+
+async def test_ainvoke(llm: Any) -> None:
+    """The same by await."""
+    assert (await llm.ainvoke(QUESTION)).content == ECHO
+
+
+def test_stream(llm: Any) -> None:
+    """Chunks add up to the answer, and the last one brings the usage."""
+    total = AIMessageChunk(content="")
+    for chunk in llm.stream(QUESTION):
+        total += chunk
+    assert total.content == ECHO
+    assert total.usage_metadata is not None
+    assert total.usage_metadata["input_tokens"] == ECHO_TOKENS
+    assert total.response_metadata["model_name"] == "null"
+
+
+async def test_astream(llm: Any) -> None:
+    """The same by async for."""
+    assert "".join([chunk.content async for chunk in llm.astream(QUESTION)]) == ECHO
+
+
+async def test_batches_keep_their_order(llm: Any) -> None:
+    """Answers stand where their questions stood."""
+    prompts = [f"number {n}" for n in range(20)]
+    expected = [f"user: {prompt}\nassistant: " for prompt in prompts]
+    assert [answer.content for answer in llm.batch(prompts)] == expected
+    assert [answer.content for answer in await llm.abatch(prompts)] == expected
+
+
+def test_stop_and_max_tokens(llm: Any) -> None:
+    """Generation ends before a stop string, and after so many tokens."""
+    assert llm.invoke(QUESTION, stop=["rivers"]).content == "system: Be brief.\nuser: Which "
+    short = llm.bind(max_tokens=2).invoke(QUESTION)
+    assert short.content == "system: Be"
+    assert short.response_metadata["finish_reason"] == "length"
+
+
+def test_in_a_chain(llm: Any) -> None:
+    """`prompt | llm | parser`, streamed, is what it is with any model."""
+    chain = ChatPromptTemplate.from_template("Which {what}?") | llm | StrOutputParser()
+    assert chain.invoke({"what": "rivers"}) == "user: Which rivers?\nassistant: "
+    assert "".join(chain.stream({"what": "lakes"})) == "user: Which lakes?\nassistant: "
+
+
+def test_errors_are_those_of_the_openai_client(echo_url: str) -> None:
+    """Retries and fallbacks written for ChatOpenAI see the exceptions that they know."""
+    with pytest.raises(openai.NotFoundError, match="nonesuch"):
+        ChatWeftline(base_url=echo_url, model="nonesuch").invoke("hi")
+    with pytest.raises(openai.APIConnectionError):
+        ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0).invoke("hi")
