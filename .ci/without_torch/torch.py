@@ -1,0 +1,3 @@
+"""Stands in the way of torch while tests/null runs: those tests must need none."""
+
+raise ModuleNotFoundError("tests/null must not import torch", name="torch")

@@ -1,0 +1,57 @@
+# Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
+# dependencies changes.
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check bench gpu clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LISTS := pyproject.toml integrations/langchain/pyproject.toml constraints.txt
+SOURCES := client:server:engine:kernels
+PYTEST := $(BIN)/python -m pytest -q
+
+# $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
+suite = @if ls $(1)/test_*.py >/dev/null 2>&1; then echo "$(2)" && $(2); fi
+
+help: ## say what the verbs do
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(INSTALLED) ## make .venv with everything the other verbs need
+
+$(INSTALLED): $(LISTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+	  f"weftline needs Python 3.11 or newer, this is {v[0]}.{v[1]}: set PYTHON=")'
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install -q -c constraints.txt --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,dev]' -e integrations/langchain
+	@touch $@
+
+demo: install ## a LangChain summary, plain and as one graph, on a real model
+	$(BIN)/python cookbook/demo.py
+
+test: install ## every test that needs no GPU
+	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(PYTEST) tests/null --disable-socket --allow-unix-socket)
+	$(call suite,tests,$(PYTEST) tests/test_layers.py tests/test_packaging.py)
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(PYTEST) tests/kernels)
+	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
+	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
+	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
+
+check: install ## lint, types, layers, and the README's programs from built wheels
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) tests/test_layers.py tests/test_packaging.py
+	$(BIN)/python .ci/check_wheels.py
+
+bench: install ## list the benchmarks, or run one: make bench NAME=...
+	$(BIN)/weftline bench $(NAME)
+
+gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and installs nothing
+	@if ! ls tests/gpu/test_*.py bench/gpu.py >/dev/null 2>&1; then echo "nothing for a GPU yet"; fi
+	$(call suite,tests/gpu,PYTHONPATH=$(SOURCES) $(PYTHON) -m pytest -q tests/gpu)
+	@if [ -f bench/gpu.py ]; then PYTHONPATH=$(SOURCES) $(PYTHON) bench/gpu.py; fi
+
+clean: ## remove .venv and everything that was built; the model cache stays
+	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

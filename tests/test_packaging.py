@@ -1,0 +1,114 @@
+"""What the distributions promise: wide ranges, security floors, one version, no index baked in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = (".", "integrations/langchain", "integrations/llamaindex")
+
+# The lowest versions without a known hole that reaches us, where we ask for the package at all.
+FLOORS = {
+    "starlette": "1.3.1",
+    "h11": "0.16",
+    "jinja2": "3.1.6",
+    "orjson": "3.11.5",
+    "langchain-core": "1.3.3",
+    "langchain": "1.3.9",
+    "langchain-openai": "1.1.14",
+    "llama-index-core": "0.13.0",
+    "ray": "2.56",
+    "vllm": "0.30",
+}
+
+
+@cache
+def project(folder: str) -> dict[str, Any]:
+    """The [project] table of `folder`."""
+    table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+    return dict(table["project"])
+
+
+def requirements(folder: str) -> list[Requirement]:
+    """What `folder` asks for, extras included."""
+    found = list(project(folder).get("dependencies", []))
+    for extra in project(folder).get("optional-dependencies", {}).values():
+        found += extra
+    return [Requirement(text) for text in found]
+
+
+def constraints() -> dict[str, Version]:
+    """constraints.txt by name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name: Version(version) for name, version in pins}
+
+
+@pytest.mark.parametrize("folder", PROJECTS)
+def test_ranges_are_wide_and_start_at_the_security_floor(folder: str) -> None:
+    """Every requirement has a lower bound, none pins one version."""
+    for requirement in requirements(folder):
+        specifiers = {s.operator: s.version for s in requirement.specifier}
+        assert not {"==", "===", "~="} & specifiers.keys(), requirement
+        assert ">=" in specifiers, f"{requirement} has no lower bound"
+        floor = FLOORS.get(canonicalize_name(requirement.name))
+        if floor is not None:
+            assert Version(specifiers[">="]) >= Version(floor), f"{requirement} allows < {floor}"
+
+
+@pytest.mark.parametrize("folder", PROJECTS[:2])
+def test_the_constraints_pin_what_we_ask_for(folder: str) -> None:
+    """One exact version inside each range, of all that `make install` installs by name."""
+    pins = constraints()
+    optional = project(folder).get("optional-dependencies", {})
+    skipped = {
+        Requirement(text).name
+        for extra in ("gpu", "vllm", "ray")
+        for text in optional.get(extra, [])
+    }
+    for requirement in requirements(folder):
+        if requirement.name in skipped | {"weftline"}:
+            continue
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), f"{requirement} excludes {pin}"
+    assert pins["torch"] == Version("2.13.0")
+
+
+def test_the_distributions_have_one_version() -> None:
+    """The adapters ask for the weftline that they were released with."""
+    assert len({project(folder)["version"] for folder in PROJECTS}) == 1
+    version = Version(project(".")["version"])
+    for folder in PROJECTS[1:]:
+        wanted = next(r for r in requirements(folder) if r.name == "weftline")
+        assert wanted.specifier.contains(version)
+
+
+def test_the_client_alone_is_small() -> None:
+    """`pip install weftline` brings httpx, its events, and no framework."""
+    names = {Requirement(text).name for text in project(".")["dependencies"]}
+    assert names == {"httpx", "httpx-sse", "h11"}
+
+
+def test_no_index_is_baked_in() -> None:
+    """Where packages come from is the user's setting, in none of our files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    pattern = re.compile(r"--(?:extra-)?index-url|--find-links|https?://[^\s\"']*/simple\b")
+    found = [
+        name
+        for name in listed.stdout.split("\0")
+        if name and (ROOT / name).is_file() and Path(name).suffix in ("", ".txt", ".toml", ".md")
+        if pattern.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == []
