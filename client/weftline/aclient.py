@@ -11,7 +11,7 @@ from httpx_sse import aconnect_sse
 
 from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
-from weftline.session import SessionBase, SubmittedCall, VariableBase
+from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
 
 class AsyncClient:
@@ -49,6 +49,17 @@ class AsyncClient:
     def session(self) -> AsyncSession:
         """A session, one run of an application; `async with` opens it, or `await …open()`."""
         return AsyncSession(self)
+
+    async def run(
+        self, calls: Sequence[Call], get: Sequence[str], *, graph: bool = False
+    ) -> Answer:
+        """Run a whole application in one request: its calls, and the variables that are wanted.
+
+        The session is the request's own and is closed with it. Raises the error of the call that
+        failed first.
+        """
+        body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
+        return Answer.of(await self._request("POST", "/v1/submit", body))
 
     async def models(self) -> list[str]:
         """The served models, the default one first."""
@@ -154,6 +165,11 @@ class AsyncSession(SessionBase[AsyncVariable]):
         wait: bool = False,
     ) -> Any:
         """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        if criteria is None and timeout_s is None and not wait:
+            submit = self._take_pending(get=(variable,))
+            if submit is not None:  # calls and value in one round trip
+                answer = await self._client._request("POST", "/v1/submit", submit)
+                return answer["values"][variable]
         await self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
         return (await self._client._request("POST", "/v1/get", body))["value"]

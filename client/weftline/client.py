@@ -11,7 +11,7 @@ from httpx_sse import connect_sse
 
 from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
-from weftline.session import SessionBase, SubmittedCall, VariableBase
+from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
 
 class Client:
@@ -49,6 +49,15 @@ class Client:
     def session(self) -> Session:
         """Open a session: one run of an application."""
         return Session(self, self._request("POST", "/v1/session")["session_id"])
+
+    def run(self, calls: Sequence[Call], get: Sequence[str], *, graph: bool = False) -> Answer:
+        """Run a whole application in one request: its calls, and the variables that are wanted.
+
+        The session is the request's own and is closed with it. Raises the error of the call that
+        failed first.
+        """
+        body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
+        return Answer.of(self._request("POST", "/v1/submit", body))
 
     def models(self) -> list[str]:
         """The served models, the default one first."""
@@ -143,6 +152,11 @@ class Session(SessionBase[Variable]):
         wait: bool = False,
     ) -> Any:
         """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        if criteria is None and timeout_s is None and not wait:
+            submit = self._take_pending(get=(variable,))
+            if submit is not None:  # calls and value in one round trip
+                answer = self._client._request("POST", "/v1/submit", submit)
+                return answer["values"][variable]
         self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
         return self._client._request("POST", "/v1/get", body)["value"]

@@ -232,17 +232,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit; `detach` keeps work that nobody waits for."""
+    """The body of POST /v1/submit; `detach` keeps work that nobody waits for.
 
-    session_id: str
+    A whole application can be one request: without `session_id` a session is opened, the answer
+    waits for the variables named in `get` and holds their values, with `graph` also the session's
+    graph, and `close` closes the session when the answer is made, or has failed.
+    """
+
     calls: tuple[Call, ...]
+    session_id: str | None = None
     detach: bool = False
+    get: tuple[str, ...] = ()
+    graph: bool = False
+    close: bool = False
 
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not self.calls:
             raise InvalidRequest("a submit has at least one call", param="calls")
+        for variable in self.get:
+            check_id(variable, "get")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

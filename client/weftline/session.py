@@ -29,6 +29,18 @@ class SubmittedCall:
         return SubmittedCall(body["name"], body["call_id"], body["outputs"])
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a whole application in one request came to: its values by variable, and its graph."""
+
+    values: Mapping[str, Any]
+    graph: Mapping[str, Any] | None
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Answer:
+        return Answer(body.get("values", {}), body.get("graph"))
+
+
 class VariableBase:
     """A named value of a session: a future until its call has run."""
 
@@ -126,12 +138,12 @@ class SessionBase(ABC, Generic[V]):
             )
         return Placeholder(name=name, in_out=InOut.IN, semantic_var_id=value.id, transforms=specs)
 
-    def _take_pending(self) -> Submit | None:
-        """The submit that is due, if any."""
+    def _take_pending(self, get: tuple[str, ...] = ()) -> Submit | None:
+        """The submit that is due, if any; its answer shall hold the variables of `get`."""
         if not self._pending:
             return None
         calls, self._pending = tuple(self._pending), []
-        return Submit(session_id=self.id, calls=calls)
+        return Submit(session_id=self.id, calls=calls, get=get)
 
     def _enter(self) -> None:
         self._tokens.append(_current.set(self))

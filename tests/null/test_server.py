@@ -211,3 +211,39 @@ async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> 
         call("c", "{{input:x}}{{input:y}}{{output:z}}", x="x", y="y", z="z"),
     )
     assert (await server.get(session, "z")).json()["value"] == "AB"
+
+
+async def test_a_whole_application_in_one_request(serve: Serve) -> None:
+    """Session, calls, value and graph in one round trip; nothing of it is left in the server."""
+    server = await serve()
+    calls = [
+        call("draft", "Draft.{{output:d}}", d="d"),
+        call("final", "Polish: {{input:d}}{{output:f}}", d="d", f="f"),
+    ]
+    body = {"calls": calls, "get": ["f"], "graph": True, "close": True}
+    answer = (await server.http.post("/v1/submit", json=body)).json()
+    assert answer["values"] == {"f": "Polish: Draft."}
+    assert [c["state"] for c in answer["graph"]["calls"]] == ["done", "done"]
+    assert (await server.get(answer["session_id"], "f")).status_code == 404
+
+
+async def test_an_application_that_fails_leaves_nothing(serve: Serve) -> None:
+    """The error names the first call, and the session that was opened for the request is gone."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT))
+    calls = [call("only", "x{{output:y}}", y="y")]
+    answer = await server.http.post("/v1/submit", json={"calls": calls, "get": ["y"]})
+    assert (answer.status_code, answer.json()["error"]["call"]) == (502, "only")
+    assert len(server.app.state.driver.registry) == 0
+
+
+async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> None:
+    """A chat completion that names a session joins it, and stays in its graph when it is done."""
+    server = await serve()
+    session = await server.session()
+    message = {"role": "user", "content": "hi"}
+    body = {"messages": [message], "session_id": session, "max_tokens": 2}
+    for _ in range(2):
+        answer = await server.http.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "user: hi"
+    assert [c["name"] for c in (await server.graph(session))["calls"]] == ["chat", "chat"]
+    assert len(server.app.state.driver.registry) == 1

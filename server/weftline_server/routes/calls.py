@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,10 +13,12 @@ from starlette.responses import JSONResponse, Response
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.config import ServerConfig
+from weftline_server.graph.graph import Node
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.routes.wire import or_disconnect, read, schema, sse, sse_or_error
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session
+from weftline_server.session.view import graph_view
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
@@ -29,8 +32,27 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> dict[st
     config: ServerConfig = request.app.state.config
     if len(body.calls) > config.max_calls:
         raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
-    session = driver.registry.find(tenant, body.session_id)
-    nodes = await driver.submit(session, body)
+    named = body.session_id
+    session = driver.open(tenant) if named is None else driver.registry.find(tenant, named)
+    close = body.close
+    try:
+        nodes = await driver.submit(session, body)
+        answer = _submitted(session, nodes)
+        if body.get:
+            answer["values"] = await or_disconnect(request, _values(driver, session, body.get))
+        if body.graph:
+            answer["graph"] = graph_view(session)
+    except BaseException:
+        # Nobody learns the id of a session that was opened here, so nobody else can close it.
+        close = close or named is None
+        raise
+    finally:
+        if close:
+            driver.close(session)
+    return answer
+
+
+def _submitted(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:
     return {
         "session_id": session.id,
         "calls": [
@@ -42,6 +64,12 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> dict[st
             for node in nodes
         ],
     }
+
+
+async def _values(driver: Driver, session: Session, variables: Sequence[str]) -> dict[str, Any]:
+    """The values of all `variables`; the first failure ends the wait for the others."""
+    found = await asyncio.gather(*(driver.get(session, variable) for variable in variables))
+    return {variable.id: variable.value for variable in found}
 
 
 @router.post("/get", openapi_extra=schema(Get), response_model=None)

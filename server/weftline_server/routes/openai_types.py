@@ -80,6 +80,7 @@ class Completion:
     tool_choice: str | dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
+    session_id: str | None = None  # ours: run in this session, so that its graph shows the call
 
     __pydantic_config__ = _LOOSE
 
@@ -167,7 +168,7 @@ class CompletionRequest(Completion):
 
 
 def _output(sampling: Sampling) -> Placeholder:
-    return Placeholder(name=OUTPUT, in_out=InOut.OUT, semantic_var_id=OUTPUT, sampling=sampling)
+    return Placeholder(name=OUTPUT, in_out=InOut.OUT, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True)
