@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import aclosing, closing
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -72,9 +73,9 @@ class CompiledChain(Runnable[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[Output]:
         """The result as it is generated, where it is one text or message; else all at once."""
-        yield from self._transform_stream_with_config(iter([input]), self._stream, config)
+        return self._transform_stream_with_config(iter([input]), self._stream, config)
 
-    async def astream(
+    def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """The result as it is generated, where it is one text or message; else all at once."""
@@ -82,8 +83,8 @@ class CompiledChain(Runnable[Input, Output]):
         async def inputs() -> AsyncIterator[Input]:
             yield input
 
-        async for part in self._atransform_stream_with_config(inputs(), self._astream, config):
-            yield part
+        # Returned, not iterated: closing it closes the session at once.
+        return self._atransform_stream_with_config(inputs(), self._astream, config)
 
     def _invoke(
         self, input: Input, run_manager: CallbackManagerForChainRun, config: RunnableConfig
@@ -108,8 +109,9 @@ class CompiledChain(Runnable[Input, Output]):
                 yield run(lowered, self._on_graph)
                 continue
             show = _as_chunks(final.is_message)
-            for text in stream_text(lowered, final.var, self._on_graph):
-                yield show(text)
+            with closing(stream_text(lowered, final.var, self._on_graph)) as texts:
+                for text in texts:
+                    yield show(text)
 
     async def _astream(
         self,
@@ -124,8 +126,9 @@ class CompiledChain(Runnable[Input, Output]):
                 yield await arun(lowered, self._on_graph)
                 continue
             show = _as_chunks(final.is_message)
-            async for text in astream_text(lowered, final.var, self._on_graph):
-                yield show(text)
+            async with aclosing(astream_text(lowered, final.var, self._on_graph)) as texts:
+                async for text in texts:
+                    yield show(text)
 
 
 def _as_chunks(is_message: bool) -> Callable[[str], Any]:

@@ -229,17 +229,15 @@ class _Binding:
         text = ""
         for part in content:
             pieces = part.pieces if isinstance(part, Slot) else (part,)
-            for number, piece in enumerate(pieces):
-                is_constant = isinstance(part, str) or len(pieces) > 1
-                if isinstance(piece, str) and is_constant:
+            for piece in pieces:
+                if isinstance(piece, str) and (isinstance(part, str) or len(pieces) > 1):
                     text += piece
                     continue
                 if text:
                     yield Segment(text=text)
                     text = ""
                 assert isinstance(part, Slot), "constant text was taken above"
-                name = part.name if len(pieces) == 1 else f"{part.name}_{number}"
-                yield Segment(input=self._input(name, piece))
+                yield Segment(input=self._input(part.name, piece))
         if text:
             yield Segment(text=text)
 

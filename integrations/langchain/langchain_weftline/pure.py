@@ -168,10 +168,12 @@ class _Evaluation:
     def _call(self, node: ast.Call) -> Any:
         if node.keywords or any(isinstance(item, ast.Starred) for item in node.args):
             raise self._impure(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr != "join":
+            raise CannotCompile(self._step, f"what it calls, {node.func.attr!r}, may do anything")
         values = [self._value(item) for item in node.args]
         if isinstance(node.func, ast.Attribute):
             separator = self._concrete(node.func.value)
-            if node.func.attr != "join" or not isinstance(separator, str) or len(values) != 1:
+            if not isinstance(separator, str) or len(values) != 1:
                 raise self._impure(node)
             return self._join(separator, values[0])
         function = self._value(node.func)

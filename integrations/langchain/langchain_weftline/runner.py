@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from functools import lru_cache
@@ -54,13 +54,15 @@ async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
         return lowered.build(dict(zip(names, values, strict=True)))
 
 
-def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Iterator[str]:
+def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Generator[str, None, None]:
     """The text of the result's only variable, as it is generated."""
     with _session(lowered, on_graph) as session:
         yield from session.stream(var)
 
 
-async def astream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> AsyncIterator[str]:
+async def astream_text(
+    lowered: Lowered, var: str, on_graph: OnGraph | None
+) -> AsyncGenerator[str, None]:
     """The text of the result's only variable, as it is generated."""
     async with _asession(lowered, on_graph) as session:
         texts = cast(AsyncGenerator[str, None], session.stream(var))

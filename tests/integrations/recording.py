@@ -1,0 +1,67 @@
+"""A proxy on loopback that notes every request on its way to a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+import httpx
+
+
+@dataclass
+class Recording:
+    """What passed: method, path and JSON body, in order; `url` is where to send it."""
+
+    url: str
+    requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def bodies(self, path: str) -> list[Any]:
+        """The bodies that were sent to `path`."""
+        return [body for _, where, body in self.requests if where == path]
+
+
+@contextmanager
+def recorded(target: str) -> Iterator[Recording]:
+    """A proxy to `target` that runs inside the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            with recording.lock:
+                sent = json.loads(body) if body else None
+                recording.requests.append((self.command, self.path, sent))
+            answer = client.request(
+                self.command,
+                target + self.path,
+                content=body,
+                headers={"Content-Type": "application/json"},
+            )
+            self.send_response(answer.status_code)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_GET = do_POST = do_DELETE = _pass_on
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """The test's own output is enough."""
+
+    with httpx.Client(timeout=60) as client, ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        recording = Recording(f"http://127.0.0.1:{http.server_address[1]}")
+        thread = Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield recording
+        finally:
+            http.shutdown()
+            thread.join()

@@ -1,0 +1,365 @@
+"""Compiled chains on a real server give what the plain chains give, in one submit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.output_parsers import (
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    StrOutputParser,
+)
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+
+from langchain_weftline import CannotCompile, ChatWeftline, compile_chain
+from weftline.errors import ConnectionFailed, UnknownModel
+
+from .conftest import StartServer
+from .recording import recorded
+
+Chain = Runnable[Any, Any]
+TEXT = StrOutputParser()
+SUM = ChatPromptTemplate.from_messages([("system", "Sum up."), ("human", "{chunk}")])
+MERGE = ChatPromptTemplate.from_template("Merge:\n{parts}")
+SHOTS = FewShotPromptTemplate(
+    examples=[{"q": "1 {{x}}", "a": "2"}],
+    example_prompt=PromptTemplate.from_template("Q {q} A {a}"),
+    prefix="Shots for {topic}",
+    suffix="Q {question} A",
+)
+# The echo of this prompt holds a JSON object in a code fence.
+BOOK = ChatPromptTemplate.from_template(
+    'As JSON:\n```json\n{{"title": "{topic}", "tags": ["x", "it\'s"], "pages": 12.50}}\n```'
+)
+CHUNKS = [{"chunk": "One {curly}."}, {"chunk": "It's {{two}}."}, {"chunk": "Drei, ünï."}]
+
+
+def numbered(answers: list[str]) -> dict[str, str]:
+    """Put the answers under each other, with their numbers."""
+    lines = [f"{number}. {answer}" for number, answer in enumerate(answers, 1)]
+    return {"parts": "\n".join(lines)}
+
+
+def simple(llm: ChatWeftline) -> Chain:
+    return SUM | llm | TEXT
+
+
+def message(llm: ChatWeftline) -> Chain:
+    return SUM | llm
+
+
+def map_reduce(llm: ChatWeftline) -> Chain:
+    return simple(llm).map() | numbered | MERGE | llm | TEXT
+
+
+def refine(llm: ChatWeftline) -> Chain:
+    start: Chain = RunnablePassthrough.assign(so_far=SUM | llm | TEXT)
+    step = ChatPromptTemplate.from_template("So far: {so_far}\nRefine with {chunk}") | llm | TEXT
+    return start.assign(so_far=step).assign(so_far=step) | itemgetter("so_far")
+
+
+def fan_in(llm: ChatWeftline) -> Chain:
+    both: Chain = RunnableParallel(good=SUM | llm | TEXT, bad=SUM | llm, topic=itemgetter("chunk"))
+    shown = both | (
+        lambda x: {"parts": x["good"] + " but " + x["bad"].content + f" ({x['topic']})"}
+    )
+    return {"merged": shown | MERGE | llm | TEXT, "raw": both.pick(["good", "topic"])} | both_ways()
+
+
+def both_ways() -> Chain:
+    return RunnableParallel(all=RunnablePassthrough(), merged=itemgetter("merged"))
+
+
+def json_between(llm: ChatWeftline) -> Chain:
+    book = {"topic": itemgetter("chunk")} | BOOK | llm | JsonOutputParser()
+    tags = book | itemgetter("tags") | (lambda tags: {"parts": "; ".join(tags)}) | MERGE | llm
+    whole = book | (lambda found: {"parts": found}) | MERGE | llm | TEXT
+    pages = book | (lambda found: {"parts": [found["pages"], "a"]}) | MERGE | llm | TEXT
+    return RunnableParallel(tags=tags | TEXT, whole=whole, pages=pages, book=book)
+
+
+def lists(llm: ChatWeftline) -> Chain:
+    items = SUM | llm | CommaSeparatedListOutputParser()
+    return items | (lambda found: {"parts": found}) | MERGE | llm | TEXT
+
+
+def few_shot(llm: ChatWeftline) -> Chain:
+    inputs = {"topic": simple(llm), "question": itemgetter("chunk")}
+    return inputs | SHOTS | llm | TEXT
+
+
+def shown_list(llm: ChatWeftline) -> Chain:
+    both: Chain = RunnableParallel(a=simple(llm), b=RunnableLambda(lambda _: [1, None]))
+    return both | (lambda x: {"parts": [x["a"], x, (x["b"],)]}) | MERGE | llm
+
+
+ONE: list[Callable[[ChatWeftline], Chain]] = [
+    simple,
+    message,
+    refine,
+    fan_in,
+    json_between,
+    lists,
+    few_shot,
+    shown_list,
+]
+
+
+def content(value: Any) -> Any:
+    """`value` without what only an HTTP answer of one call can tell: usage, ids, reasons."""
+    if isinstance(value, AIMessage):
+        return "AIMessage", value.content
+    if isinstance(value, dict):
+        return {key: content(item) for key, item in value.items()}
+    return value
+
+
+@pytest.fixture
+def llm(echo_url: str) -> ChatWeftline:
+    return ChatWeftline(base_url=echo_url, temperature=0)
+
+
+@pytest.mark.parametrize("make", ONE)
+async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
+    """The echo of every prompt is its text, so equal results mean equal prompts throughout."""
+    chain = make(llm)
+    for given in CHUNKS:
+        expected = content(chain.invoke(given))
+        compiled = compile_chain(chain)
+        assert content(compiled.invoke(given)) == expected
+        assert content(await compiled.ainvoke(given)) == expected
+
+
+async def test_map_reduce_is_one_submit(echo_url: str) -> None:
+    """The client opens a session, submits once, gets the last variable alone, and closes."""
+    with recorded(echo_url) as passed:
+        chain = map_reduce(ChatWeftline(base_url=passed.url, temperature=0))
+        expected = chain.invoke(CHUNKS)
+        assert len(passed.bodies("/v1/chat/completions")) == 4
+        passed.requests.clear()
+
+        assert compile_chain(chain).invoke(CHUNKS) == expected
+        paths = [(method, path.partition("/s_")[0]) for method, path, _ in passed.requests]
+        assert paths == [
+            ("POST", "/v1/session"),
+            ("POST", "/v1/submit"),
+            ("POST", "/v1/get"),
+            ("DELETE", "/v1/session"),
+        ]
+        [submit], [get] = passed.bodies("/v1/submit"), passed.bodies("/v1/get")
+        assert [call["name"] for call in submit["calls"]] == [
+            "map[0]",
+            "map[1]",
+            "map[2]",
+            "reduce",
+        ]
+        last = submit["calls"][-1]["placeholders"][-1]["semantic_var_id"]
+        assert get["semantic_var_id"] == last
+
+        passed.requests.clear()
+        assert await compile_chain(chain).ainvoke(CHUNKS) == expected
+        assert len(passed.bodies("/v1/submit")) == len(passed.bodies("/v1/get")) == 1
+
+
+async def test_streams_the_last_text(llm: ChatWeftline) -> None:
+    """A chain that ends in a text or a message streams it; parts add up to the whole."""
+    chain = map_reduce(llm)
+    expected = chain.invoke(CHUNKS)
+    compiled = compile_chain(chain)
+    parts = list(compiled.stream(CHUNKS))
+    assert "".join(parts) == expected
+    assert "".join([part async for part in compiled.astream(CHUNKS)]) == expected
+
+    chunks = list(compile_chain(message(llm)).stream(CHUNKS[0]))
+    assert all(isinstance(chunk, AIMessageChunk) for chunk in chunks)
+    assert "".join(chunk.content for chunk in chunks) == message(llm).invoke(CHUNKS[0]).content
+
+
+async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
+    """A dict comes as one part."""
+    chain = json_between(llm)
+    assert list(compile_chain(chain).stream(CHUNKS[0])) == [chain.invoke(CHUNKS[0])]
+    parts = [part async for part in compile_chain(chain).astream(CHUNKS[0])]
+    assert parts == [chain.invoke(CHUNKS[0])]
+
+
+async def test_an_abandoned_stream_ends_its_session(echo_url: str) -> None:
+    """Nobody reads on, so the session is closed at once and the server can drop the work."""
+    with recorded(echo_url) as passed:
+        compiled = compile_chain(map_reduce(ChatWeftline(base_url=passed.url)))
+        stream = compiled.stream(CHUNKS)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined] # a generator
+        assert passed.requests[-1][0] == "DELETE"
+        passed.requests.clear()
+        astream = compiled.astream(CHUNKS)
+        await anext(astream)
+        await astream.aclose()  # type: ignore[attr-defined] # an async generator
+        assert passed.requests[-1][0] == "DELETE"
+
+
+async def test_batches(llm: ChatWeftline) -> None:
+    """Each input is a run of its own; results keep the order of the inputs."""
+    chain = simple(llm)
+    expected = chain.batch(CHUNKS)
+    assert compile_chain(chain).batch(CHUNKS) == expected
+    assert await compile_chain(chain).abatch(CHUNKS) == expected
+
+
+async def test_inside_another_chain(llm: ChatWeftline) -> None:
+    """A compiled chain is a runnable like any other, so parts can be compiled."""
+    chain = compile_chain(map_reduce(llm)) | (lambda text: text.strip().upper())
+    assert chain.invoke(CHUNKS) == map_reduce(llm).invoke(CHUNKS).strip().upper()
+    assert await chain.ainvoke(CHUNKS) == chain.invoke(CHUNKS)
+
+
+def test_a_chain_without_calls_sends_nothing() -> None:
+    """What needs no model needs no server either."""
+    chain: Chain = RunnableLambda(lambda x: x + 1) | {"next": RunnablePassthrough()}
+    assert compile_chain(chain).invoke(1) == {"next": 2}
+
+
+async def test_tools_stay_in_the_client(echo_url: str) -> None:
+    """A model with tools is not yet for the graph: on the client's values it runs as ever."""
+    with recorded(echo_url) as passed:
+        model = ChatWeftline(base_url=passed.url).bind(logprobs=False, presence_penalty=0)
+        answer = compile_chain(SUM | model).invoke(CHUNKS[0])
+        assert answer.content.startswith("system: Sum up.")
+        assert answer.usage_metadata["input_tokens"] > 0
+        assert [path for _, path, _ in passed.requests] == ["/v1/chat/completions"]
+
+
+@pytest.fixture(scope="module")
+def script_url(start_script: StartServer) -> str:
+    return start_script(
+        [
+            ("good json", '```json\n{"title": "Rivers", "sizes": [1, 2.5, true]}\n```'),
+            ("no json", "I would rather not."),
+            ("null json", "null"),
+            ("crossed", '{"a": 1]'),
+            ("Merge", "merged"),
+        ]
+    )
+
+
+def failure_of(act: Callable[[], Any]) -> tuple[type[BaseException], str]:
+    with pytest.raises(Exception) as raised:
+        act()
+    return raised.type, str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "pick", "error"),
+    [
+        ("no json", "title", OutputParserException),
+        ("good json", "author", KeyError),
+        ("good json", 0, KeyError),
+        ("null json", "title", TypeError),
+        ("crossed", "title", TypeError),
+    ],
+)
+async def test_failures_are_those_of_the_plain_chain(
+    script_url: str, ask: str, pick: str | int, error: type[Exception]
+) -> None:
+    """A parser or an item that fails in the server raises here what it would have raised here."""
+    llm = ChatWeftline(base_url=script_url)
+    last: Chain = ChatPromptTemplate.from_template("{ask}") | llm | JsonOutputParser()
+    last = last | itemgetter(pick)
+    between = last | (lambda found: {"parts": found}) | MERGE | llm | TEXT
+    for chain in (last, between):
+        expected = failure_of(partial(chain.invoke, {"ask": ask}))
+        assert expected[0] is error
+        assert failure_of(partial(compile_chain(chain).invoke, {"ask": ask})) == expected
+        assert failure_of(partial(list, compile_chain(chain).stream({"ask": ask}))) == expected
+        with pytest.raises(error):
+            await compile_chain(chain).ainvoke({"ask": ask})
+
+
+def test_values_of_json(script_url: str) -> None:
+    """Parsed values keep their types on the way, and null is a value."""
+    llm = ChatWeftline(base_url=script_url)
+    chain = ChatPromptTemplate.from_template("{ask}") | llm | JsonOutputParser()
+    assert compile_chain(chain).invoke("good json") == {"title": "Rivers", "sizes": [1, 2.5, True]}
+    assert compile_chain(chain).invoke("null json") is None
+    shown = chain | (lambda found: {"parts": found}) | MERGE | llm | TEXT
+    assert compile_chain(shown).invoke("null json") == "merged"
+
+
+def test_failures_of_the_server_name_the_cause(echo_url: str) -> None:
+    """An unknown model, and a server that is not there."""
+    with pytest.raises(UnknownModel, match="nonesuch"):
+        compile_chain(SUM | ChatWeftline(base_url=echo_url, model="nonesuch")).invoke(CHUNKS[0])
+    with pytest.raises(ConnectionFailed, match="weftline serve"):
+        compile_chain(SUM | ChatWeftline(base_url="http://127.0.0.1:1")).invoke(CHUNKS[0])
+
+
+def test_what_cannot_be_compiled_says_so(llm: ChatWeftline) -> None:
+    """An opaque function on a value of the server: nothing is sent, nothing is guessed."""
+    with pytest.raises(CannotCompile, match="'<lambda>' cannot run in the server"):
+        compile_chain(simple(llm) | (lambda text: text.upper())).invoke(CHUNKS[0])
+
+
+class Seen(BaseCallbackHandler):
+    """The names of the chains that started and ended."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+        self.events.append(f"start {kwargs['name']}")
+
+    def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
+        self.events.append("end")
+
+    def on_chain_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.events.append(type(error).__name__)
+
+
+async def test_callbacks_see_the_run(llm: ChatWeftline) -> None:
+    """The compiled chain reports itself, and the steps that the client runs inside it."""
+    seen = Seen()
+    compiled = compile_chain(
+        {"chunk": RunnableLambda(str).with_config(run_name="load")} | SUM | llm
+    )
+    compiled.invoke(7, {"callbacks": [seen]})
+    await compiled.ainvoke(7, {"callbacks": [seen], "run_name": "mine"})
+    assert seen.events == [
+        *("start CompiledRunnableSequence", "start load", "end", "start ChatPromptTemplate"),
+        *(
+            "end",
+            "end",
+            "start mine",
+            "start load",
+            "end",
+            "start ChatPromptTemplate",
+            "end",
+            "end",
+        ),
+    ]
+
+
+async def test_on_graph_shows_what_ran(llm: ChatWeftline) -> None:
+    """The graph of each run, with the edges that the client never saw."""
+    graphs: list[dict[str, Any]] = []
+    compiled = compile_chain(map_reduce(llm), on_graph=graphs.append)
+    compiled.invoke(CHUNKS)
+    await compiled.ainvoke(CHUNKS)
+    list(compiled.stream(CHUNKS))
+    assert len(graphs) == 3
+    for graph in graphs:
+        calls = {call["name"]: call for call in graph["calls"]}
+        assert list(calls) == ["map[0]", "map[1]", "map[2]", "reduce"]
+        made = [variable for name in list(calls)[:3] for variable in calls[name]["outputs"]]
+        assert calls["reduce"]["inputs"] == made

@@ -1,0 +1,282 @@
+"""Lowering as data: which calls a chain becomes, and how their variables become its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.runnables import (
+    ConfigurableField,
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnablePassthrough,
+)
+
+from langchain_weftline import CannotCompile, ChatWeftline
+from langchain_weftline.lowered import Constant, Listed, Lowered, Mapped, Variable
+from langchain_weftline.lowering import lower
+from weftline.protocol import Call, Message, Placeholder, Sampling, to_wire
+
+LLM = ChatWeftline(base_url="http://there:1", temperature=0)
+ASK = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "What of {topic}?")])
+TWO: Runnable[Any, Any] = ChatPromptTemplate.from_template("{a} {b}")
+SHOW = PromptTemplate.from_template("All: {every}")
+TEXT = StrOutputParser()
+
+
+def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
+    """`chain` lowered, its variables called v0, v1 ...; client steps run as LangChain runs them."""
+    numbers = count()
+    steps = lower(chain, value, {}, mint=lambda: f"v{next(numbers)}")
+    result = None
+    try:
+        while True:
+            step = steps.send(result)
+            result = step.step.invoke(step.value, step.config, **step.options)
+    except StopIteration as done:
+        assert isinstance(done.value, Lowered)
+        return done.value
+
+
+def texts(call: Call) -> list[tuple[str, str]]:
+    """Role and text of a call's messages; inputs in braces, with the variable or value behind."""
+    bound = {p.name: p for p in call.placeholders}
+
+    def show(name: str) -> str:
+        placeholder: Placeholder = bound[name]
+        what = placeholder.semantic_var_id or repr(placeholder.value)
+        return "{" + "|".join([f"{name}={what}", *(t["op"] for t in placeholder.transforms)]) + "}"
+
+    shown = []
+    for message in call.prompt:
+        assert isinstance(message, Message)
+        parts = [s.text or show(s.input or s.output or "") for s in message.content]
+        shown.append((message.role, "".join(parts)))
+    return shown
+
+
+def test_a_call_keeps_its_template_apart_from_its_values() -> None:
+    """The server sees constant text and named inputs, so it can share the text among calls."""
+    low = lowered(ASK | LLM.bind(stop=["\n"], max_tokens=9) | TEXT, {"topic": "rivers"})
+    assert to_wire(low.calls) == [
+        {
+            "name": "call",
+            "prompt": [
+                {"role": "system", "content": [{"text": "Be brief."}]},
+                {
+                    "role": "user",
+                    "content": [{"text": "What of "}, {"input": "topic"}, {"text": "?"}],
+                },
+                {"role": "assistant", "content": [{"output": "out"}]},
+            ],
+            "placeholders": [
+                {"name": "topic", "in_out": "in", "value": "rivers"},
+                {
+                    "name": "out",
+                    "in_out": "out",
+                    "semantic_var_id": "v0",
+                    "sampling": {"max_tokens": 9, "temperature": 0, "stop": ["\n"]},
+                },
+            ],
+        }
+    ]
+    assert low.result == Variable("v0")
+    assert low.variables() == ("v0",)
+    assert low.server is not None
+    assert low.server.base_url == "http://there:1"
+
+
+def test_a_chain_that_ends_in_the_model_gives_a_message() -> None:
+    """`prompt | llm` gives an AIMessage, as it does uncompiled."""
+    low = lowered(ASK | LLM, {"topic": "rivers"})
+    assert low.result == Variable("v0", is_message=True)
+    assert low.build({"v0": "Long."}) == AIMessage(content="Long.")
+
+
+def test_map_and_reduce() -> None:
+    """Each item is a call; the reduce call reads them all, and the client waits for it alone."""
+    reduce = ChatPromptTemplate.from_template("Join:\n{parts}")
+    chain = (
+        (ASK | LLM | TEXT).map()
+        | (lambda answers: {"parts": "\n".join(f"{n}. {a}" for n, a in enumerate(answers))})
+        | reduce
+        | LLM
+        | TEXT
+    )
+    low = lowered(chain, [{"topic": "rivers"}, {"topic": "lakes"}])
+    assert [call.name for call in low.calls] == ["map[0]", "map[1]", "reduce"]
+    assert texts(low.calls[2]) == [
+        ("user", "Join:\n0. {parts=v0}\n1. {parts_2=v1}"),
+        ("assistant", "{out=v2}"),
+    ]
+    assert low.variables() == ("v2",)
+
+
+def test_parallel_branches_keep_their_names() -> None:
+    """The keys of a dict name its calls, and build the result."""
+    low = lowered({"pro": ASK | LLM | TEXT, "con": ASK | LLM} | RunnablePassthrough(), "rivers")
+    assert [call.name for call in low.calls] == ["pro", "con"]
+    assert low.result == Mapped((("pro", Variable("v0")), ("con", Variable("v1", is_message=True))))
+
+
+def test_an_item_of_json_is_parsed_in_the_server() -> None:
+    """All readers want the parsed title, so the parser belongs to the output."""
+    chain = (
+        ASK
+        | LLM
+        | JsonOutputParser()
+        | (lambda found: {"title": found["book"]["title"], "again": found["book"]["title"]})
+        | PromptTemplate.from_template("{title}, {again}!")
+        | LLM
+        | TEXT
+    )
+    low = lowered(chain, "rivers")
+    [parsed] = [p for p in low.calls[0].placeholders if p.name == "out"]
+    assert parsed.transforms == ({"op": "json"}, {"op": "path", "keys": ["book", "title"]})
+    assert texts(low.calls[1])[0] == ("user", "{title=v0|str}, {title=v0|str}!")
+
+
+def test_a_variable_wanted_raw_and_parsed_stays_raw() -> None:
+    """One generation serves both readers; the one that parses says so at its input."""
+    both = ASK | LLM | {"raw": TEXT, "title": JsonOutputParser() | (lambda found: found["title"])}
+    low = lowered(both | PromptTemplate.from_template("{title} of {raw}") | LLM | TEXT, "rivers")
+    assert [p.transforms for p in low.calls[0].placeholders if p.name == "out"] == [()]
+    assert texts(low.calls[1])[0] == ("user", "{title=v0|json|path|str} of {raw=v0}")
+
+
+def test_parsed_and_raw_result() -> None:
+    """Where the client itself wants both, it gets the one variable and parses its copy."""
+    low = lowered(ASK | LLM | {"raw": TEXT, "found": JsonOutputParser()}, "rivers")
+    assert low.variables() == ("v0",)
+    assert low.build({"v0": '{"a": 1}'}) == {"raw": '{"a": 1}', "found": {"a": 1}}
+    assert low.streamable() is None
+
+
+def test_lists_show_as_python_shows_them() -> None:
+    """A template shows a list by the repr of its items."""
+    every = (ASK | LLM | TEXT).map()
+    chain = every | (lambda made: {"every": made}) | SHOW | LLM | TEXT
+    low = lowered(chain, [{"topic": "a"}, {"topic": "b"}])
+    assert texts(low.calls[2])[0] == ("user", "All: [{every=v0|repr}, {every_2=v1|repr}]")
+
+
+def test_messages_and_history() -> None:
+    """Messages of the client are constant text; an answer of the server is a turn of its own."""
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "Be brief."), MessagesPlaceholder("history"), ("human", "{question}")]
+    )
+    first = lowered(prompt | LLM, {"history": [("human", "Hi"), ("ai", "Ho")], "question": "Who?"})
+    assert texts(first.calls[0])[:-1] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+        ("assistant", "Ho"),
+        ("user", "{question='Who?'}"),
+    ]
+    chain = (
+        RunnablePassthrough.assign(first=ASK | LLM)
+        | (lambda x: {"history": [x["first"]], "question": "Why?"})
+        | prompt
+        | LLM
+    )
+    second = lowered(chain, {"topic": "rivers"})
+    assert texts(second.calls[1])[1] == ("assistant", "{answer=v0}")
+
+
+def test_names_come_from_what_the_user_named() -> None:
+    """run_name, template names and the place in the chain; equal names are told apart."""
+    named = ChatPromptTemplate([("human", "{topic}")], name="ask") | LLM | TEXT
+    assert [c.name for c in lowered(named, "x").calls] == ["ask"]
+    run = (ASK | LLM | TEXT).with_config(run_name="facts")
+    assert [c.name for c in lowered({"a": run} | RunnablePassthrough(), "x").calls] == ["a.facts"]
+    twice = named | (lambda text: {"topic": text}) | named
+    assert [c.name for c in lowered(twice, "x").calls] == ["ask", "ask 2"]
+
+
+def test_nested_maps_keep_their_place() -> None:
+    """A map inside a map counts inside its item."""
+    rows = [[{"topic": "a"}], [{"topic": "b"}, {"topic": "c"}]]
+    low = lowered((ASK | LLM | TEXT).map().map(), rows)
+    assert low.result == Listed(
+        (Listed((Variable("v0"),)), Listed((Variable("v1"), Variable("v2"))))
+    )
+    assert len({call.name for call in low.calls}) == 3
+
+
+def test_steps_on_the_clients_values_run_in_the_client() -> None:
+    """A retriever, say: its result is a constant of the graph."""
+    seen: list[Any] = []
+
+    def retrieve(topic: str) -> str:
+        seen.append(topic)
+        return topic.upper()
+
+    chain = {"topic": RunnableLambda(retrieve)} | ASK | LLM | TEXT
+    assert texts(lowered(chain, "rivers").calls[0])[1] == ("user", "What of {topic='RIVERS'}?")
+    assert seen == ["rivers"]
+
+
+def test_a_branch_is_taken_by_the_clients_value() -> None:
+    """Conditions on what the client has are decided before the submit."""
+    chain = RunnableBranch(
+        (lambda x: x["topic"] == "rivers", ASK | LLM | TEXT), lambda x: "nothing asked"
+    )
+    assert len(lowered(chain, {"topic": "rivers"}).calls) == 1
+    assert lowered(chain, {"topic": "lakes"}).result == Constant("nothing asked")
+
+
+def test_configurable_models() -> None:
+    """What the caller configures is what is sampled."""
+    llm = LLM.configurable_fields(max_tokens=ConfigurableField(id="length"))
+    chain = (ASK | llm | TEXT).with_config(configurable={"length": 5})
+    [call] = lowered(chain, "rivers").calls
+    assert call.placeholders[-1].sampling == Sampling(max_tokens=5, temperature=0)
+
+
+def opaque(value: Any) -> Any:
+    return value.strip()
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        (RunnableLambda(opaque), "what it calls, 'strip', may do anything"),
+        (RunnableLambda(lambda text: text * 2), "its BinOp is not known to be pure"),
+        ((ASK | LLM).map(), "how many items it has is known only in the server"),
+        (PromptTemplate.from_template("{x!r}") | LLM, "has a conversion or a format"),
+        (
+            PromptTemplate.from_template("{{{x}}}", template_format="mustache") | LLM,
+            "only f-string templates",
+        ),
+        (
+            ChatPromptTemplate.from_messages([MessagesPlaceholder("x")]) | LLM,
+            "its messages are not a list",
+        ),
+        (LLM.bind(tools=[{"type": "function"}]), "a graph has no option 'tools'"),
+        (ChatWeftline(base_url="http://elsewhere"), "another server"),
+        (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
+        (PromptTemplate.from_template("{x}"), "its result is a prompt"),
+    ],
+)
+def test_what_cannot_be_lowered_says_why(tail: Runnable[Any, Any], reason: str) -> None:
+    """No value of the server is guessed: the step and the reason are named."""
+    with pytest.raises(CannotCompile, match=reason):
+        lowered(ASK | LLM | TEXT | tail, "rivers")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ASK | LLM | (lambda m: {"wrong": m.content}) | ASK | LLM,
+        lambda: ASK | LLM | TEXT | TWO | LLM,
+    ],
+)
+def test_missing_variables_are_langchains_own_errors(make: Callable[[], Any]) -> None:
+    """A prompt without its variable fails as it does uncompiled, before anything is sent."""
+    with pytest.raises((KeyError, TypeError), match=r"missing variables|Expected mapping"):
+        lowered(make(), "rivers")
