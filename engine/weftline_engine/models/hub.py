@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,55 +44,70 @@ def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> st
 
     Raises ModelUnavailable: no network, no such repository, no access, no space, a wrong hash.
     """
-    import httpx
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import (
-        GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
+    )
+
+    failures: tuple[type[Exception], ...] = (
+        *(HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled),
+        *_network_errors(),
+    )
+    try:
+        return _download(model, target, cache, progress)
+    except failures as error:
+        raise _explain(model, error) from error
+
+
+def _download(model: HubModel, target: Path, cache: Cache, progress: Progress) -> str:
+    from huggingface_hub import HfApi
+
+    name, hub = f"{model.owner}/{model.name}", HfApi()
+    info = hub.model_info(name, revision=model.revision, files_metadata=True)
+    files = [file for file in info.siblings or [] if wanted(file.rfilename)]
+    if not any(file.rfilename.endswith(".safetensors") for file in files):
+        raise ModelUnavailable(f"hf:{name} has no safetensors: choose a model that has them")
+    cache.need(sum(file.size or 0 for file in files), f"hf:{name}")
+    assert info.sha is not None, "model_info always tells the commit"
+    with progress.stage(f"download hf:{name}", len(files), "files") as meter:
+        for done, file in enumerate(files):
+            hub.hf_hub_download(name, file.rfilename, revision=info.sha, local_dir=target)
+            _check_hash(file, target)
+            meter.at(done + 1)
+    return info.sha
+
+
+def _explain(model: HubModel, error: Exception) -> ModelUnavailable:
+    """One sentence for what the Hub, or the way to it, answered."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     name = f"{model.owner}/{model.name}"
-    hub = HfApi()
-    try:
-        info = hub.model_info(name, revision=model.revision, files_metadata=True)
-        files = [file for file in info.siblings or [] if wanted(file.rfilename)]
-        if not any(file.rfilename.endswith(".safetensors") for file in files):
-            raise ModelUnavailable(f"hf:{name} has no safetensors: choose a model that has them")
-        size = sum(file.size or 0 for file in files)
-        cache.need(size, f"hf:{name}")
-        assert info.sha is not None, "model_info always tells the commit"
-        with progress.stage(f"download hf:{name}", len(files), "files") as meter:
-            for done, file in enumerate(files):
-                hub.snapshot_download(
-                    name, revision=info.sha, allow_patterns=[file.rfilename], local_dir=target
-                )
-                _check_hash(file, target)
-                meter.at(done + 1)
-    except GatedRepoError as error:
-        raise ModelUnavailable(
-            f"hf:{name} asks for its terms to be accepted: do so on the Hub and set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelUnavailable(f"hf:{name} has no revision {model.revision!r}") from error
-    except RepositoryNotFoundError as error:
-        raise ModelUnavailable(
-            f"the Hub has no model {name}, or it is private: check the name, or set HF_TOKEN"
-        ) from error
-    except (
-        HfHubHTTPError,
-        httpx.HTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    ) as error:
-        raise ModelUnavailable(
-            f"hf:{name} cannot be downloaded from the Hugging Face Hub "
-            f"({type(error).__name__}): check the network, or give the path of a model directory"
-        ) from error
-    return info.sha
+    match error:
+        case GatedRepoError():
+            return ModelUnavailable(
+                f"hf:{name} asks for its terms to be accepted: do so on the Hub and set HF_TOKEN"
+            )
+        case RevisionNotFoundError():
+            return ModelUnavailable(f"hf:{name} has no revision {model.revision!r}: check it")
+        case RepositoryNotFoundError():
+            return ModelUnavailable(
+                f"the Hub has no model {name}, or it is private: check the name, or set HF_TOKEN"
+            )
+    return ModelUnavailable(
+        f"hf:{name} cannot be downloaded from the Hugging Face Hub ({type(error).__name__}): "
+        "check the network, or give the path of a model directory"
+    )
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """huggingface_hub speaks through httpx up to its version 1, and through httpx2 since."""
+    found = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
+    return tuple(importlib.import_module(name).HTTPError for name in found)
 
 
 def _check_hash(file: RepoSibling, target: Path) -> None:
