@@ -143,34 +143,38 @@ async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftl
 
 
 async def test_map_reduce_is_one_submit(echo_url: str) -> None:
-    """The client opens a session, submits once, gets the last variable alone, and closes."""
+    """One request holds the calls and names the one value that the client wants."""
     with recorded(echo_url) as passed:
         chain = map_reduce(ChatWeftline(base_url=passed.url, temperature=0))
         expected = chain.invoke(CHUNKS)
         assert len(passed.bodies("/v1/chat/completions")) == 4
-        passed.requests.clear()
 
+        passed.requests.clear()
         assert compile_chain(chain).invoke(CHUNKS) == expected
-        paths = [(method, path.partition("/s_")[0]) for method, path, _ in passed.requests]
-        assert paths == [
+        assert await compile_chain(chain).ainvoke(CHUNKS) == expected
+        assert [path for _, path, _ in passed.requests] == ["/v1/submit", "/v1/submit"]
+        for submit in passed.bodies("/v1/submit"):
+            names = [call["name"] for call in submit["calls"]]
+            assert names == ["map[0]", "map[1]", "map[2]", "reduce"]
+            last = submit["calls"][-1]["placeholders"][-1]["semantic_var_id"]
+            assert submit["get"] == [last]
+            assert submit["close"]
+
+
+async def test_a_stream_gets_its_last_variable_alone(echo_url: str) -> None:
+    """A stream needs a session, but still submits once and reads one variable."""
+    with recorded(echo_url) as passed:
+        compiled = compile_chain(map_reduce(ChatWeftline(base_url=passed.url, temperature=0)))
+        list(compiled.stream(CHUNKS))
+        assert [(method, path.partition("/s_")[0]) for method, path, _ in passed.requests] == [
             ("POST", "/v1/session"),
             ("POST", "/v1/submit"),
             ("POST", "/v1/get"),
             ("DELETE", "/v1/session"),
         ]
         [submit], [get] = passed.bodies("/v1/submit"), passed.bodies("/v1/get")
-        assert [call["name"] for call in submit["calls"]] == [
-            "map[0]",
-            "map[1]",
-            "map[2]",
-            "reduce",
-        ]
         last = submit["calls"][-1]["placeholders"][-1]["semantic_var_id"]
         assert get["semantic_var_id"] == last
-
-        passed.requests.clear()
-        assert await compile_chain(chain).ainvoke(CHUNKS) == expected
-        assert len(passed.bodies("/v1/submit")) == len(passed.bodies("/v1/get")) == 1
 
 
 async def test_streams_the_last_text(llm: ChatWeftline) -> None:

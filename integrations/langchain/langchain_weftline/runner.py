@@ -1,10 +1,12 @@
-"""Runs a lowered chain: one session, one submit, and a get for each variable of the result."""
+"""Runs a lowered chain: one request with its calls, answered by the values of its result.
+
+Only a stream takes a session, a submit and a get of its own. Each run has its own connection, so
+that nothing is left open and no event loop meets another's sockets.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from functools import lru_cache
 from ssl import SSLContext
@@ -13,16 +15,13 @@ from typing import Any, cast
 import httpx
 from langchain_core.exceptions import OutputParserException
 
-from langchain_weftline.lowered import Lowered, Server
+from langchain_weftline.lowered import Lowered
 from weftline import AsyncClient, Client
 from weftline.aclient import AsyncSession
-from weftline.client import Session
 from weftline.errors import TransformFailed
+from weftline.session import Answer
 
 OnGraph = Callable[[dict[str, Any]], None]
-
-# Gets that wait at the same time; more variables than this are got in turns.
-MAX_GETS = 64
 
 _INVALID_JSON = "Invalid json output: "
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
@@ -38,10 +37,10 @@ def run(lowered: Lowered, on_graph: OnGraph | None) -> Any:
     names = lowered.variables()
     if not names:
         return lowered.build({})
-    with _session(lowered, on_graph) as session:
-        with ThreadPoolExecutor(min(len(names), MAX_GETS)) as pool:
-            values = list(pool.map(session.get, names))
-        return lowered.build(dict(zip(names, values, strict=True)))
+    url, key = _address(lowered)
+    with _own_failures(lowered), Client(url, key, transport=_transport()) as client:
+        answer = client.run(lowered.calls, names, graph=on_graph is not None)
+        return _result(lowered, answer, on_graph)
 
 
 async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
@@ -49,69 +48,88 @@ async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
     names = lowered.variables()
     if not names:
         return lowered.build({})
-    async with _asession(lowered, on_graph) as session:
-        values = await asyncio.gather(*map(session.get, names))
-        return lowered.build(dict(zip(names, values, strict=True)))
+    url, key = _address(lowered)
+    with _own_failures(lowered):
+        async with AsyncClient(url, key, transport=_atransport()) as client:
+            answer = await client.run(lowered.calls, names, graph=on_graph is not None)
+            return _result(lowered, answer, on_graph)
+
+
+def _result(lowered: Lowered, answer: Answer, on_graph: OnGraph | None) -> Any:
+    if on_graph is not None and answer.graph is not None:
+        on_graph(dict(answer.graph))
+    return lowered.build(answer.values)
 
 
 def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Generator[str, None, None]:
     """The text of the result's only variable, as it is generated."""
-    with _session(lowered, on_graph) as session:
+    url, key = _address(lowered)
+    with (
+        _own_failures(lowered),
+        Client(url, key, transport=_transport()) as client,
+        closing(client.session()) as session,
+    ):
+        session.submit(lowered.calls)
         yield from session.stream(var)
+        if on_graph is not None:
+            on_graph(session.graph())
 
 
 async def astream_text(
     lowered: Lowered, var: str, on_graph: OnGraph | None
 ) -> AsyncGenerator[str, None]:
     """The text of the result's only variable, as it is generated."""
-    async with _asession(lowered, on_graph) as session:
-        texts = cast(AsyncGenerator[str, None], session.stream(var))
-        async with aclosing(texts):  # an abandoned stream ends before its session does
-            async for text in texts:
-                yield text
-
-
-@contextmanager
-def _session(lowered: Lowered, on_graph: OnGraph | None) -> Iterator[Session]:
-    """A session that has been given the calls, and is closed whatever happens."""
-    url, key = _address(lowered.server)
-    transport = httpx.HTTPTransport(verify=_ssl())
-    with Client(url, key, transport=transport) as client, closing(client.session()) as session:
-        try:
-            session.submit(lowered.calls)
-            yield session
-        except TransformFailed as failure:
-            raise as_langchain(failure, lowered) from failure
-        if on_graph is not None:
-            on_graph(session.graph())
+    url, key = _address(lowered)
+    with _own_failures(lowered):
+        async with (
+            AsyncClient(url, key, transport=_atransport()) as client,
+            _opened(client) as session,
+        ):
+            await session.submit(lowered.calls)
+            texts = cast(AsyncGenerator[str, None], session.stream(var))
+            async with aclosing(texts):  # an abandoned stream ends before its session does
+                async for text in texts:
+                    yield text
+            if on_graph is not None:
+                on_graph(await session.graph())
 
 
 @asynccontextmanager
-async def _asession(lowered: Lowered, on_graph: OnGraph | None) -> AsyncIterator[AsyncSession]:
-    url, key = _address(lowered.server)
-    async with AsyncClient(url, key, transport=httpx.AsyncHTTPTransport(verify=_ssl())) as client:
-        session = await client.session().open()
-        try:
-            try:
-                await session.submit(lowered.calls)
-                yield session
-            except TransformFailed as failure:
-                raise as_langchain(failure, lowered) from failure
-            if on_graph is not None:
-                on_graph(await session.graph())
-        finally:
-            await session.close()
+async def _opened(client: AsyncClient) -> AsyncIterator[AsyncSession]:
+    session = await client.session().open()
+    try:
+        yield session
+    finally:
+        await session.close()
 
 
-def _address(server: Server | None) -> tuple[str, str]:
+def _address(lowered: Lowered) -> tuple[str, str]:
+    server = lowered.server
     assert server is not None, "a variable has a call, and a call has a model"
     return server.base_url, server.api_key.get_secret_value()
+
+
+def _transport() -> httpx.HTTPTransport:
+    return httpx.HTTPTransport(verify=_ssl())
+
+
+def _atransport() -> httpx.AsyncHTTPTransport:
+    return httpx.AsyncHTTPTransport(verify=_ssl())
 
 
 @lru_cache(maxsize=1)
 def _ssl() -> SSLContext:
     # Reading the certificates takes 40 ms, which every run would pay again.
     return httpx.create_ssl_context()
+
+
+@contextmanager
+def _own_failures(lowered: Lowered) -> Iterator[None]:
+    """Raise what a parser or a step that failed in the server would have raised here."""
+    try:
+        yield
+    except TransformFailed as failure:
+        raise as_langchain(failure, lowered) from failure
 
 
 def as_langchain(failure: TransformFailed, lowered: Lowered) -> Exception:
