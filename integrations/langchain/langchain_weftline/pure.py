@@ -113,11 +113,20 @@ class _Evaluation:
                 raise CannotCompile(self._step, "it unpacks what is not a dict")
         return made
 
-    def _list(self, node: ast.List) -> Any:
-        return [self._value(item) for item in node.elts]
+    def _list(self, node: ast.List | ast.Tuple) -> list[Any]:
+        made: list[Any] = []
+        for item in node.elts:
+            if not isinstance(item, ast.Starred):
+                made.append(self._value(item))
+                continue
+            items = self._value(item.value)
+            if not isinstance(items, (list, tuple)):
+                raise CannotCompile(self._step, "it unpacks what is not a list")
+            made += items
+        return made
 
     def _tuple(self, node: ast.Tuple) -> Any:
-        return tuple(self._value(item) for item in node.elts)
+        return tuple(self._list(node))
 
     def _subscript(self, node: ast.Subscript) -> Any:
         container, key = self._value(node.value), self._concrete(node.slice)
@@ -166,24 +175,25 @@ class _Evaluation:
         raise self._impure(node)
 
     def _call(self, node: ast.Call) -> Any:
-        if node.keywords or any(isinstance(item, ast.Starred) for item in node.args):
-            raise self._impure(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr != "join":
             raise CannotCompile(self._step, f"what it calls, {node.func.attr!r}, may do anything")
         values = [self._value(item) for item in node.args]
+        named = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
         if isinstance(node.func, ast.Attribute):
             separator = self._concrete(node.func.value)
-            if not isinstance(separator, str) or len(values) != 1:
+            if not isinstance(separator, str) or len(values) != 1 or named:
                 raise self._impure(node)
             return self._join(separator, values[0])
         function = self._value(node.func)
         if not _is_builtin(function):
             raise self._impure(node)
-        if function is str and len(values) == 1:
+        if function is str and len(values) == 1 and not named:
             return settled(shown(values[0], self._step))
         if any(isinstance(value, (Ref, Answer, Text)) for value in values):
             raise self._unknown_length()
-        return function(*values)
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise self._impure(node)
+        return function(*values, **named)
 
     def _join(self, separator: str, values: Any) -> Any:
         if isinstance(values, Ref):

@@ -1,0 +1,211 @@
+"""Pure functions over symbolic values: equal to Python where they are taken, refused where not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.runnables import RunnableLambda
+
+from langchain_weftline.pure import apply_pure
+from langchain_weftline.symbols import (
+    Answer,
+    CannotCompile,
+    Hole,
+    Piece,
+    Ref,
+    Text,
+    item_of,
+    settled,
+    shown,
+)
+from weftline import transforms
+
+SEPARATOR = " / "
+WORDS = ["a", "b"]
+
+
+def known(value: Any, values: dict[str, Any]) -> Any:
+    """`value` once the server's variables have their `values`."""
+    if isinstance(value, Ref):
+        return transforms.run(value.transforms, values[value.var])
+    if isinstance(value, Hole):
+        return transforms.run(value.form, known(value.ref, values))
+    if isinstance(value, Text):
+        return "".join(str(known(piece, values)) for piece in value.pieces)
+    if isinstance(value, dict):
+        return {key: known(item, values) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(known(item, values) for item in value)
+    return value
+
+
+def documented(x: Any) -> Any:
+    """Several statements."""
+    first = x["a"]
+    rest = [first, x["list"][0]]
+    return {"kept": rest, **x["given"]}
+
+
+@RunnableLambda
+def decorated(x: dict[str, Any]) -> str:
+    return SEPARATOR.join(x["list"])
+
+
+def made_with(free: str) -> Callable[[Any], Any]:
+    return lambda x: f"{free}{x['a']}{free}"
+
+
+# Two on a line, so that the right one must be found by its code.
+ONE, OTHER = (lambda x: x["a"] + "1", lambda x: x["a"] + "2")
+
+PURE: list[Callable[[Any], Any]] = [
+    lambda x: x["a"],
+    lambda x: {"new": x["a"], **x["given"]},
+    lambda x: f"{x['a']}: {x['json']} {x['list']} {{}} {x['given']!r} {x['list']!r}",
+    lambda x: f"{x['given']['n']}|{x['json']['k']}|{x['json']['l'][-1]}",
+    lambda x: "<" + x["a"] + ">" + "!",
+    lambda x: SEPARATOR.join(x["list"]) + ", ".join(["x", x["a"]]),
+    lambda x: ", ".join(x["json"]["l"]),
+    lambda x: "\n".join(f"{n + 1}. {item}" for n, item in enumerate(x["list"], 5)),
+    lambda x: {name: {"is": item} for name, item in zip(["p", "q"], x["list"], strict=True)},
+    lambda x: [(item, len(x["list"])) for item in x["list"][:1]],
+    lambda x: str(x["json"]) + str(x["list"]),
+    lambda x: x["list"] + [*x["list"], (*x["list"], x["a"])],
+    lambda x: dict(given=x["given"], a=x["a"]),  # noqa: C408 (people write it)
+    lambda x: x["list"][-1],
+    documented,
+    decorated.func,
+    made_with("~"),
+    ONE,
+    OTHER,
+]
+
+
+@pytest.mark.parametrize("function", PURE)
+@settings(max_examples=50)
+@given(
+    text=st.text(),
+    item=st.text(),
+    number=st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_equal_to_python(
+    function: Callable[[Any], Any], text: str, item: str, number: float | None
+) -> None:
+    """What it builds symbolically is, once the values are known, what Python builds of them."""
+    data = {"k": number, "l": [text, item], "d": {"x": number}}
+    symbolic = {
+        "a": Ref("a"),
+        "list": [Ref("a"), Ref("b")],
+        "json": Ref("j", ({"op": "json"},), is_text=False),
+        "given": {"n": 1.0, "s": "it's"},
+    }
+    plain = {"a": text, "list": [text, item], "json": data, "given": symbolic["given"]}
+    values = {"a": text, "b": item, "j": json.dumps(data)}
+    expected = function(plain)
+    got = known(apply_pure(function, symbolic), values)
+    assert got == expected
+    assert repr(got) == repr(expected)
+
+
+def test_content_of_a_message() -> None:
+    """`message.content` is the variable itself."""
+    assert apply_pure(lambda message: message.content, Answer("v")) == Ref("v")
+
+
+def with_default(x: Any, also: int = 1) -> Any:
+    return x
+
+
+def loops(x: Any) -> Any:
+    for item in x:
+        return item
+    return x
+
+
+async def waits(x: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x["a"].upper(), "'upper', may do anything"),
+        (lambda x: print(x), "its name 'print' is no constant"),
+        (lambda x: WORDS + x["list"], "its name 'WORDS' is no constant"),
+        (lambda x: [i for i in x["list"] if i], "conditions or several loops"),
+        (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),
+        (lambda x: [*x["a"]], "it unpacks what is not a list"),
+        (lambda x: dict(**x["given"]), "its Call is not known to be pure"),
+        (lambda x: len(x["a"]), "length of a value of the server"),
+        (lambda x: f"{x['a']:>9}", "an f-string has a format"),
+        (lambda x: x["a"] if x["list"] else "", "its IfExp is not known to be pure"),
+        (lambda x: x["a"] == "b", "its Compare is not known to be pure"),
+        (lambda x: x["given"][x["a"]], "a key or a separator is a value of the server"),
+        (lambda x: {x["a"]: 1}, "a key or a separator is a value of the server"),
+        (lambda x: x["json"] + "!", "needs a string where it gets a parsed value"),
+        (lambda x: f"{[x['a'] + '!']}", "whose quotes depend on its text"),
+        (lambda x: x["message"]["k"], "takes item 'k' of a message"),
+        (lambda x: not x, "its UnaryOp is not known to be pure"),
+        (lambda *x: x, "no source of one plain parameter"),
+        (with_default, "no source of one plain parameter"),
+        (waits, "no source of one plain parameter"),
+        (loops, "its For is not known to be pure"),
+        (str.upper, "not a plain Python function"),
+    ],
+)
+def test_refused(function: Callable[[Any], Any], reason: str) -> None:
+    """What may look at a value of the server, or do more than build one, is not guessed."""
+    value = {
+        "a": Ref("a"),
+        "list": [Ref("a")],
+        "json": Ref("j", ({"op": "json"},), is_text=False),
+        "given": {},
+        "message": Answer("m"),
+    }
+    with pytest.raises(CannotCompile, match=reason):
+        apply_pure(function, value)
+
+
+def test_a_key_that_is_not_there_is_pythons_error() -> None:
+    """The client's own dict lacks it, so the client says so."""
+    with pytest.raises(KeyError, match="other"):
+        apply_pure(lambda x: x["other"], {"a": Ref("a")})
+
+
+def test_source_that_changed_is_not_believed(tmp_path: Path) -> None:
+    """A file that was edited after it was imported no longer tells what its functions do."""
+    path = tmp_path / "edited.py"
+    path.write_text("f = lambda x: x['a']\n")
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)  # noqa: S102 (a file as imported)
+    assert apply_pure(space["f"], {"a": Ref("a"), "b": Ref("b")}) == Ref("a")
+    path.write_text("f = lambda x: x['b']\n")
+    with pytest.raises(CannotCompile, match="no source"):
+        apply_pure(space["f"], {"a": Ref("a"), "b": Ref("b")})
+
+
+def test_paths_join() -> None:
+    """Items of items are one path."""
+    deep = item_of(item_of(Ref("v"), "a", "step"), 0, "step")
+    assert deep.transforms == ({"op": "path", "keys": ["a", 0]},)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([], ""),
+        (["a", "b"], "ab"),
+        (["", Hole(Ref("v")), ""], Ref("v")),
+        (["a", Hole(Ref("v"))], Text(("a", Hole(Ref("v"))))),
+    ],
+)
+def test_settled(pieces: list[Piece], expected: Any) -> None:
+    """The simplest value that equals the text: a variable stays that variable."""
+    assert settled(pieces) == expected
+    assert shown("x", "step") == ("x",)
