@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +19,16 @@ def local_server(*arguments: str, port: int = 0) -> Iterator[str]:
     The server runs until the block ends, also by an exception or Ctrl-C. Raises EngineUnavailable
     when it does not come up; what it says of the reason goes to this process's standard error.
     """
-    command = [sys.executable, "-m", "weftline_server", "serve", "--port", str(port), *arguments]
-    # A group of its own: Ctrl-C reaches this process alone, which then stops the server in order.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "weftline_server", "serve"),
+            *("--port", str(port), "--until-stdin-closes", *arguments),
+        ],
+        stdin=subprocess.PIPE,  # closes with this process, however it ends
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the server
+    )
     try:
         yield _url(process)
     finally:
@@ -40,7 +46,8 @@ def _url(process: subprocess.Popen[str]) -> str:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
+    assert process.stdin is not None
+    process.stdin.close()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:

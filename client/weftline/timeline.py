@@ -126,8 +126,8 @@ def _chart(title: str, chart: Sequence[Bar], y: int, longest: float) -> list[str
                 continue
             out.append(
                 f'<rect x="{x:.2f}" y="{top + 2}" width="{seconds * scale:.2f}" '
-                f'height="{_ROW - 5}" fill="{PHASES[phase]}"><title>{escape(bar.name)}: {phase} {seconds:.3f} s; '
-                f"{bar.note}</title></rect>"
+                f'height="{_ROW - 5}" fill="{PHASES[phase]}"><title>'
+                f"{escape(bar.name)}: {phase} {seconds:.3f} s; {bar.note}</title></rect>"
             )
             x += seconds * scale
         out.append(

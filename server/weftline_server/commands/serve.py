@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8600, help="0 takes a free one")
     parser.add_argument("--api-key", help="ask every client for this key (or set WEFTLINE_API_KEY)")
+    parser.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="stop at the end of standard input, which comes when the starting program ends",
+    )
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning"))
     null = parser.add_argument_group("the null engine, which has no model")
     null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         policy=args.policy,
         keys={key: "default"} if key else {},
     )
-    return asyncio.run(_serve(config, _engines(args), args.log_level))
+    return asyncio.run(_serve(config, _engines(args), args))
 
 
 def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
@@ -88,9 +93,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         print(f"weftline serves on {self._url}", flush=True)
 
+    def on_stdin(self) -> None:
+        """Stop at the end of standard input; what it says before is not for us."""
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+            self.should_exit = True
+
 
 async def _serve(
-    config: ServerConfig, engines: Mapping[str, Callable[[], Engine]], log_level: str
+    config: ServerConfig, engines: Mapping[str, Callable[[], Engine]], args: argparse.Namespace
 ) -> int:
     listener = _listen(config)
     port = listener.getsockname()[1]
@@ -99,13 +110,15 @@ async def _serve(
         f"http://{config.host}:{port}",
         uvicorn.Config(
             app,
-            log_level=log_level,
+            log_level=args.log_level,
             access_log=False,
             timeout_graceful_shutdown=10,
             lifespan="on",
             ws="none",
         ),
     )
+    if args.until_stdin_closes:
+        asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
         await server.serve(sockets=[listener])
     finally:
