@@ -124,6 +124,8 @@ def decode(body: bytes) -> list[Message]:
 
 
 def _message(value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is not an object")
     message: Message = _build(_CLASSES[value.pop("is")], value)
     return message
 

@@ -178,6 +178,7 @@ class Core:
         else:
             self.scheduler.free(found)
 
+    @torch.inference_mode()
     def step(self) -> list[Event]:
         """Plan, run and apply one step; returns everything that happened since the last one."""
         plan = self.scheduler.plan()

@@ -90,7 +90,6 @@ class Decoder:
             take("mlp.down_proj", hidden, mlp),
         )
 
-    @torch.inference_mode()
     def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
         """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32 or wider.
 

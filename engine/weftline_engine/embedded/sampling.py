@@ -97,7 +97,6 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-@torch.inference_mode()
 def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArray[np.int64]:
     """A token for each row; -1 where the row's logits are not finite. May change `logits_RV`.
 

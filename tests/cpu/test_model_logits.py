@@ -1,0 +1,66 @@
+"""Our forward pass against transformers' on tiny random Llamas, at every position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from weftline_engine.embedded.model import StepInput, load_model
+from weftline_kernels.work_list import Rows, build
+
+TINY: dict[str, Any] = {}
+SHAPES = [
+    pytest.param(TINY, id="grouped-query, untied head"),
+    pytest.param({"tie_word_embeddings": True, "num_key_value_heads": 1}, id="tied head"),
+    pytest.param({"num_key_value_heads": 4, "head_dim": 32}, id="wide heads, no groups"),
+    pytest.param(
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        id="Llama 3.1 rope",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-5), (torch.float64, 2e-5)])
+def test_logits_equal_transformers(
+    changes: dict[str, Any],
+    dtype: torch.dtype,
+    atol: float,
+    tiny_llama: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """One prompt of 75 tokens on pages in reverse order.
+
+    The tolerance is float32's in float64 too: the reference always normalises in float32.
+    """
+    tiny_llama(tmp_path, **changes)
+    tokens = torch.randint(0, 256, (75,), generator=torch.Generator().manual_seed(1))
+    reference = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=dtype, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    decoder = load_model(tmp_path, dtype)
+    cache = decoder.new_cache(8, 16)
+    pages = np.arange(7, -1, -1)
+    slots = pages[np.arange(75) // 16] * 16 + np.arange(75) % 16
+    step = StepInput(
+        tokens, torch.arange(75), torch.from_numpy(slots), torch.arange(75),
+        build([Rows(pages.tolist(), 0, 75, 0)], 16),
+    )  # fmt: skip
+    torch.testing.assert_close(decoder.forward(step, cache), expected, atol=atol, rtol=1e-5)

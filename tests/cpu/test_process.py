@@ -1,0 +1,167 @@
+"""The engine in its own process: served, killed, orphaned, refused, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weftline_engine.api import EngineDied, Event, Failed, Finished, Part
+from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.process import ProcessEngine
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def engine(tiny_directory: Path) -> AsyncIterator[ProcessEngine]:
+    engine = ProcessEngine(EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=1024))
+    yield engine
+    await engine.close()
+
+
+async def until(engine: ProcessEngine, count: int) -> list[Event]:
+    """Events until so many ops have ended."""
+    found: list[Event] = []
+    async for events in engine.events():
+        found += events
+        if sum(isinstance(event, (Finished, Failed)) for event in found) == count:
+            return found
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and not a zombie that nobody has waited for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.02)
+
+
+async def test_it_serves_like_the_core(
+    engine: ProcessEngine, generate: Make, tokens_of: Make, make_bench: Make, tiny_directory: Path
+) -> None:
+    """Every verb goes through; the tokens are those of a core in this process."""
+    description = await engine.start()
+    assert description.tokenizer == str(tiny_directory / "tokenizer.json")
+    assert (description.bos_token, description.eos_token) == ("A", "B")
+    assert description.chat_template == "{{ messages }}"
+    assert (description.kv_tokens, description.context_limit) == (1024, 512)
+    assert description.kv_bytes_per_token == 3 * 2 * 2 * 16 * 8
+    prompt = tokens_of(1, 40)
+    expected = make_bench().run(generate("op", prompt))[0].tokens
+    engine.submit(generate("op", prompt))
+    engine.submit(generate("cancelled", prompt, max_tokens=400))
+    engine.submit(generate("fed", prompt[:7], open=True))
+    engine.feed("fed", 7, prompt[7:], True)
+    engine.cancel("cancelled")
+    events = await until(engine, 3)
+    for name in ("op", "fed"):
+        parts = [event for event in events if isinstance(event, Part) and event.op == name]
+        assert [token for part in parts for token in part.tokens] == expected
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert [(event.op, event.error) for event in failed] == [("cancelled", "Cancelled")]
+    engine.free("op.context")
+    engine.submit(generate("next", [1], parent="op.context"))
+    events = await until(engine, 1)
+    assert "does not exist" in next(e for e in events if isinstance(e, Failed)).message
+
+
+async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) -> None:
+    await engine.start()
+    assert engine.pid is not None
+    engine.submit(generate("op", [1, 2], max_tokens=500))
+    events = engine.events()
+    await anext(events)
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="signal 9"):
+        async with asyncio.timeout(5):
+            async for _ in events:
+                pass
+    engine.submit(generate("late", [1]))  # verbs never fail
+
+
+async def test_close_leaves_no_process(engine: ProcessEngine, generate: Make) -> None:
+    await engine.start()
+    pid = engine.pid
+    assert pid is not None
+    engine.submit(generate("op", [1, 2], max_tokens=500))
+    await engine.close()
+    assert not is_running(pid)
+    assert engine.pid is None
+    assert [events async for events in engine.events() if not events] == []
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    engine = ProcessEngine(EmbeddedConfig(model=tmp_path))
+    with pytest.raises(EngineDied, match=r"did not start: .* holds no tokenizer.json"):
+        await engine.start()
+    assert engine.pid is None
+
+
+def test_the_child_ends_with_its_parent(tiny_directory: Path) -> None:
+    """The parent is killed while its engine decodes."""
+    program = f"""
+import asyncio
+from pathlib import Path
+from weftline_engine.api import Kind, Op, SamplingParams
+from weftline_engine.process import EmbeddedConfig, ProcessEngine
+
+async def main():
+    engine = ProcessEngine(EmbeddedConfig(model=Path({str(tiny_directory)!r}), kv_tokens=1024))
+    await engine.start()
+    sampling = SamplingParams(max_tokens=500, ignore_eos=True)
+    engine.submit(Op(id="a", kind=Kind.GENERATE, context="c", tokens=(1,), sampling=sampling))
+    print(engine.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.kill()
+    wait_for_end(pid)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "int4"}, "int4"),
+        ({"kv_tokens": 3}, "less than a block"),
+        ({"step_tokens": 8}, "must exceed max_running"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        EmbeddedConfig(model=Path("model"), **options)
+
+
+def test_the_core_imports_torch_and_no_other_library() -> None:
+    """What runs on a GPU machine with nothing installed: the standard library, numpy and torch."""
+    program = """
+import sys
+blocked = ("tokenizers", "transformers", "safetensors", "fastapi", "pydantic", "httpx", "gguf")
+sys.modules.update(dict.fromkeys(blocked))
+import weftline_engine.embedded.engine
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,125 @@
+"""Sampling against a plain, row-by-row reading of the same rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.sampling import SamplingTable, sample, uniforms
+
+ROWS = 6
+
+
+def plain_choice(logits: npt.NDArray[np.float64], params: SamplingParams, uniform: float) -> int:
+    """Temperature, then top_k, then top_p, then the inverse of the distribution function.
+
+    Candidates stand in falling order where top_k or top_p is on, else in the vocabulary's.
+    """
+    if params.temperature == 0:
+        return int(logits.argmax())
+    x = logits / np.float64(np.float32(params.temperature))
+    cut = params.top_k > 0 or params.top_p < 1
+    order = np.argsort(-x, kind="stable") if cut else np.arange(len(x))
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    p = np.exp(x[order] - x.max())
+    p /= p.sum()
+    kept = 1
+    while kept < len(p) and p[:kept].sum() < np.float32(params.top_p):
+        kept += 1
+    if cut:
+        p = p[:kept]
+    share = uniform * p.sum()
+    for index in range(len(p)):
+        if p[: index + 1].sum() > share:
+            return int(order[index])
+    return int(order[len(p) - 1])
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 40, 5000]),
+    seed=st.integers(0, 2**70),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(params_strategy, min_size=1, max_size=ROWS),
+    st.sampled_from([20, 3000]),
+    st.integers(0, 1000),
+)
+def test_a_batch_samples_like_the_plain_rule(
+    requests: list[SamplingParams], vocabulary: int, seed: int
+) -> None:
+    """3,000 words are more than the candidates that are sorted first."""
+    logits = np.random.default_rng(seed).normal(size=(len(requests), vocabulary)) * 2
+    table = SamplingTable(2)
+    slots = [table.add(one, one.seed or 0) for one in requests]
+    rows = table.rows(slots, list(range(len(requests))))
+    expected = [
+        plain_choice(row, one, float(uniform))
+        for row, one, uniform in zip(logits, requests, rows.uniform, strict=True)
+    ]
+    assert sample(torch.from_numpy(logits), rows, ()).tolist() == expected
+
+
+def test_draws_follow_the_distribution() -> None:
+    """40,000 draws of one row: each frequency within 5 standard deviations of its probability."""
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    count = 40_000
+    table = SamplingTable(1)
+    slot = table.add(SamplingParams(max_tokens=1), 42)
+    rows = table.rows([slot] * count, list(range(count)))
+    logits = torch.from_numpy(np.log(p)).expand(count, 4).clone()
+    found = np.bincount(sample(logits, rows, ()), minlength=4) / count
+    assert np.all(np.abs(found - p) < 5 * np.sqrt(p * (1 - p) / count))
+
+
+def test_a_seed_draws_the_same_alone_and_in_a_batch() -> None:
+    seeds = np.array([7, 8, 7, 2**64 - 1], np.uint64)
+    counters = np.array([0, 0, 1, 5], np.uint64)
+    together = uniforms(seeds, counters)
+    alone = [uniforms(seeds[i : i + 1], counters[i : i + 1])[0] for i in range(4)]
+    assert together.tolist() == alone
+    assert len(set(alone)) == 4
+    assert 0 <= together.min() <= together.max() < 1
+
+
+def test_stop_tokens_are_banned_until_min_tokens() -> None:
+    """Token 2 is the best by far and ends the output; with one token produced of at least two, the
+    next best comes, and with two produced it may."""
+    table = SamplingTable(2)
+    slot = table.add(SamplingParams(max_tokens=9, min_tokens=2, temperature=0), 0)
+    logits = torch.tensor([[0.0, 3.0, 9.0], [0.0, 3.0, 9.0]])
+    rows = table.rows([slot, slot], [1, 2])
+    assert sample(logits, rows, (2,)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_yields_minus_one(bad: float, temperature: float) -> None:
+    table = SamplingTable(3)
+    params = SamplingParams(max_tokens=1, temperature=temperature, top_k=2)
+    slots = [table.add(params, i) for i in range(3)]
+    logits = torch.zeros(3, 50)
+    logits[:, 7] = 100
+    logits[1, 20] = bad
+    assert sample(logits, table.rows(slots, [0, 0, 0]), ()).tolist() == [7, -1, 7]
+
+
+def test_a_slot_is_reused() -> None:
+    table = SamplingTable(1)
+    first = table.add(SamplingParams(max_tokens=1, temperature=0.5), 1)
+    table.remove(first)
+    second = table.add(SamplingParams(max_tokens=1, temperature=0), 2)
+    assert second == first
+    assert table.rows([second], [0]).temperature.tolist() == [0.0]

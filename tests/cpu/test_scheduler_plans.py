@@ -1,0 +1,178 @@
+"""What a step computes, as data: chunks, budgets, sharing, copies, preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from weftline_engine.api import Kind, Op
+from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.embedded.sequence import Context, Sequence
+
+
+def make_scheduler(blocks: int = 32, step_tokens: int = 40, max_running: int = 8) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            blocks=blocks, block_size=4, step_tokens=step_tokens, max_running=max_running
+        )
+    )
+
+
+def add(
+    scheduler: Scheduler, name: str, tokens: list[int], kind: Kind = Kind.GENERATE, salt: str = ""
+) -> Sequence:
+    op = Op(id=name, kind=kind, context=name, salt=salt)
+    sequence = Sequence(op, len(scheduler.waiting), tokens=tokens, prompt=len(tokens))
+    scheduler.add(sequence)
+    return sequence
+
+
+def ranges(plan: StepPlan) -> list[tuple[str, int, int, bool]]:
+    return [(c.sequence.op.id, c.start, c.stop, c.samples) for c in plan.chunks]
+
+
+def run(scheduler: Scheduler) -> StepPlan:
+    """Plan and apply a step in which every sampled token is 9."""
+    plan = scheduler.plan()
+    scheduler.apply(plan)
+    for chunk in plan.chunks:
+        if chunk.samples:
+            chunk.sequence.filled = True
+            chunk.sequence.tokens.append(9)
+    return plan
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
+    """The decoding sequence takes its one token first; the prompt gets the rest of the budget."""
+    scheduler = make_scheduler(step_tokens=10)
+    add(scheduler, "short", [1, 2, 3])
+    assert ranges(run(scheduler)) == [("short", 0, 3, True)]
+    add(scheduler, "long", list(range(10, 33)))
+    assert ranges(run(scheduler)) == [("short", 3, 4, True), ("long", 0, 9, False)]
+    assert ranges(run(scheduler)) == [("short", 4, 5, True), ("long", 9, 18, False)]
+    assert ranges(run(scheduler)) == [("short", 5, 6, True), ("long", 18, 23, True)]
+    assert ranges(run(scheduler)) == [("short", 6, 7, True), ("long", 23, 24, True)]
+
+
+def test_several_prompts_share_a_step() -> None:
+    scheduler = make_scheduler(step_tokens=10)
+    add(scheduler, "a", [1, 2, 3])
+    add(scheduler, "b", [2, 3, 4, 5])
+    add(scheduler, "c", [3, 4, 5, 6, 7])
+    assert ranges(scheduler.plan()) == [("a", 0, 3, True), ("b", 0, 4, True), ("c", 0, 3, False)]
+
+
+def test_equal_prefixes_meet_within_one_step() -> None:
+    """Of two equal prompts of 10 the second computes only what is no whole block of the first."""
+    scheduler = make_scheduler()
+    add(scheduler, "a", list(range(1, 11)))
+    second = add(scheduler, "b", list(range(1, 11)))
+    plan = scheduler.plan()
+    assert ranges(plan) == [("a", 0, 10, True), ("b", 8, 10, True)]
+    assert plan.chunks[0].blocks[:2] == plan.chunks[1].blocks[:2]
+    assert plan.chunks[0].blocks[2] != plan.chunks[1].blocks[2]
+    assert second.cached == 8
+
+
+def test_a_second_prompt_follows_the_first_through_its_chunks() -> None:
+    """Both come at once and are longer than a step: nothing is computed twice."""
+    scheduler = make_scheduler(step_tokens=9)
+    add(scheduler, "a", list(range(1, 21)))
+    second = add(scheduler, "b", list(range(1, 21)))
+    assert ranges(run(scheduler)) == [("a", 0, 9, False)]
+    assert ranges(run(scheduler)) == [("a", 9, 18, False)]
+    assert ranges(run(scheduler)) == [("a", 18, 20, True), ("b", 16, 20, True)]
+    assert second.cached == 16
+
+
+def test_a_fork_inside_a_block_copies_it() -> None:
+    """A context of 6 tokens ends in the middle of its second block; who goes on copies that."""
+    scheduler = make_scheduler()
+    parent = add(scheduler, "parent", [1, 2, 3, 4, 5, 6], Kind.FILL)
+    blocks = run(scheduler).chunks[0].blocks
+    scheduler.finish(parent, Context("parent", "", "parent", 0))
+    for name, tail in (("left", [7]), ("right", [8])):
+        child = add(scheduler, name, [1, 2, 3, 4, 5, 6, *tail])
+        plan = scheduler.plan()
+        chunk = plan.chunks[-1]
+        assert (chunk.start, chunk.stop, child.cached) == (6, 7, 6)
+        assert chunk.blocks[0] == blocks[0]
+        assert plan.copies == ((blocks[1], chunk.blocks[1]),)
+
+
+def test_the_last_prompt_token_of_a_generate_is_computed_again() -> None:
+    scheduler = make_scheduler()
+    first = add(scheduler, "first", [1, 2, 3, 4, 5, 6, 7, 8])
+    run(scheduler)
+    scheduler.finish(first, None)
+    again = add(scheduler, "again", [1, 2, 3, 4, 5, 6, 7, 8])
+    assert ranges(scheduler.plan()) == [("again", 7, 8, True)]
+    assert again.cached == 7
+
+
+def test_a_fill_of_known_tokens_takes_no_step() -> None:
+    scheduler = make_scheduler()
+    scheduler.finish(add_and_run(scheduler, "first"), None)
+    again = add(scheduler, "again", [1, 2, 3, 4, 5, 6], Kind.FILL)
+    plan = scheduler.plan()
+    assert (plan.chunks, plan.done, again.cached) == ((), (again,), 6)
+
+
+def add_and_run(scheduler: Scheduler, name: str) -> Sequence:
+    sequence = add(scheduler, name, [1, 2, 3, 4, 5, 6], Kind.FILL)
+    run(scheduler)
+    return sequence
+
+
+def test_salts_keep_tenants_apart() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", list(range(1, 11)), salt="one")
+    add(scheduler, "b", list(range(1, 11)), salt="two")
+    assert ranges(scheduler.plan()) == [("a", 0, 10, True), ("b", 0, 10, True)]
+
+
+def test_the_last_to_come_is_preempted_and_recomputes() -> None:
+    """Two sequences of 8 tokens fill 4 blocks; the ninth token of the first costs the second's."""
+    scheduler = make_scheduler(blocks=5)
+    add(scheduler, "a", [1, 2, 3, 4, 5, 6, 7])
+    second = add(scheduler, "b", [2, 3, 4, 5, 6, 7, 8])
+    assert ranges(run(scheduler)) == [("a", 0, 7, True), ("b", 0, 7, True)]
+    assert ranges(run(scheduler)) == [("a", 7, 8, True), ("b", 7, 8, True)]
+    assert ranges(run(scheduler)) == [("a", 8, 9, True)]
+    assert (scheduler.waiting, second.tokens[-2:]) == ([second], [9, 9])
+    scheduler.drop(scheduler.running[0])
+    # Its first block was still in the tree; its second had gone to "a".
+    assert ranges(run(scheduler)) == [("b", 8, 9, True)]
+
+
+def test_a_pinned_context_goes_only_when_nothing_else_can_run() -> None:
+    """The pool of 4 blocks is all pinned; the next request gets it, and the drop is reported."""
+    scheduler = make_scheduler(blocks=4)
+    first = add(scheduler, "first", list(range(1, 17)), Kind.FILL)
+    run(scheduler)
+    context = scheduler.contexts["first"] = Context("first", "", "first", 0)
+    scheduler.finish(first, context)
+    add(scheduler, "second", list(range(20, 30)))
+    plan = scheduler.plan()
+    assert plan.dropped == (context,)
+    assert ranges(plan) == [("second", 0, 10, True)]
+    assert (context.held, context.tokens) == ([], tuple(range(1, 17)))
+
+
+def test_the_least_recently_used_leaf_is_evicted_first() -> None:
+    scheduler = make_scheduler(blocks=4)
+    for name, token in (("old", 1), ("new", 2)):
+        sequence = add(scheduler, name, [token] * 8, Kind.FILL)
+        run(scheduler)
+        scheduler.finish(sequence, None)
+    assert [node.tokens[0] for node in scheduler.tree.nodes()].count(1) == 2
+    sequence = add(scheduler, "next", [3] * 4, Kind.FILL)
+    run(scheduler)
+    left = sorted(node.tokens[0] for node in scheduler.tree.nodes())
+    assert left == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("blocks", "step_tokens"), [(0, 40), (4, 8)])
+def test_impossible_bounds_are_refused(blocks: int, step_tokens: int) -> None:
+    with pytest.raises(ModelError):
+        make_scheduler(blocks=blocks, step_tokens=step_tokens)

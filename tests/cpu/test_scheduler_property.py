@@ -1,0 +1,159 @@
+"""Whatever the scheduler does, every token is computed over exactly its own prefix.
+
+The model is replaced by its meaning: a KV row *is* the prefix that it was computed from. So after
+each planned step the blocks of a chunk must spell the prefixes of its sequence.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftline_engine.api import Kind, Op
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan, holders
+from weftline_engine.embedded.sequence import Context, Phase, Sequence
+
+SIZE = 4
+
+
+class Meaning:
+    """A KV pool whose rows hold the tokens up to and including their own."""
+
+    def __init__(self, blocks: int) -> None:
+        self.rows: list[list[tuple[int, ...]]] = [[()] * SIZE for _ in range(blocks)]
+
+    def run(self, plan: StepPlan) -> None:
+        copied = [list(self.rows[source]) for source, _ in plan.copies]
+        for (_, target), rows in zip(plan.copies, copied, strict=True):
+            self.rows[target] = rows
+        for chunk in plan.chunks:
+            for at in range(chunk.start, chunk.stop):
+                prefix = tuple(chunk.sequence.tokens[: at + 1])
+                self.rows[chunk.blocks[at // SIZE]][at % SIZE] = prefix
+        for chunk in plan.chunks:
+            for at in range(chunk.stop):
+                seen = self.rows[chunk.blocks[at // SIZE]][at % SIZE]
+                assert seen == tuple(chunk.sequence.tokens[: at + 1])
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """Every block is free, in the tree or a sequence's own; every node counts its holders."""
+    sequences = [*scheduler.running, *scheduler.waiting]
+    expected = holders(sequences, scheduler.contexts.values())
+    nodes = list(scheduler.tree.nodes())
+    assert [node.holders for node in nodes] == [expected.get(id(node), 0) for node in nodes]
+    assert scheduler.tree.evictable == sum(node.holders == 0 for node in nodes)
+    own = sum(len(one.blocks) - len(one.held) for one in sequences)
+    assert scheduler.pool.free + len(nodes) + own == scheduler.pool.count
+
+
+class World:
+    """A scheduler, the meaning of its pool, and generates that produce `letter` so many times."""
+
+    def __init__(self, blocks: int, step_tokens: int) -> None:
+        config = SchedulerConfig(
+            blocks=blocks, block_size=SIZE, max_running=6, step_tokens=step_tokens
+        )
+        self.scheduler = Scheduler(config)
+        self.meaning = Meaning(blocks)
+        self.left: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.count = 0
+
+    def add(self, prompt: list[int], output: list[int], salt: str, parent: str | None) -> str:
+        name = f"op{self.count}"
+        kind = Kind.GENERATE if output else Kind.FILL
+        op = Op(id=name, kind=kind, context=name, salt=salt)
+        tokens = list(prompt)
+        if parent is not None:
+            tokens = [*self.scheduler.contexts[parent].tokens, *prompt]
+        sequence = Sequence(op, self.count, tokens=tokens, prompt=len(tokens))
+        self.count += 1
+        self.left[name] = list(output)
+        self.scheduler.add(sequence)
+        return name
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        self.meaning.run(plan)
+        self.scheduler.apply(plan)
+        for chunk in plan.chunks:
+            if chunk.samples:
+                self._sampled(chunk.sequence)
+        for one in list(self.scheduler.running):
+            if not one.generates and one.computed == len(one.tokens):
+                self._finish(one)
+        check_books(self.scheduler)
+
+    def _sampled(self, sequence: Sequence) -> None:
+        sequence.filled = True
+        sequence.tokens.append(self.left[sequence.op.id].pop(0))
+        if not self.left[sequence.op.id]:
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        name = sequence.op.id
+        context = self.scheduler.contexts[name] = Context(name, sequence.op.salt, name, 0)
+        self.cached[name] = sequence.cached
+        self.scheduler.finish(sequence, context)
+        assert sequence.phase is Phase.DONE
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+
+letters = st.lists(st.integers(1, 2), max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(8, 20), st.sampled_from([7, 9, 64]))
+def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_tokens: int) -> None:
+    """Ops with common prefixes come, fork, are cancelled and freed, on a pool that is too small."""
+    world = World(blocks, step_tokens)
+
+    def choose(names: list[str]) -> str:
+        return data.draw(st.sampled_from(names))
+
+    for _ in range(data.draw(st.integers(1, 25))):
+        contexts = sorted(world.scheduler.contexts)
+        queued = [*world.scheduler.running, *world.scheduler.waiting]
+        match data.draw(st.sampled_from(["add", "add", "fork", "step", "cancel", "free"])):
+            case "add":
+                salt = data.draw(st.sampled_from(["", "", "", "tenant"]))
+                world.add([1, *data.draw(letters)], data.draw(letters), salt, None)
+            case "fork" if contexts:
+                parent = choose(contexts)
+                found = world.scheduler.contexts[parent]
+                if len(found.tokens) <= 4 * SIZE:
+                    world.add(
+                        [1, *data.draw(letters)[:8]], data.draw(letters)[:6], found.salt, parent
+                    )
+            case "cancel" if queued:
+                world.scheduler.drop(data.draw(st.sampled_from(queued)))
+            case "free" if contexts:
+                world.scheduler.free(world.scheduler.contexts[choose(contexts)])
+            case _:
+                world.step()
+        check_books(world.scheduler)
+    for _ in range(3000):
+        if world.idle:
+            break
+        world.step()
+    assert world.idle
+    for context in list(world.scheduler.contexts.values()):
+        world.scheduler.free(context)
+    assert world.scheduler.tree.available == blocks
+
+
+def test_thirty_two_requests_finish_on_eight_blocks() -> None:
+    """32 requests of 5 blocks each, none sharing, and contexts pinned until the end."""
+    world = World(8, 7)
+    for i in range(32):
+        world.add([i + 1] * 12, [i + 1] * 8, "", None)
+    steps = 0
+    while not world.idle:
+        world.step()
+        steps += 1
+    assert steps < 32 * 12
+    assert sorted(world.cached) == sorted(f"op{i}" for i in range(32))

@@ -1,0 +1,79 @@
+"""Frames hold every message of the contract, and nothing else gets through."""
+
+from __future__ import annotations
+
+import pytest
+
+from weftline_engine import api, wire
+
+HEAD = {"op": "a", "attempt": 2, "sequence": 7, "time": 1.5}
+OP = api.Op(
+    id="a",
+    kind=api.Kind.GENERATE,
+    context="c",
+    attempt=2,
+    parent="p",
+    tokens=(1, 2, 3),
+    sampling=api.SamplingParams(max_tokens=5, seed=None, stop=("é", "\n"), temperature=1),
+    salt="s",
+    hints=api.Hints(application="x", token_bound=4, expected_pause=0.5),
+)
+USAGE = api.Usage(prompt_tokens=3, cached_tokens=1, output_tokens=2, started=0.25, filled=0.5)
+MESSAGES = [
+    wire.Submit(OP),
+    wire.Submit(api.Op(id="b", kind=api.Kind.FILL, context="d", text="hello", open=True)),
+    wire.Feed("a", 3, (4, 5), None, True),
+    wire.Feed("a", 3, None, "text", False),
+    wire.Update("a", api.Hints(depth=3)),
+    wire.Cancel("a"),
+    wire.Retain("c", api.Retention.SWAP),
+    wire.Free("c"),
+    wire.LoadFailed("no such model"),
+    api.Description(model="m", default_sampling={"top_p": 0.5}),
+    api.Accepted(**HEAD),
+    api.Part(**HEAD, offset=0, tokens=(9,), text="海"),
+    api.Paused(**HEAD, reason="tool"),
+    api.Finished(**HEAD, reason=api.FinishReason.STOP, usage=USAGE),
+    api.Failed(**HEAD, error="EngineFailed", message="why", retryable=True),
+    api.ContextMoved(**HEAD, context="c", residency=api.Residency.HOST, tokens=12),
+]
+
+
+def test_every_message_comes_back_equal() -> None:
+    frame = wire.encode(MESSAGES)
+    body = frame[wire.HEADER_BYTES :]
+    assert wire.length(frame[: wire.HEADER_BYTES]) == len(body)
+    found = wire.decode(body)
+    assert found == MESSAGES
+    submitted = found[0]
+    assert isinstance(submitted, wire.Submit)
+    assert submitted.op.kind is api.Kind.GENERATE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}x",
+        b"[1]",
+        b"[null]",
+        b'[{"is": "Popen", "args": "sh"}]',
+        b'[{"is": "Cancel"}]',
+        b'[{"is": "Cancel", "op": 3}]',
+        b'[{"is": "Cancel", "op": "a", "more": 1}]',
+        b'[{"is": "Retain", "context": "c", "retention": "burn"}]',
+        b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": [true], "text": null, "last": true}]',
+        b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": 3, "text": null, "last": true}]',
+        b"[" * 100_000,
+    ],
+)
+def test_anything_else_is_refused(body: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        wire.decode(body)
+
+
+def test_frames_are_bounded() -> None:
+    with pytest.raises(wire.WireError, match="exceeds"):
+        wire.length(b"\xff\xff\xff\xff")
+    with pytest.raises(wire.WireError, match="exceeds"):
+        wire.encode([wire.LoadFailed("x" * (wire.MOST_BYTES + 1))])

@@ -1,0 +1,227 @@
+"""SmolLM2 against transformers on the same weights: greedy tokens in float32, and bfloat16 judged
+position by position against float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
+from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import Decoder, load_model
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
+from weftline_engine.embedded.sequence import Sequence as Planned
+
+SYSTEM = (
+    "<|im_start|>system\nYou are a careful assistant. You answer every question briefly and "
+    "precisely, in one sentence.<|im_end|>\n"
+)
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "Write one sentence about the sea.",
+    "How many days has a week?",
+    "Translate 'good morning' into Spanish.",
+    "What does a compiler do?",
+    "Give me a synonym for 'fast'.",
+    "Who wrote Hamlet?",
+    "Is the sun a star?",
+    "Write a Python function that adds two numbers.",
+    "What is 12 times 12?",
+    "Why is the sky blue?",
+    "List the planets of the solar system.",
+    "What is photosynthesis?",
+    "Summarise: the cat sat on the mat, and the dog slept.",
+    "What do bees make?",
+    "How do I boil an egg?",
+    "Name an animal that can fly.",
+    "What is the opposite of 'cold'?",
+    "Describe a forest in ten words.",
+]
+OUTPUT = 16
+# Two logits closer than this may change places between two orders of the same float32 sums.
+TIE = 1e-3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on two busy cores wait for each other at every operator, 100 times as long as
+    they work; one only shares."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_directory: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    texts = [f"{SYSTEM}<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
+    return [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_directory: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def decoder(smollm2_directory: Path) -> Decoder:
+    return load_model(smollm2_directory, torch.float32)
+
+
+@pytest.fixture
+def core(decoder: Decoder, tokenizer: Tokenizer) -> Core:
+    return Core(decoder, SchedulerConfig(blocks=512), ByteDetokenizer(tokenizer))
+
+
+def generate(name: str, tokens: Sequence[int], parent: str | None = None) -> Op:
+    sampling = SamplingParams(max_tokens=OUTPUT, temperature=0, ignore_eos=True)
+    return Op(
+        id=name,
+        kind=Kind.GENERATE,
+        context=f"{name}.context",
+        parent=parent,
+        tokens=tuple(tokens),
+        sampling=sampling,
+    )
+
+
+def run(core: Core, *ops: Op) -> tuple[list[list[int]], list[Finished]]:
+    """Tokens and ends of the generates among these ops."""
+    tokens: dict[str, list[int]] = {op.id: [] for op in ops if op.kind is Kind.GENERATE}
+    finished: dict[str, Finished] = {}
+    for op in ops:
+        core.submit(op)
+    while core.busy:
+        for event in core.step():
+            if isinstance(event, Part):
+                tokens[event.op] += event.tokens
+            elif isinstance(event, Finished):
+                finished[event.op] = event
+    return list(tokens.values()), [finished[name] for name in tokens]
+
+
+@pytest.fixture(scope="module")
+def check_greedy(
+    reference: torch.nn.Module, prompts: list[tuple[int, ...]]
+) -> Callable[[list[list[int]]], None]:
+    """Checks the outputs of the first prompts: each token is the reference's best after all before
+    it, so that by induction the whole output is its greedy one; but for ties."""
+
+    def check(found: list[list[int]]) -> None:
+        for prompt, output in zip(prompts, found, strict=False):
+            with torch.inference_mode():
+                ids = torch.tensor([[*prompt, *output]])
+                logits = reference(ids).logits[0, len(prompt) - 1 : -1]
+            behind = logits.max(-1).values - logits[torch.arange(OUTPUT), torch.tensor(output)]
+            assert float(behind.max()) < TIE, (prompt, output, behind)
+
+    return check
+
+
+Check = Callable[[list[list[int]]], None]
+
+
+def test_greedy_tokens_equal_generate(
+    core: Core, reference: torch.nn.Module, prompts: list[tuple[int, ...]]
+) -> None:
+    """Three prompts alone, against transformers' own loop."""
+    for i, prompt in enumerate(prompts[:3]):
+        ids = torch.tensor([prompt])
+        expected = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=OUTPUT,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=2,
+        )
+        assert run(core, generate(f"op{i}", prompt))[0][0] == expected[0, len(prompt) :].tolist()
+
+
+def test_batched_greedy_tokens(
+    core: Core, prompts: list[tuple[int, ...]], check_greedy: Check
+) -> None:
+    """All 20 at once; they share the first block of the system message within the first step."""
+    found, ends = run(core, *[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])
+    check_greedy(found)
+    assert [end.usage.cached_tokens for end in ends] == [0] + [16] * (len(prompts) - 1)
+
+
+def test_greedy_tokens_alone(
+    core: Core, prompts: list[tuple[int, ...]], check_greedy: Check
+) -> None:
+    check_greedy([run(core, generate(f"op{i}", p))[0][0] for i, p in enumerate(prompts)])
+
+
+def test_forked_greedy_tokens(
+    core: Core, tokenizer: Tokenizer, prompts: list[tuple[int, ...]], check_greedy: Check
+) -> None:
+    """The system message is a context of its own, which ends inside a block."""
+    system = tokenizer.encode(SYSTEM, add_special_tokens=False).ids
+    assert len(system) % 16
+    root = Op(id="root", kind=Kind.FILL, context="system", tokens=tuple(system))
+    forks = [generate(f"op{i}", p[len(system) :], "system") for i, p in enumerate(prompts)]
+    found, ends = run(core, root, *forks)
+    check_greedy(found)
+    assert min(end.usage.cached_tokens for end in ends) >= len(system)
+
+
+def test_bfloat16_is_no_worse_than_transformers(
+    smollm2_directory: Path,
+    reference: torch.nn.Module,
+    core: Core,
+    prompts: list[tuple[int, ...]],
+) -> None:
+    """Teacher-forced on prompt and float32 output, every position: how often the best token is
+    float32's, and how far the logits are off in the mean."""
+    theirs = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.bfloat16)
+    ours = load_model(smollm2_directory, torch.bfloat16)
+    outputs, _ = run(core, *[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])
+    texts = [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
+    positions = agree_ours = agree_theirs = 0
+    error_ours = error_theirs = 0.0
+    for text in texts[:8]:
+        with torch.inference_mode():
+            exact = reference(torch.tensor([text])).logits[0]
+            plain = theirs(torch.tensor([text])).logits[0].float()
+            found = all_logits(ours, text)
+        positions += len(text)
+        agree_ours += int((found.argmax(-1) == exact.argmax(-1)).sum())
+        agree_theirs += int((plain.argmax(-1) == exact.argmax(-1)).sum())
+        error_ours += float((found - exact).abs().mean(-1).sum())
+        error_theirs += float((plain - exact).abs().mean(-1).sum())
+    # 1 % of the positions: what transformers' own bfloat16 moves by between two batch shapes.
+    assert agree_ours >= agree_theirs - 0.01 * positions
+    assert error_ours <= error_theirs * 1.02
+
+
+def all_logits(decoder: Decoder, text: list[int]) -> Tensor:
+    """Logits at every position, computed in chunks of 32 tokens on the paged cache."""
+    scheduler = Scheduler(SchedulerConfig(blocks=64, step_tokens=32, max_running=1))
+    cache = decoder.new_cache(64, 16)
+    op = Op(id="op", kind=Kind.FILL, context="op")
+    scheduler.add(Planned(op, 0, tokens=list(text), prompt=len(text)))
+    parts = []
+    while plan := scheduler.plan():
+        if not plan.chunks:
+            break
+        step = step_input(plan, 16)
+        every = torch.arange(len(step.tokens_T))
+        parts.append(decoder.forward(replace(step, rows_R=every), cache))
+        scheduler.apply(plan)
+    return torch.cat(parts)
