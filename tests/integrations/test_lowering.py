@@ -15,6 +15,7 @@ from langchain_core.runnables import (
     Runnable,
     RunnableBranch,
     RunnableLambda,
+    RunnableParallel,
     RunnablePassthrough,
 )
 
@@ -156,6 +157,13 @@ def test_parsed_and_raw_result() -> None:
     assert low.variables() == ("v0",)
     assert low.build({"v0": '{"a": 1}'}) == {"raw": '{"a": 1}', "found": {"a": 1}}
     assert low.streamable() is None
+
+
+def test_what_nobody_reads_is_not_sent() -> None:
+    """Only the call that makes the result, and those that it reads, are worth their time."""
+    parts = RunnableParallel(a=ASK | LLM | TEXT, b=ASK | LLM | TEXT)
+    low = lowered(parts | (lambda x: {"every": x["b"]}) | SHOW | LLM, "rivers")
+    assert [call.name for call in low.calls] == ["b", "call"]
 
 
 def test_lists_show_as_python_shows_them() -> None:

@@ -42,8 +42,9 @@ class CompiledChain(Runnable[Input, Output]):
 
     Callbacks see the compiled chain start and end, and the steps that run in the client, but not
     the steps that run in the server. A message that ends the chain has content and no usage. The
-    global LLM cache is not asked. A parser's failure raises what the parser raises; other failures
-    in the server raise `weftline.errors.WeftlineError`.
+    global LLM cache is not asked, and a call whose answer nobody reads is not made. A parser's
+    failure raises what the parser raises; other failures in the server raise
+    `weftline.errors.WeftlineError`.
     """
 
     def __init__(self, chain: Runnable[Any, Any], on_graph: OnGraph | None = None) -> None:

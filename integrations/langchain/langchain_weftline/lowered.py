@@ -151,7 +151,10 @@ def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lower
     that the value is parsed once and the graph shows it parsed. Where one reader wants the raw text
     and another its parsed form, the variable stays raw and each input says what it does to it:
     one generation, one variable, and no reader waits for a parser that it does not use.
+
+    A call whose answer nobody reads is left out.
     """
+    drafts = _read(drafts, {leaf.var for leaf in _variables(_tree(result, {}))})
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
@@ -161,6 +164,16 @@ def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lower
     shared = {var: _common_start(readers) for var, readers in uses.items()}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)
     return Lowered(calls, _tree(result, shared), server)
+
+
+def _read(drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
+    """The drafts that make `wanted` variables, and those that they read, in order."""
+    kept = []
+    for draft in reversed(drafts):  # a draft reads only what earlier ones make
+        if draft.var in wanted:
+            kept.append(draft)
+            wanted |= {hole.ref.var for hole in Prompt(draft.turns).holes()}
+    return kept[::-1]
 
 
 def _common_start(readers: list[tuple[Spec, ...]]) -> tuple[Spec, ...]:

@@ -1,0 +1,94 @@
+"""Chains put together at random: compiled or plain, every prompt has the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import (
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    NumberedListOutputParser,
+    StrOutputParser,
+)
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from langchain_weftline import ChatWeftline, compile_chain
+
+Chain = Runnable[Any, Any]
+GIVEN = ("g", "h")
+CONSTANTS = st.sampled_from(["", "x", " {{", "}} ", "\n", "'", '"', "\\", "é", "1. ", ", "])
+TEXTS = st.text("ab {}'\"\\\n,1.é", max_size=6)
+
+
+@st.composite
+def templates(draw: st.DrawFn, names: list[str]) -> ChatPromptTemplate:
+    """One or two messages of constant text and variables out of `names`."""
+    roles = draw(st.sampled_from([["human"], ["system", "human"], ["human", "ai", "human"]]))
+    messages = []
+    for role in roles:
+        slots = st.sampled_from(names).map(lambda name: "{" + name + "}")
+        parts = draw(st.lists(CONSTANTS | slots, min_size=1, max_size=5))
+        messages.append((role, "a" + "".join(parts)))
+    return ChatPromptTemplate(messages)
+
+
+def fenced(name: str) -> ChatPromptTemplate:
+    """A prompt whose echo holds JSON, unless the value of `name` breaks it."""
+    return ChatPromptTemplate.from_template('```json\n{{"k": ["{' + name + '}", 1.50, null]}}\n```')
+
+
+@st.composite
+def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
+    """Steps that each add a value to a dict, from values that are there, then a last step."""
+    chain: Chain = RunnablePassthrough()
+    names = [*GIVEN]
+    for number in range(draw(st.integers(1, 3))):
+        new = f"v{number}"
+        prompt = draw(templates(names))
+        source = draw(st.sampled_from(names))
+        part: Chain = draw(
+            st.sampled_from(
+                [
+                    prompt | llm | StrOutputParser(),
+                    prompt | llm | CommaSeparatedListOutputParser(),
+                    prompt | llm | NumberedListOutputParser(),
+                    fenced(source) | llm | JsonOutputParser() | itemgetter("k"),
+                    (lambda x: [x, {**x, "g": "other"}]) | (prompt | llm | StrOutputParser()).map(),
+                    RunnableLambda(itemgetter(source)) | (lambda x: {"shown": x}),
+                ]
+            )
+        )
+        chain = chain | RunnablePassthrough.assign(**{new: part})
+        names.append(new)
+    every = ChatPromptTemplate.from_template(", ".join("{" + name + "}" for name in names))
+    last: list[Chain] = [RunnablePassthrough(), every | llm, every | llm | StrOutputParser()]
+    return chain | draw(st.sampled_from(last))
+
+
+def outcome(act: Callable[[Any], Any], value: Any) -> tuple[str, str]:
+    """The repr of what `act` gives, or the type and the words of what it raises."""
+    try:
+        made = act(value)
+        return "value", repr(made.content if isinstance(made, AIMessage) else made)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), values=st.tuples(TEXTS, TEXTS))
+def test_plain_and_compiled_agree(
+    echo_url: str, data: st.DataObject, values: tuple[str, str]
+) -> None:
+    """Each answer is the echo of its prompt, so equal results mean that all prompts were equal."""
+    chain = data.draw(chains(ChatWeftline(base_url=echo_url)))
+    given_values = dict(zip(GIVEN, values, strict=True))
+    expected = outcome(chain.invoke, given_values)
+    assert outcome(compile_chain(chain).invoke, given_values) == expected
