@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import (
@@ -19,9 +20,17 @@ from langchain_core.output_parsers import (
 from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotPromptTemplate,
+    MessagesPlaceholder,
     PromptTemplate,
 )
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from langchain_weftline import CannotCompile, ChatWeftline, compile_chain
 from weftline.errors import ConnectionFailed, UnknownModel
@@ -235,8 +244,26 @@ def test_a_chain_without_calls_sends_nothing() -> None:
     assert compile_chain(chain).invoke(1) == {"next": 2}
 
 
-async def test_tools_stay_in_the_client(echo_url: str) -> None:
-    """A model with tools is not yet for the graph: on the client's values it runs as ever."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # histories are on their way out
+def test_a_message_history_is_kept_by_the_client(echo_url: str) -> None:
+    """What does more than bind options runs as ever, history and all."""
+    history = InMemoryChatMessageHistory()
+    prompt = ChatPromptTemplate([MessagesPlaceholder("past"), ("human", "{question}")])
+    chain = RunnableWithMessageHistory(
+        prompt | ChatWeftline(base_url=echo_url),
+        lambda session_id: history,
+        input_messages_key="question",
+        history_messages_key="past",
+    )
+    config: RunnableConfig = {"configurable": {"session_id": "s"}}
+    compile_chain(chain).invoke({"question": "One?"}, config)
+    answer = compile_chain(chain).invoke({"question": "Two?"}, config)
+    assert answer.content.startswith("user: One?\nassistant: user: One?")
+    assert len(history.messages) == 4
+
+
+def test_options_of_no_graph_stay_in_the_client(echo_url: str) -> None:
+    """What a graph cannot say is no reason to fail: on the client's values it runs as ever."""
     with recorded(echo_url) as passed:
         model = ChatWeftline(base_url=passed.url).bind(logprobs=False, presence_penalty=0)
         answer = compile_chain(SUM | model).invoke(CHUNKS[0])

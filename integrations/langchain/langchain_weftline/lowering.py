@@ -117,7 +117,7 @@ class _Lowering:
         if isinstance(runnable, DynamicRunnable):
             runnable, config = runnable.prepare(step.config)
             step = _Step(runnable, config, step.path, step.options)
-        if type(runnable).invoke is RunnableBindingBase.invoke:
+        if _is_plain_binding(runnable):
             return (yield from self._binding(step, value))
         lowered = _STEPS.get(_class_of(runnable))
         if lowered is None and isinstance(runnable, BasePromptTemplate):
@@ -295,6 +295,15 @@ class _Lowering:
             number += 1
             name = f"{base} {number}"
         return name
+
+
+def _is_plain_binding(runnable: Any) -> bool:
+    """Whether `runnable` only adds options; retries and message histories do more than that."""
+    cls = type(runnable)
+    return issubclass(cls, RunnableBindingBase) and (cls.invoke, cls._merge_configs) == (
+        RunnableBindingBase.invoke,
+        RunnableBindingBase._merge_configs,
+    )
 
 
 def _class_of(runnable: Any) -> type:
