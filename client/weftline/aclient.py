@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 from httpx_sse import aconnect_sse
 
-from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
+from weftline.http import TIMEOUT, Endpoint, OnGraph, body_of, certificates, get_body, text_of_event
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
@@ -34,6 +34,7 @@ class AsyncClient:
             headers=self._endpoint.headers,
             timeout=TIMEOUT,
             transport=transport,
+            verify=certificates(),
         )
 
     async def __aenter__(self) -> Self:
@@ -61,6 +62,17 @@ class AsyncClient:
         body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
         return Answer.of(await self._request("POST", "/v1/submit", body))
 
+    def stream(
+        self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Run a whole application in one request, and stream the text of one of its variables.
+
+        `on_graph` is given the session's graph when the text has ended.
+        """
+        graph = on_graph is not None
+        body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
+        return self._texts("/v1/submit", body, on_graph)
+
     async def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
@@ -72,17 +84,17 @@ class AsyncClient:
         except httpx.TransportError as error:
             raise self._endpoint.unreachable(error) from error
 
-    async def _texts(self, body: Get) -> AsyncIterator[str]:
+    async def _texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+    ) -> AsyncGenerator[str, None]:
         try:
-            async with aconnect_sse(self._http, "POST", "/v1/get", json=to_wire(body)) as source:
+            async with aconnect_sse(self._http, "POST", path, json=to_wire(body)) as source:
                 if not source.response.is_success:
                     await source.response.aread()
                     body_of(source.response)
                 async for event in source.aiter_sse():
-                    text = text_of_event(event)
-                    if text is None:
-                        return
-                    yield text
+                    if text := text_of_event(event, on_graph):
+                        yield text
         except httpx.TransportError as error:
             raise self._endpoint.unreachable(error) from error
 
@@ -101,7 +113,7 @@ class AsyncVariable(VariableBase):
         """The value, once ready. Raises the error of the call that failed first, or Timeout."""
         return await self._owner.get(self.id, criteria, timeout_s)
 
-    def stream(self, criteria: Criterion | str | None = None) -> AsyncIterator[str]:
+    def stream(self, criteria: Criterion | str | None = None) -> AsyncGenerator[str, None]:
         """The text as it is generated."""
         return self._owner.stream(self.id, criteria)
 
@@ -176,11 +188,11 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
     async def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         """The text of a variable as it is generated."""
         await self.flush()
         body = get_body(self.id, variable, criteria, None, wait, stream=True)
-        async for text in self._client._texts(body):
+        async for text in self._client._texts("/v1/get", body):
             yield text
 
     async def graph(self) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 from httpx_sse import connect_sse
 
-from weftline.http import TIMEOUT, Endpoint, body_of, get_body, text_of_event
+from weftline.http import TIMEOUT, Endpoint, OnGraph, body_of, certificates, get_body, text_of_event
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
@@ -34,6 +34,7 @@ class Client:
             headers=self._endpoint.headers,
             timeout=TIMEOUT,
             transport=transport,
+            verify=certificates(),
         )
 
     def __enter__(self) -> Self:
@@ -59,6 +60,17 @@ class Client:
         body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
         return Answer.of(self._request("POST", "/v1/submit", body))
 
+    def stream(
+        self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
+    ) -> Generator[str, None, None]:
+        """Run a whole application in one request, and stream the text of one of its variables.
+
+        `on_graph` is given the session's graph when the text has ended.
+        """
+        graph = on_graph is not None
+        body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
+        return self._texts("/v1/submit", body, on_graph)
+
     def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
@@ -70,17 +82,17 @@ class Client:
         except httpx.TransportError as error:
             raise self._endpoint.unreachable(error) from error
 
-    def _texts(self, body: Get) -> Iterator[str]:
+    def _texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+    ) -> Generator[str, None, None]:
         try:
-            with connect_sse(self._http, "POST", "/v1/get", json=to_wire(body)) as source:
+            with connect_sse(self._http, "POST", path, json=to_wire(body)) as source:
                 if not source.response.is_success:
                     source.response.read()
                     body_of(source.response)
                 for event in source.iter_sse():
-                    text = text_of_event(event)
-                    if text is None:
-                        return
-                    yield text
+                    if text := text_of_event(event, on_graph):
+                        yield text
         except httpx.TransportError as error:
             raise self._endpoint.unreachable(error) from error
 
@@ -94,7 +106,7 @@ class Variable(VariableBase):
         """The value, once ready. Raises the error of the call that failed first, or Timeout."""
         return self._owner.get(self.id, criteria, timeout_s)
 
-    def stream(self, criteria: Criterion | str | None = None) -> Iterator[str]:
+    def stream(self, criteria: Criterion | str | None = None) -> Generator[str, None, None]:
         """The text as it is generated."""
         return self._owner.stream(self.id, criteria)
 
@@ -163,10 +175,12 @@ class Session(SessionBase[Variable]):
 
     def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """The text of a variable as it is generated."""
         self.flush()
-        return self._client._texts(get_body(self.id, variable, criteria, None, wait, stream=True))
+        return self._client._texts(
+            "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
+        )
 
     def graph(self) -> dict[str, Any]:
         """Calls, variables, edges, and where every second went."""

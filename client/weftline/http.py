@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from ssl import SSLContext
 from typing import Any
 
 import httpx
@@ -75,9 +78,25 @@ def get_body(
     )
 
 
-def text_of_event(event: ServerSentEvent) -> str | None:
-    """The text of a `part`, None for the closing `value`. Raises the error of an `error` event."""
+OnGraph = Callable[[dict[str, Any]], None]
+
+
+def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
+    """The text of a `part`, empty for what carries none; a `graph` goes to `on_graph`.
+
+    Raises the error of an `error` event.
+    """
+    if not event.data:  # a ping, which keeps the connection open
+        return ""
     data = json.loads(event.data)
     if event.event == "error":
         raise WeftlineError.from_body(data, 0)
-    return str(data["text"]) if event.event == "part" else None
+    if event.event == "graph" and on_graph is not None:
+        on_graph(data)
+    return str(data["text"]) if event.event == "part" else ""
+
+
+@lru_cache(maxsize=1)
+def certificates() -> SSLContext:
+    """The machine's certificates, read once: it takes 40 ms, which every client would pay."""
+    return httpx.create_ssl_context()

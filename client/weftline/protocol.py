@@ -236,13 +236,15 @@ class Submit:
 
     A whole application can be one request: without `session_id` a session is opened, the answer
     waits for the variables named in `get` and holds their values, with `graph` also the session's
-    graph, and `close` closes the session when the answer is made, or has failed.
+    graph, and `close` closes the session when the answer is made, or has failed. With `stream` the
+    answer is server-sent events instead: what was submitted, then that variable's text.
     """
 
     calls: tuple[Call, ...]
     session_id: str | None = None
     detach: bool = False
     get: tuple[str, ...] = ()
+    stream: str | None = None
     graph: bool = False
     close: bool = False
 
@@ -253,6 +255,10 @@ class Submit:
             raise InvalidRequest("a submit has at least one call", param="calls")
         for variable in self.get:
             check_id(variable, "get")
+        if self.stream is not None:
+            check_id(self.stream, "stream")
+            if self.get:
+                raise InvalidRequest("a submit has 'get' or 'stream', not both", param="stream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,20 +170,15 @@ async def test_map_reduce_is_one_submit(echo_url: str) -> None:
             assert submit["close"]
 
 
-async def test_a_stream_gets_its_last_variable_alone(echo_url: str) -> None:
-    """A stream needs a session, but still submits once and reads one variable."""
+async def test_a_stream_is_one_request_for_its_last_variable(echo_url: str) -> None:
+    """Calls go up and the last text comes down in one request."""
     with recorded(echo_url) as passed:
         compiled = compile_chain(map_reduce(ChatWeftline(base_url=passed.url, temperature=0)))
         list(compiled.stream(CHUNKS))
-        assert [(method, path.partition("/s_")[0]) for method, path, _ in passed.requests] == [
-            ("POST", "/v1/session"),
-            ("POST", "/v1/submit"),
-            ("POST", "/v1/get"),
-            ("DELETE", "/v1/session"),
-        ]
-        [submit], [get] = passed.bodies("/v1/submit"), passed.bodies("/v1/get")
-        last = submit["calls"][-1]["placeholders"][-1]["semantic_var_id"]
-        assert get["semantic_var_id"] == last
+        assert [(method, path) for method, path, _ in passed.requests] == [("POST", "/v1/submit")]
+        [submit] = passed.bodies("/v1/submit")
+        assert submit["stream"] == submit["calls"][-1]["placeholders"][-1]["semantic_var_id"]
+        assert submit["close"]
 
 
 async def test_streams_the_last_text(llm: ChatWeftline) -> None:
@@ -206,21 +201,6 @@ async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
     assert list(compile_chain(chain).stream(CHUNKS[0])) == [chain.invoke(CHUNKS[0])]
     parts = [part async for part in compile_chain(chain).astream(CHUNKS[0])]
     assert parts == [chain.invoke(CHUNKS[0])]
-
-
-async def test_an_abandoned_stream_ends_its_session(echo_url: str) -> None:
-    """Nobody reads on, so the session is closed at once and the server can drop the work."""
-    with recorded(echo_url) as passed:
-        compiled = compile_chain(map_reduce(ChatWeftline(base_url=passed.url)))
-        stream = compiled.stream(CHUNKS)
-        next(stream)
-        stream.close()  # type: ignore[attr-defined] # a generator
-        assert passed.requests[-1][0] == "DELETE"
-        passed.requests.clear()
-        astream = compiled.astream(CHUNKS)
-        await anext(astream)
-        await astream.aclose()  # type: ignore[attr-defined] # an async generator
-        assert passed.requests[-1][0] == "DELETE"
 
 
 async def test_batches(llm: ChatWeftline) -> None:

@@ -247,3 +247,22 @@ async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> No
         assert answer.json()["choices"][0]["message"]["content"] == "user: hi"
     assert [c["name"] for c in (await server.graph(session))["calls"]] == ["chat", "chat"]
     assert len(server.app.state.driver.registry) == 1
+
+
+async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
+    """What was submitted, the last variable's parts, its value and the graph, in one answer."""
+    server = await serve()
+    calls = [
+        call("draft", "Draft.{{output:d}}", d="d"),
+        call("final", "Polish: {{input:d}}{{output:f}}", d="d", f="f"),
+    ]
+    body = {"calls": calls, "stream": "f", "graph": True, "close": True}
+    text = (await server.http.post("/v1/submit", json=body)).text
+    names = [line.removeprefix("event: ") for line in text.splitlines() if "event: " in line]
+    assert names[0] == "submitted" and names[-2:] == ["value", "graph"]
+    assert set(names[1:-2]) == {"part"}
+    assert '{"value": "Polish: Draft."}' in text
+    assert len(server.app.state.driver.registry) == 0
+    refused = await server.http.post("/v1/submit", json={"calls": calls, "stream": "nope"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "UnknownVariable")
+    assert len(server.app.state.driver.registry) == 0

@@ -15,7 +15,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_weftline.lowered import Lowered
 from langchain_weftline.lowering import Run, lower
-from langchain_weftline.runner import OnGraph, arun, astream_text, run, stream_text
+from langchain_weftline.runner import arun, astream_text, run, stream_text
+from weftline.http import OnGraph
 
 Input = Any
 Output = Any

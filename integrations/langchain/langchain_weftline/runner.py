@@ -1,27 +1,22 @@
 """Runs a lowered chain: one request with its calls, answered by the values of its result.
 
-Only a stream takes a session, a submit and a get of its own. Each run has its own connection, so
-that nothing is left open and no event loop meets another's sockets.
+A stream is one request too. Each run has its own connection, so that nothing is left open and no
+event loop meets another's sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from contextlib import aclosing, asynccontextmanager, closing, contextmanager
-from functools import lru_cache
-from ssl import SSLContext
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
 
-import httpx
 from langchain_core.exceptions import OutputParserException
 
 from langchain_weftline.lowered import Lowered
 from weftline import AsyncClient, Client
-from weftline.aclient import AsyncSession
 from weftline.errors import TransformFailed
+from weftline.http import OnGraph
 from weftline.session import Answer
-
-OnGraph = Callable[[dict[str, Any]], None]
 
 _INVALID_JSON = "Invalid json output: "
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
@@ -38,7 +33,7 @@ def run(lowered: Lowered, on_graph: OnGraph | None) -> Any:
     if not names:
         return lowered.build({})
     url, key = _address(lowered)
-    with _own_failures(lowered), Client(url, key, transport=_transport()) as client:
+    with _own_failures(lowered), Client(url, key) as client:
         answer = client.run(lowered.calls, names, graph=on_graph is not None)
         return _result(lowered, answer, on_graph)
 
@@ -50,7 +45,7 @@ async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
         return lowered.build({})
     url, key = _address(lowered)
     with _own_failures(lowered):
-        async with AsyncClient(url, key, transport=_atransport()) as client:
+        async with AsyncClient(url, key) as client:
             answer = await client.run(lowered.calls, names, graph=on_graph is not None)
             return _result(lowered, answer, on_graph)
 
@@ -64,15 +59,8 @@ def _result(lowered: Lowered, answer: Answer, on_graph: OnGraph | None) -> Any:
 def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Generator[str, None, None]:
     """The text of the result's only variable, as it is generated."""
     url, key = _address(lowered)
-    with (
-        _own_failures(lowered),
-        Client(url, key, transport=_transport()) as client,
-        closing(client.session()) as session,
-    ):
-        session.submit(lowered.calls)
-        yield from session.stream(var)
-        if on_graph is not None:
-            on_graph(session.graph())
+    with _own_failures(lowered), Client(url, key) as client:
+        yield from client.stream(lowered.calls, var, on_graph=on_graph)
 
 
 async def astream_text(
@@ -82,45 +70,17 @@ async def astream_text(
     url, key = _address(lowered)
     with _own_failures(lowered):
         async with (
-            AsyncClient(url, key, transport=_atransport()) as client,
-            _opened(client) as session,
+            AsyncClient(url, key) as client,
+            aclosing(client.stream(lowered.calls, var, on_graph=on_graph)) as texts,
         ):
-            await session.submit(lowered.calls)
-            texts = cast(AsyncGenerator[str, None], session.stream(var))
-            async with aclosing(texts):  # an abandoned stream ends before its session does
-                async for text in texts:
-                    yield text
-            if on_graph is not None:
-                on_graph(await session.graph())
-
-
-@asynccontextmanager
-async def _opened(client: AsyncClient) -> AsyncIterator[AsyncSession]:
-    session = await client.session().open()
-    try:
-        yield session
-    finally:
-        await session.close()
+            async for text in texts:
+                yield text
 
 
 def _address(lowered: Lowered) -> tuple[str, str]:
     server = lowered.server
     assert server is not None, "a variable has a call, and a call has a model"
     return server.base_url, server.api_key.get_secret_value()
-
-
-def _transport() -> httpx.HTTPTransport:
-    return httpx.HTTPTransport(verify=_ssl())
-
-
-def _atransport() -> httpx.AsyncHTTPTransport:
-    return httpx.AsyncHTTPTransport(verify=_ssl())
-
-
-@lru_cache(maxsize=1)
-def _ssl() -> SSLContext:
-    # Reading the certificates takes 40 ms, which every run would pay again.
-    return httpx.create_ssl_context()
 
 
 @contextmanager

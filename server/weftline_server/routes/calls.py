@@ -25,8 +25,8 @@ router = APIRouter(prefix="/v1", tags=["calls"])
 SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is gone
 
 
-@router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit))
-async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> dict[str, Any]:
+@router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit), response_model=None)
+async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     """Take calls, all or none. Those whose inputs are ready start at once."""
     body = await read(request, Submit)
     config: ServerConfig = request.app.state.config
@@ -34,22 +34,41 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> dict[st
         raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
     named = body.session_id
     session = driver.open(tenant) if named is None else driver.registry.find(tenant, named)
-    close = body.close
+    # Nobody learns the id of a session that is opened here and fails, so nobody else can close it.
+    close = body.close or named is None
     try:
-        nodes = await driver.submit(session, body)
-        answer = _submitted(session, nodes)
+        answer = _submitted(session, await driver.submit(session, body))
+        if body.stream is not None:
+            session.check_reader(body.stream, wait=False)
+            close = False
+            events = sse_or_error(WeftlineError, _whole_run(driver, session, body, answer))
+            return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
         if body.get:
             answer["values"] = await or_disconnect(request, _values(driver, session, body.get))
         if body.graph:
             answer["graph"] = graph_view(session)
-    except BaseException:
-        # Nobody learns the id of a session that was opened here, so nobody else can close it.
-        close = close or named is None
-        raise
+        close = body.close
+        return JSONResponse(answer)
     finally:
         if close:
             driver.close(session)
-    return answer
+
+
+async def _whole_run(
+    driver: Driver, session: Session, body: Submit, answer: dict[str, Any]
+) -> AsyncIterator[dict[str, str]]:
+    """What was submitted, the text of one variable, its value, and the graph if asked for."""
+    assert body.stream is not None
+    get = Get(session_id=session.id, semantic_var_id=body.stream)
+    try:
+        yield sse("submitted", answer)
+        async for event in _events(driver, session, get, offset=0):
+            yield event
+        if body.graph:
+            yield sse("graph", graph_view(session))
+    finally:
+        if body.close:
+            driver.close(session)
 
 
 def _submitted(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:

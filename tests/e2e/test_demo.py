@@ -1,0 +1,48 @@
+"""The demo, as a newcomer runs it: in float32, where plain and compiled must say the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = [sys.executable, str(ROOT / "cookbook" / "demo.py")]
+
+
+def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
+    """It exits 0 only if the texts are equal and no intermediate value reached the client."""
+    picture = tmp_path / "demo.svg"
+    command = [*DEMO, "--dtype", "float32", "--output", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "texts: equal" in done.stdout
+    assert "1 requests,  0 intermediate values through the client" in done.stdout
+    assert "11 requests, 10 intermediate values through the client" in done.stdout
+    titles = [e.text for e in ElementTree.parse(picture).getroot().iter() if e.get("font-weight")]
+    assert titles == ["plain LangChain", "compiled by weftline"]
+
+
+def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:
+    """Interrupted in the middle, it stops the server that it started, and says 130."""
+    process = subprocess.Popen(
+        [*DEMO, "--dtype", "float32"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    server = _child(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert not os.path.exists(f"/proc/{server}")
+
+
+def _child(pid: int) -> int:
+    """The process that `pid` starts, once it does."""
+    while True:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])

@@ -1,0 +1,64 @@
+"""The engine's process is killed under load: nothing hangs, nothing is lost in silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from weftline import Client, Output, semantic_function
+from weftline.errors import EngineFailed
+from weftline.local import local_server
+
+
+@semantic_function
+def story(seed, text=Output(max_tokens=400, temperature=0, ignore_eos=True)):  # type: ignore[no-untyped-def] # noqa: B008
+    """Tell a long story about {{input:seed}}. {{output:text}}"""
+
+
+@semantic_function
+def title(text, line=Output(max_tokens=4)):  # type: ignore[no-untyped-def] # noqa: B008
+    """{{input:text}} Title: {{output:line}}"""
+
+
+def test_kill_minus_nine(smollm2_directory: Path) -> None:
+    """A call that was being read fails with the reason, its consumer too; the engine comes back."""
+    with local_server(str(smollm2_directory)) as url, Client(url) as client, client.session():
+        told = story("a fox")
+        named = title(told)
+        parts = told.stream()
+        next(parts)
+        os.kill(_engine_of(url), signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="died while it ran this call") as caught:
+            list(parts)
+        assert caught.value.call == "story"
+        with pytest.raises(EngineFailed) as caught:
+            named.get()
+        assert caught.value.call == "story"
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{url}/health/ready").status_code != 200:
+            assert time.monotonic() < deadline, "the engine did not come back"
+            time.sleep(0.1)
+        again = title("A fox.")
+        assert isinstance(again.get(), str)
+
+
+def _engine_of(url: str) -> int:
+    """The engine's process among our descendants: the one that runs weftline_engine.host."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes().split(b"\0")
+        if b"weftline_engine.host" in words and _is_ours(int(path.parent.name)):
+            return int(path.parent.name)
+    raise AssertionError(f"no engine runs behind {url}")
+
+
+def _is_ours(pid: int) -> bool:
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        if pid == os.getpid():
+            return True
+    return False

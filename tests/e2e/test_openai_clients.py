@@ -1,0 +1,118 @@
+"""OpenAI's own client and LangChain's ChatOpenAI, pointed at a server with a real model."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture
+def client(model_url: str) -> OpenAI:
+    return OpenAI(base_url=f"{model_url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_chat_completion(client: OpenAI) -> None:
+    """The answer, why it ended, and what it cost."""
+    answer = client.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        max_completion_tokens=32,
+    )
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason) == (ANSWER, "stop")
+    assert answer.usage is not None and answer.usage.prompt_tokens == 37
+    assert answer.usage.total_tokens == 37 + answer.usage.completion_tokens
+    assert answer.model in {model.id for model in client.models.list()}
+
+
+def test_the_second_time_the_prompt_is_cached(client: OpenAI) -> None:
+    """All but the last token, whose logits are wanted, come out of the KV cache."""
+    message = {"role": "user", "content": "Name a river in Egypt."}
+    for _ in range(2):
+        answer = client.chat.completions.create(
+            model="default", messages=[message], temperature=0, max_tokens=4
+        )
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
+
+
+def test_a_streamed_chat_is_the_same_text(client: OpenAI) -> None:
+    """Several chunks, together the whole answer; the last one holds the usage."""
+    chunks = list(
+        client.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = [c.choices[0].delta.content for c in chunks if c.choices]
+    assert "".join(text or "" for text in texts) == ANSWER
+    assert len([text for text in texts if text]) > 3
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 37
+
+
+def test_a_text_completion_with_a_stop_string(client: OpenAI) -> None:
+    """Text goes to the model as it stands, and ends before the stop string."""
+    whole = client.completions.create(
+        model="default", prompt="1, 2, 3, 4,", max_tokens=12, temperature=0
+    )
+    cut = client.completions.create(
+        model="default", prompt="1, 2, 3, 4,", max_tokens=12, temperature=0, stop=" 7"
+    )
+    assert whole.choices[0].text.startswith(" 5, 6, 7")
+    assert (cut.choices[0].text, cut.choices[0].finish_reason) == (" 5, 6,", "stop")
+
+
+def test_a_seed_repeats_a_sample(client: OpenAI) -> None:
+    """Two samples of one seed are the same, alone or in company; another seed's is not."""
+
+    def sample(seed: int) -> str:
+        answer = client.completions.create(
+            model="default", prompt="Once upon a time", max_tokens=16, temperature=1.0, seed=seed
+        )
+        return answer.choices[0].text
+
+    assert sample(1) == sample(1) != sample(2)
+
+
+def test_errors_are_the_clients_own(client: OpenAI) -> None:
+    """OpenAI's client reads our errors: its class, the parameter, the code."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="default", prompt="word " * 9000, max_tokens=4)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="default", prompt="x", max_tokens=0)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-7", prompt="x")
+
+
+def test_langchain_openai_works_unchanged(model_url: str) -> None:
+    """ChatOpenAI: the answer, its stream and its usage."""
+    llm = ChatOpenAI(
+        base_url=f"{model_url}/v1",
+        api_key="none",
+        model="default",
+        temperature=0,
+        max_tokens=32,
+        stream_usage=True,
+    )
+    answer = llm.invoke(QUESTION)
+    assert answer.content == ANSWER
+    assert answer.usage_metadata is not None and answer.usage_metadata["input_tokens"] == 37
+    parts = list(llm.stream(QUESTION))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + part
+    assert whole.content == ANSWER
+    assert whole.usage_metadata is not None and whole.usage_metadata["input_tokens"] == 37

@@ -1,0 +1,111 @@
+"""The SDK over a real socket: programs of semantic functions, streams, and clients that leave."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from weftline import AsyncClient, Client, Output, semantic_function
+from weftline.errors import ConnectionFailed, NoProducer, Timeout, UnknownSession
+
+
+@semantic_function
+def write_code(task, code=Output(max_tokens=24, temperature=0)):  # type: ignore[no-untyped-def] # noqa: B008
+    """You are an expert software engineer. Write python code of {{input:task}}.
+    Code: {{output:code}}"""
+
+
+@semantic_function
+def write_test(task, code, test=Output(max_tokens=24, temperature=0)):  # type: ignore[no-untyped-def] # noqa: B008
+    """You are an experienced QA engineer. You write test code for {{input:task}}.
+    Code: {{input:code}}
+    Your test code: {{output:test}}"""
+
+
+def by_hand(url: str, prompt: str) -> str:
+    """The same prompt through the completions endpoint."""
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def test_figure_7_of_the_paper(model_url: str) -> None:
+    """Code and its test, written as one program, are what the calls give when made by hand."""
+    task = "a snake game"
+    with Client(model_url) as client, client.session() as session:
+        code = write_code(task)
+        test = write_test(task, code)
+        answer = test.get("latency")
+        assert code.get() == by_hand(
+            model_url,
+            f"You are an expert software engineer. Write python code of {task}.\nCode: ",
+        )
+        assert answer == by_hand(
+            model_url,
+            f"You are an experienced QA engineer. You write test code for {task}.\n"
+            f"Code: {code.get()}\nYour test code: ",
+        )
+        calls = session.graph()["calls"]
+        assert [call["name"] for call in calls] == ["write_code", "write_test"]
+
+
+async def test_the_async_client_streams(model_url: str) -> None:
+    """Parts come one by one, and together they are the value."""
+    async with AsyncClient(model_url) as client, client.session():
+        code = write_code("a clock")
+        parts = [part async for part in code.stream()]
+        assert len(parts) > 3
+        assert "".join(parts) == await code
+
+
+def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
+    """Last-Event-ID is the offset after the last part that was seen; nothing comes twice."""
+    with Client(slow_url) as client, client.session() as session:
+        shout = semantic_function(_shout)
+        said = shout("one two three")
+        session.flush()
+        body = {"session_id": session.id, "semantic_var_id": said.id, "stream": True}
+        text = said.get()
+        whole = httpx.post(f"{slow_url}/v1/get", json=body).text
+        rest = httpx.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": "4"}).text
+        assert f'"text": "{text}"' in whole
+        assert f'"offset": 4, "text": "{text[4:]}"' in rest
+
+
+def _shout(words, said):  # type: ignore[no-untyped-def]
+    """{{input:words}}{{output:said}}"""
+
+
+def test_a_client_that_goes_away_cancels_its_work(slow_url: str) -> None:
+    """The call of a get whose client left is cancelled, though nobody says so."""
+    with Client(slow_url) as client, client.session() as session:
+        semantic_function(_shout)("word " * 400)
+        said = session._pending[0].placeholders[1].semantic_var_id
+        session.flush()
+        body = {"session_id": session.id, "semantic_var_id": said}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{slow_url}/v1/get", json=body, timeout=0.3)
+        deadline = time.monotonic() + 10
+        while session.graph()["calls"][0]["state"] != "cancelled":
+            assert time.monotonic() < deadline, "the call still runs"
+            time.sleep(0.05)
+
+
+def test_errors_reach_the_caller(slow_url: str) -> None:
+    """Each is the class that the server raised."""
+    with Client(slow_url) as client, client.session() as session:
+        empty = session.variable()
+        said = semantic_function(_shout)(empty)
+        with pytest.raises(NoProducer, match="has no value"):
+            said.get()
+        empty.set("one two three four five six")
+        with pytest.raises(Timeout):
+            said.get(timeout_s=0.01)
+        session.close()
+        with pytest.raises(UnknownSession):
+            said.get()
+    with pytest.raises(ConnectionFailed, match="weftline serve"):
+        Client("http://127.0.0.1:9").session()

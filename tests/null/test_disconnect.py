@@ -1,0 +1,82 @@
+"""Clients that leave, at the level where a server sees it: ASGI's http.disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, Server, call
+from weftline_engine.null import LatencyProfile, NullConfig
+
+SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))
+WORDS = "word " * 1000
+
+
+async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
+    """POST `body`, take `parts` parts of the answer, and go away; what was sent until then."""
+    sent: list[bytes] = []
+    gone = asyncio.Event()
+    if parts == 0:
+        asyncio.get_running_loop().call_later(0.05, gone.set)
+    asked = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if not asked:
+            asked = True
+            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            sent.append(message["body"])
+            if len(sent) == parts:
+                gone.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+        "state": {},
+    }
+    await asyncio.wait_for(server.app(scope, receive, send), timeout=10)
+    return sent
+
+
+@pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
+async def test_leaving_a_get_cancels_its_call(serve: Serve, parts: int) -> None:
+    """The call of a get, streamed or not, ends with the last reader of its variable."""
+    server = await serve(SLOW)
+    session = await server.session()
+    await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
+    body = {"session_id": session, "semantic_var_id": "x", "stream": parts > 0}
+    await leave_after(server, "/v1/get", body, parts)
+    assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
+async def test_leaving_a_whole_run_leaves_nothing(serve: Serve, parts: int) -> None:
+    """A run in one request takes its session with it."""
+    server = await serve(SLOW)
+    calls = [call("slow", WORDS + "{{output:x}}", x="x")]
+    want = {"stream": "x"} if parts else {"get": ["x"]}
+    await leave_after(server, "/v1/submit", {"calls": calls, "close": True, **want}, parts)
+    assert len(server.app.state.driver.registry) == 0
+
+
+@pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
+async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
+    """The same for a chat completion."""
+    server = await serve(SLOW)
+    body = {"messages": [{"role": "user", "content": WORDS}], "stream": parts > 0}
+    await leave_after(server, "/v1/chat/completions", body, parts)
+    assert len(server.app.state.driver.registry) == 0
