@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from weftline.errors import InvalidRequest
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
 from weftline_server.extras import EXTRAS, extra_of, install
@@ -112,12 +113,12 @@ def test_a_module_leads_to_its_extra() -> None:
     assert install("engine", "ray") == "pip install 'weftline[server,engine,ray]'"
 
 
-def test_bench_runs_what_the_checkout_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
     """One file or a folder with a __main__; outside a checkout it says where it works."""
     here = tmp_path / "server" / "weftline_server" / "commands" / "bench.py"
     assert bench.find_benchmarks(here) is None
+    with pytest.raises(InvalidRequest, match="are run in a source checkout"):
+        bench.pick(None, "small")
     (tmp_path / "pyproject.toml").write_text("")
     folder = tmp_path / "bench"
     (folder / "big").mkdir(parents=True)
@@ -126,8 +127,9 @@ def test_bench_runs_what_the_checkout_has(
     (folder / "_shared.py").write_text("")
     assert bench.find_benchmarks(here) == folder
     assert bench.benchmarks(folder) == {"big": folder / "big", "small": folder / "small.py"}
-    assert main(["bench", "no-such-benchmark"]) == 1
-    assert "weftline: there is no benchmark 'no-such-benchmark'" in capsys.readouterr().err
+    assert bench.pick(folder, "small") == folder / "small.py"
+    with pytest.raises(InvalidRequest, match="no benchmark 'large': there are big, small"):
+        bench.pick(folder, "large")
 
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"]])

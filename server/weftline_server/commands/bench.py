@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_FAILED = 1
+from weftline.errors import InvalidRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,22 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The benchmark's own exit code; 1 outside a checkout, or if there is none of that name."""
+    """The benchmark's own exit code. Raises InvalidRequest where `pick` does."""
     folder = find_benchmarks(Path(__file__))
+    if args.name is None and folder is not None:
+        print("\n".join(benchmarks(folder)) or "there are no benchmarks yet")
+        return 0
+    program = pick(folder, args.name)
+    return subprocess.run([sys.executable, str(program), *args.arguments]).returncode
+
+
+def pick(folder: Path | None, name: str | None) -> Path:
+    """The program of benchmark `name`. Raises InvalidRequest outside a checkout, or without it."""
     if folder is None:
-        return _fail(
-            "benchmarks are run in a source checkout: clone the repository and install it with "
-            "`make install`"
+        raise InvalidRequest(
+            "benchmarks are run in a source checkout: clone the repository and run `make bench`"
         )
     found = benchmarks(folder)
-    if args.name is None:
-        print("\n".join(found) or "there are no benchmarks yet")
-        return 0
-    if args.name not in found:
+    if name not in found:
         known = ", ".join(found) or "none yet"
-        return _fail(f"there is no benchmark {args.name[:80]!r}: there are {known}")
-    command = [sys.executable, str(found[args.name]), *args.arguments]
-    return subprocess.run(command, cwd=folder.parent).returncode
+        raise InvalidRequest(f"there is no benchmark {str(name)[:80]!r}: there are {known}")
+    return found[name]
 
 
 def find_benchmarks(here: Path) -> Path | None:
@@ -49,8 +53,3 @@ def benchmarks(folder: Path) -> dict[str, Path]:
     files = {path.stem: path for path in folder.glob("[!_]*.py")}
     folders = {path.parent.name: path.parent for path in folder.glob("*/__main__.py")}
     return dict(sorted((files | folders).items()))
-
-
-def _fail(sentence: str) -> int:
-    print(f"weftline: {sentence}", file=sys.stderr)
-    return _FAILED
