@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from tokenizers import Tokenizer
 
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import load_model
-from weftline_engine.embedded.model_config import ModelError, read_json
+from weftline_engine.embedded.model import Decoder, Model
+from weftline_engine.embedded.model_config import ModelError, read_config, read_json
+from weftline_engine.embedded.native import NativeDecoder, runs
 from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.models.cache import default_home
+from weftline_kernels.cpu import NoCompiler, library
 
 # 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
 DEFAULT_KV_TOKENS = 65_536
@@ -33,9 +38,9 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     if not path.is_file():
         raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
     tokenizer = Tokenizer.from_file(str(path))
-    dtype: torch.dtype = getattr(torch, options.dtype)
-    decoder = load_model(directory, dtype)
-    per_token = decoder.config.kv_bytes_per_token(dtype.itemsize)
+    decoder = load_decoder(directory, options.dtype, options.block_size)
+    cell = decoder.new_cache(1, 1)
+    per_token = cell.numel() * cell.element_size()
     tokens = options.kv_tokens or min(DEFAULT_KV_TOKENS, _free_memory() // 3 // per_token)
     config = SchedulerConfig(
         blocks=tokens // options.block_size,
@@ -55,11 +60,22 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         kv_tokens=config.blocks * config.block_size,
         kv_bytes_per_token=per_token,
         max_running=config.max_running,
-        dtype=options.dtype,
+        dtype=str(options.dtype),
         device="cpu",
         default_sampling=_default_sampling(directory),
     )
     return core, description
+
+
+def load_decoder(directory: Path, dtype: str, page_size: int = 16) -> Model:
+    """The model of a directory: for bfloat16 the C decoder where it can be built, else torch's."""
+    config, weights = read_config(directory), Checkpoint(directory)
+    if dtype == "bfloat16" and runs(config, page_size):
+        try:
+            return NativeDecoder(config, weights, library(default_home() / "kernels"))
+        except NoCompiler as reason:
+            print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
+    return Decoder(config, weights, getattr(torch, dtype))
 
 
 def _free_memory() -> int:

@@ -31,7 +31,7 @@ from weftline_engine.api import (
     Usage,
 )
 from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.model import Decoder
+from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.sampling import SamplingTable, sample
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
@@ -73,7 +73,7 @@ class Core:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Model,
         config: SchedulerConfig,
         detokenizer: Detokenizer,
         *,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,13 +49,24 @@ class StepInput:
     work: WorkList
 
 
+class Model(Protocol):
+    """What the engine runs: a forward pass over a KV cache of its own layout, where dimension 3
+    counts the pages."""
+
+    config: ModelConfig
+
+    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor: ...
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor: ...
+
+
 class Decoder:
     """Weights and config of a model, and `forward`; the KV cache is the caller's."""
 
     def __init__(self, config: ModelConfig, weights: Checkpoint, dtype: torch.dtype) -> None:
         self.config = config
         self.dtype = dtype
-        self.frequencies_F = _frequencies(config.rope, config.head_size)
+        self.frequencies_F = frequencies(config.rope, config.head_size)
         self.scale = config.head_size**-0.5
         hidden, vocabulary = config.hidden, config.vocabulary
 
@@ -120,9 +132,7 @@ class Decoder:
         """An empty KV cache (L, 2, K, P, S, H). Zeroed: a page's unused rows must be finite."""
         config = self.config
         shape = (config.layers, 2, config.kv_heads, pages, page_size, config.head_size)
-        count = math.prod(shape) * self.dtype.itemsize
-        # numpy's zeros are the kernel's, and cost nothing until touched; torch writes its own.
-        return torch.from_numpy(np.zeros(count, np.uint8)).view(self.dtype).view(shape)
+        return empty_cache(shape, self.dtype)
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> Decoder:
@@ -130,7 +140,13 @@ def load_model(directory: Path, dtype: torch.dtype) -> Decoder:
     return Decoder(read_config(directory), Checkpoint(directory), dtype)
 
 
-def _frequencies(rope: Rope, head_size: int) -> Tensor:
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost no memory until they are written: numpy asks the kernel for them."""
+    count = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)
+
+
+def frequencies(rope: Rope, head_size: int) -> Tensor:
     """Angle per position of each pair of components; Llama 3.1 slows down the long waves."""
     plain_F = 1.0 / (rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     if rope.factor == 1.0:

@@ -1,0 +1,37 @@
+/* The model and a step as the caller lays them out (weftline_engine.embedded.native). */
+#pragma once
+
+#include "vectors.h"
+
+#define PAGE 16
+
+typedef struct {
+    const float *attention_norm, *mlp_norm, *qkv_bias, *q_norm, *k_norm; /* the last three or NULL */
+    const u16 *qkv, *out, *gate_up, *down;
+} Layer;
+
+typedef struct {
+    int32_t layers, hidden, heads, kv_heads, head_size, mlp, vocabulary;
+    float eps;
+    const u16 *embedding;
+    const float *norm;
+    const u16 *head;
+    const Layer *layer;
+} Model;
+
+/* An item's pages stand at page_at, its queries (rows and what they see) at query_at. */
+typedef struct { int32_t page_at, length, query_at, queries; } Item;
+
+typedef struct {
+    int32_t tokens, rows, items, threads;
+    int64_t pages; /* of the pool */
+    const int64_t *ids, *slots, *wanted;
+    const float *cosine, *sine; /* T x H / 2 */
+    const Item *item;
+    const int32_t *page, *query, *visible;
+    const int32_t *part_at, *part; /* the query slots of each row */
+    u16 *cache;                    /* L x 2 x K x pages x (H * 16) */
+    float *x, *normed, *qkv, *attended, *gated; /* scratch, T rows each */
+    float *partial, *top, *weight;              /* scratch, a row for each query slot */
+    float *logits;
+} Step;

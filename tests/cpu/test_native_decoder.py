@@ -1,0 +1,186 @@
+"""The C decoder against the torch one on the same bfloat16 weights, and against itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import Decoder, Model, StepInput
+from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.native import NativeDecoder
+from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_kernels.attention import TorchAttention
+from weftline_kernels.cpu import NoCompiler, library
+from weftline_kernels.cpu.items import flatten
+from weftline_kernels.work_list import Rows, build
+
+Make = Callable[..., Any]
+# What rounding the cache to bfloat16 may cost, on logits of about 10 (8e-3 and 0.2 were seen).
+MEAN = 0.02
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return library(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(
+    params=[
+        {},
+        {"num_key_value_heads": 1, "head_dim": 48, "vocab_size": 256, "intermediate_size": 88},
+        {"hidden_size": 72, "head_dim": 16, "num_attention_heads": 12, "num_key_value_heads": 2},
+    ],
+    ids=["plain", "odd tails", "wide groups"],
+)
+def pair(
+    request: pytest.FixtureRequest, built: Any, tiny_llama: Make, tmp_path: Path
+) -> tuple[Decoder, NativeDecoder]:
+    """The same weights in float64 and packed."""
+    directory = tiny_llama(tmp_path, **request.param)
+    path = directory / "model.safetensors"
+    save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
+    config, weights = read_config(directory), Checkpoint(directory)
+    return Decoder(config, weights, torch.float64), NativeDecoder(config, weights, built)
+
+
+def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
+    """Logits at every position of one sequence, computed in chunks of these lengths."""
+    cache, pages, found, start = model.new_cache(24, 16), list(range(23, -1, -1)), [], 0
+    for count in chunks:
+        at = np.arange(start, start + count)
+        slots = np.asarray(pages)[at // 16] * 16 + at % 16
+        work = build([Rows(pages, 0, count, start)], 16)
+        every = torch.arange(count)
+        step = StepInput(
+            tokens[start : start + count],
+            torch.from_numpy(at),
+            torch.from_numpy(slots),
+            every,
+            work,
+        )
+        found.append(model.forward(step, cache))
+        start += count
+    return torch.cat(found)
+
+
+def test_logits_equal_the_torch_decoder(pair: tuple[Decoder, NativeDecoder]) -> None:
+    """300 tokens, so that an item is longer than the scores kept at once, in uneven chunks."""
+    reference, native = pair
+    tokens = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(0))
+    expected = prefill(reference, tokens, [300])
+    found = prefill(native, tokens, [300])
+    error = (found - expected).abs()
+    assert float(error.mean()) < MEAN
+    assert float(error.max()) < 20 * MEAN
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.97
+
+
+def test_chunks_change_no_bit_of_a_row(pair: tuple[Decoder, NativeDecoder]) -> None:
+    """Every row is summed in the same order whatever stands beside it, up to 256 tokens, where a
+    single query's context begins to be cut into parts."""
+    _, native = pair
+    tokens = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0))
+    whole = prefill(native, tokens, [250])
+    assert torch.equal(prefill(native, tokens, [7, 1, 1, 30, 161, 50]), whole)
+    native.threads = 2
+    assert torch.equal(prefill(native, tokens, [250]), whole)
+
+
+def test_a_long_context_is_cut_and_merged(pair: tuple[Decoder, NativeDecoder]) -> None:
+    _, native = pair
+    tokens = torch.randint(0, 256, (340,), generator=torch.Generator().manual_seed(0))
+    whole = prefill(native, tokens, [340])
+    found = prefill(native, tokens, [338, 1, 1])
+    torch.testing.assert_close(found, whole, atol=0.02, rtol=0)
+
+
+class Texts:
+    """No text."""
+
+    def stream(self, prompt: object) -> Texts:
+        return self
+
+    def push(self, tokens: object) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_it_serves_what_it_serves_alone(
+    pair: tuple[Decoder, NativeDecoder], generate: Make, tokens_of: Make
+) -> None:
+    """Six requests on two shared prefixes, batched and preempted, and each alone."""
+    _, native = pair
+    prompts = [(*tokens_of(i % 2, 37), *tokens_of(10 + i, 3 + 5 * i)) for i in range(6)]
+
+    def run(blocks: int, *requests: Any) -> list[list[int]]:
+        core = Core(native, SchedulerConfig(blocks=blocks), Texts())
+        outputs: dict[str, list[int]] = {op.id: [] for op in requests}
+        for op in requests:
+            core.submit(op)
+        while core.busy:
+            for event in core.step():
+                outputs[event.op] += getattr(event, "tokens", ()) if hasattr(event, "text") else ()
+        return list(outputs.values())
+
+    ops = [generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)]
+    alone = [run(64, op)[0] for op in ops]
+    assert run(64, *ops) == alone
+    assert run(9, *ops) == alone
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_cut_items_say_what_the_work_list_says(shared: bool) -> None:
+    """Attention over the flat arrays, in plain numpy, equals attention over the items."""
+    torch.manual_seed(0)
+    parts = [Rows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
+    parts.append(Rows([40, 41, 42, 43], 3, 40, 20))
+    work = build(parts, 16, min_pages_saved=1 if shared else 10**9)
+    flat = flatten(work)
+    seen: list[list[int]] = [[] for _ in range(work.rows)]
+    for page_at, length, query_at, queries in flat.item.tolist():
+        for slot in range(query_at, query_at + queries):
+            assert flat.visible[slot] <= length
+            slots = [
+                int(flat.page[page_at + t // 16]) * 16 + t % 16 for t in range(flat.visible[slot])
+            ]
+            seen[flat.query[slot]] += slots
+    for part in parts:
+        for i in range(part.count):
+            expected = [part.pages[t // 16] * 16 + t % 16 for t in range(part.start + i + 1)]
+            assert seen[part.first + i] == expected
+    rows = [flat.query[flat.part[a:b]].tolist() for a, b in itertools.pairwise(flat.part_at)]
+    assert all(set(found) == {row} for row, found in enumerate(rows))
+    assert TorchAttention(work, 1.0).merged == shared
+
+
+def test_a_machine_without_a_compiler_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoCompiler, match="no gcc"):
+        library(tmp_path)
+
+
+def test_a_compiler_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(NoCompiler, match="broken"):
+        library(tmp_path / "kernels")
+    assert list((tmp_path / "kernels").iterdir()) == []
