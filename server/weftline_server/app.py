@@ -27,8 +27,8 @@ SWEEP_S = 30.0
 
 def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
     """The application; `engines` makes each engine by name, and again after it has died."""
-    driver = Driver(Registry(config.registry))
-    driver.dispatcher = Dispatcher(engines, config.policy, driver.on_outcome)
+    driver = Driver(Registry(config.registry, config.without), config.without)
+    driver.attach(Dispatcher(engines, config.policy, driver.on_outcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

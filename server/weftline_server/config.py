@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
+from weftline_server.passes import PASSES
 from weftline_server.schedule.policy import POLICIES
 from weftline_server.session.registry import RegistryConfig
+
+OPTIMISATIONS = frozenset(PASSES) | {"prefill_early"}
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -14,12 +17,15 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`policy` is `app` or `request`. `keys` maps an API key to its tenant; without keys everybody
-    is one tenant, and only a loopback host is allowed. `max_body` bounds a request, in bytes.
+    is one tenant, and only a loopback host is allowed. `without` names optimisations that are off,
+    of OPTIMISATIONS: a benchmark measures what each of them earns. `max_body` bounds a request,
+    in bytes.
     """
 
     host: str = "127.0.0.1"
     port: int = 8600
     policy: str = "app"
+    without: frozenset[str] = frozenset()
     keys: dict[str, str] = field(default_factory=dict)
     max_body: int = 8 << 20
     max_calls: int = 10_000  # of one submit
@@ -29,6 +35,11 @@ class ServerConfig:
         if self.policy not in POLICIES:
             raise InvalidRequest(
                 f"policy {self.policy!r} is none of {', '.join(POLICIES)}", param="policy"
+            )
+        for name in self.without - OPTIMISATIONS:
+            raise InvalidRequest(
+                f"{name!r} is none of what can be left out: {', '.join(sorted(OPTIMISATIONS))}",
+                param="without",
             )
         if self.host not in LOOPBACK and not self.keys:
             raise InvalidRequest(

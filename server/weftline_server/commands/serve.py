@@ -18,7 +18,7 @@ from weftline_engine.api import Engine, EngineDied
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
-from weftline_server.config import ServerConfig
+from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.schedule.policy import POLICIES
 
 
@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=("torch", "null"), default="torch", help="torch is the embedded engine"
     )
     parser.add_argument("--policy", choices=tuple(POLICIES), default="app")
+    parser.add_argument(
+        "--without",
+        default="",
+        metavar="NAMES",
+        help=f"optimisations to leave out, by comma: {', '.join(sorted(OPTIMISATIONS))}",
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8600, help="0 takes a free one")
@@ -60,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         policy=args.policy,
+        without=frozenset(filter(None, args.without.split(","))),
         keys={key: "default"} if key else {},
     )
     return asyncio.run(_serve(config, _engines(args), args))

@@ -127,6 +127,23 @@ class Dispatcher:
         self._queue[work.op.id] = work
         self._place()
 
+    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
+        """Append to an open primitive's prompt; False if there is none (any more)."""
+        if (work := self._queue.get(op)) is not None:
+            self._queue[op] = _fed(work, part, last)
+            self._place()
+            return True
+        for slot in self._slots.values():
+            if (work := slot.running.get(op)) is None:
+                continue
+            assert slot.engine is not None and work.op.tokens is not None
+            slot.engine.feed(op, len(work.op.tokens), part, last)
+            slot.running[op] = _fed(work, part, last)
+            if last:
+                self._sink(work.primitive, Sent(slot.name, time.monotonic()))
+            return True
+        return False
+
     def cancel(self, op: str) -> None:
         """Take a primitive back; nothing more is heard of it."""
         if self._queue.pop(op, None) is not None:
@@ -146,6 +163,7 @@ class Dispatcher:
                 queued=work.queued,
                 tokens=work.tokens,
                 hints=work.op.hints,
+                open=work.op.open,
             )
             for work in self._queue.values()
         ]
@@ -155,7 +173,8 @@ class Dispatcher:
             assert slot.engine is not None
             slot.running[work.op.id] = work
             slot.engine.submit(work.op)
-            self._sink(work.primitive, Sent(slot.name, time.monotonic()))
+            if not work.op.open:
+                self._sink(work.primitive, Sent(slot.name, time.monotonic()))
 
     def _loads(self) -> list[EngineLoad]:
         return [
@@ -258,3 +277,10 @@ class Dispatcher:
                 self._sink(work.primitive, failed)
         slot.delivered.clear()
         self._place()
+
+
+def _fed(work: Work, part: tuple[int, ...], last: bool) -> Work:
+    """`work` with more of its prompt: what another attempt would start with."""
+    assert work.op.open and work.op.tokens is not None
+    op = replace(work.op, tokens=work.op.tokens + part, open=not last)
+    return replace(work, op=op, tokens=work.tokens + len(part))

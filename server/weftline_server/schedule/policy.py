@@ -23,6 +23,7 @@ class Queued:
     queued: float  # seconds, monotonic
     tokens: int
     hints: Hints
+    open: bool = False  # an early fill: the rest of its prompt does not exist yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +60,20 @@ POLICIES: Mapping[str, Order] = MappingProxyType({"app": _by_application, "reque
 
 
 def place(queue: Sequence[Queued], engines: Sequence[EngineLoad], policy: str) -> list[Placement]:
-    """Place what fits, in the policy's order, each on the least loaded engine of its model."""
+    """Place what fits, in the policy's order, each on the least loaded engine of its model.
+
+    An early fill comes after what is whole, and takes no engine beyond half of its places: it must
+    never hold up the very calls that it waits for.
+    """
     loads = {engine.name: engine for engine in engines}
     placements = []
-    for item in sorted(queue, key=POLICIES[policy]):
+    order = POLICIES[policy]
+    for item in sorted(queue, key=lambda item: (item.open, *order(item))):
         open_ = [
             load
             for load in loads.values()
-            if load.model == item.model and load.running < load.max_running
+            if load.model == item.model
+            and load.running < (load.max_running // 2 if item.open else load.max_running)
         ]
         if not open_:
             continue

@@ -22,6 +22,9 @@ from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
 from weftline_server.graph.primitive import PromptBefore
 
+# No special token of a published chat model is longer; a word that is takes the final comparison.
+UNSTABLE_CHARS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -73,6 +76,26 @@ class Prompter:
         if payload.size == 0:
             raise InvalidRequest("the prompt before an output is empty", param="prompt")
         return payload
+
+    def stable_prefix(self, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
+        """The ids before `hole` that no text behind it can change; () where there are none.
+
+        A tokenizer looks at a word at a time and at special tokens, so the ids up to the start of
+        a word are final once UNSTABLE_CHARS more are known. The caller compares them with the
+        final ids all the same.
+        """
+        if self.tokenizer is None:
+            return ()
+        known, found, _ = self.text(prompt).partition(hole)
+        if not found:
+            return ()
+        encoding = self.tokenizer.encode(known, add_special_tokens=prompt.messages is None)
+        last = len(known) - UNSTABLE_CHARS
+        for index in range(len(encoding.ids) - 1, 0, -1):
+            start = encoding.offsets[index][0]
+            if 0 < start <= last and (known[start].isspace() or known[start - 1].isspace()):
+                return tuple(encoding.ids[:index])
+        return ()
 
     def text(self, prompt: PromptBefore) -> str:
         """The whole rendered text."""

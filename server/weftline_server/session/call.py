@@ -58,6 +58,7 @@ class CallRun:
     detached: bool
     state: CallState = CallState.WAITING
     index: int = 0
+    filling: bool = False  # some of the current output's prompt has gone to an engine early
     error: WeftlineError | None = None
     steps: list[Step] = field(default_factory=list)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
 from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent, Work
 from weftline_server.schedule.prompter import Payload
 from weftline_server.session import events as ev
+from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.lowering import (
     constant_prompt,
     finish,
@@ -30,6 +32,8 @@ from weftline_server.session.lowering import (
 from weftline_server.session.registry import Registry
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
+
+log = logging.getLogger("weftline.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,19 @@ class Chunk:
 class Driver:
     """Runs every session of this server on `dispatcher`'s engines."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, without: frozenset[str] = frozenset()) -> None:
         self.registry = registry
-        self.dispatcher: Dispatcher  # set once, by whoever wires the two together
+        self.early = EarlyFill(self._work)
+        self._fills_early = "prefill_early" not in without
+        self.dispatcher: Dispatcher  # set once, by `attach`
         self._by_id: dict[str, Session] = {}
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def attach(self, dispatcher: Dispatcher) -> None:
+        """Wire the two together: the dispatcher was made with `on_outcome` as its sink."""
+        self.dispatcher = self.early.dispatcher = dispatcher
 
     def open(self, tenant: str) -> Session:
         """A new session of `tenant`. Raises Overloaded at the registry's limit."""
@@ -187,45 +197,71 @@ class Driver:
                     for signal in self._signals.get((session.id, variable), ()):
                         signal.set()
                 case ev.Run(call, index):
-                    task = asyncio.create_task(self._run(session, call, index))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._spawn(self._run(session, call, index))
+                case ev.Fill(call, index) if self._fills_early:
+                    self._spawn(self._fill(session, call, index))
                 case ev.Stop(call, index):
                     id = PrimitiveId(session.id, call, index)
                     self._prepared.pop(id, None)
+                    self.early.forget(id)
                     self.dispatcher.cancel(str(id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, session: Session, call: str, index: int) -> None:
         """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
         id = PrimitiveId(session.id, call, index)
         run = session.calls[call]
-        output = run.node.outputs[index]
         try:
             model = self.dispatcher.model(run.node.call.model)
             payload = self._prepared.pop(id, None)
             if payload is None:
                 texts = texts_before(session, run.node, index)
-                payload = await self._payload(model, render(run.node.call, output, texts))
+                payload = await self._payload(
+                    model, render(run.node.call, run.node.outputs[index], texts)
+                )
         except WeftlineError as error:
             failed = ev.PrimitiveFailed(now=time.monotonic(), call=call, index=index, error=error)
             self._apply(session, failed)
             return
         if not run.live or run.index != index:
             return  # cancelled while it was being tokenised
+        attempt = self.early.complete(id, payload)
+        if attempt is not None:
+            self.dispatcher.enqueue(self._work(session, id, payload, False, attempt))
+
+    async def _fill(self, session: Session, call: str, index: int) -> None:
+        """Send what is known of a prompt; what is wrong with it shows when it is run."""
+        try:
+            await self.early.advance(session, PrimitiveId(session.id, call, index))
+        except WeftlineError as error:
+            log.debug("no early fill for call %s: %s", call, error)
+
+    def _work(
+        self, session: Session, id: PrimitiveId, payload: Payload, is_open: bool, attempt: int
+    ) -> Work:
+        run = session.calls[id.call]
+        model = self.dispatcher.model(run.node.call.model)
         description = self.dispatcher.prompter(model).description
-        sampling = sampling_params(output, payload.size, description)
+        prompt_tokens = 0 if is_open else payload.size
+        sampling = sampling_params(run.node.outputs[id.index], prompt_tokens, description)
         op = api.Op(
             id=str(id),
+            attempt=attempt,
             kind=api.Kind.GENERATE,
             context=str(id),
             tokens=payload.tokens,
             text=payload.text,
             sampling=sampling,
             salt=self.registry.salt(session.tenant),
-            hints=hints(session, call),
+            open=is_open,
+            hints=hints(session, id.call),
         )
-        size = payload.size + sampling.max_tokens
-        self.dispatcher.enqueue(Work(id, model, op, run.steps[-1].queued, size))
+        queued = time.monotonic() if is_open else run.steps[-1].queued
+        return Work(id, model, op, queued, payload.size + sampling.max_tokens)
 
     async def _payload(self, model: str, prompt: PromptBefore) -> Payload:
         # Off the event loop: a megabyte of text takes the tokenizer a second.

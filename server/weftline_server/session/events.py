@@ -98,6 +98,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """More of the prompt before output `index` of `call` is known, though not yet all of it."""
+
+    call: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Take output `index` of `call` back from wherever it is."""
 
@@ -112,4 +120,4 @@ class Notify:
     variable: str
 
 
-Action = Run | Stop | Notify
+Action = Run | Fill | Stop | Notify

@@ -22,6 +22,7 @@ from weftline_server.graph.primitive import (
 )
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
+from weftline_server.session.variable import VariableState
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -80,6 +81,42 @@ def texts_before(session: Session, node: Node, index: int) -> dict[str, str]:
     for output, variable in zip(node.outputs[:index], node.writes, strict=False):
         texts[output.name] = session.variables[variable].text
     return texts
+
+
+def known_before(session: Session, node: Node, index: int, hole: str) -> PromptBefore:
+    """The prompt before output `index` as far as it is known, and `hole` where the unknown begins.
+
+    An input whose text streams, unchanged by transforms, is known as far as it has come.
+    """
+    texts: dict[str, str] = {}
+    names = [s.input or s.output for s in segments_before(node.call, node.outputs[index].name)]
+    for holder in (h for name in names for h in node.call.placeholders if h.name == name):
+        if hole in "".join(texts.values()):
+            texts[holder.name] = ""  # stands behind the hole, and is never looked at
+            continue
+        id = holder.semantic_var_id
+        variable = None if id is None else session.variables[id]
+        if variable is None:
+            texts[holder.name] = _input_text(holder, holder.value)
+        elif holder.in_out is InOut.OUT:
+            texts[holder.name] = variable.text
+        elif variable.state is VariableState.READY:
+            texts[holder.name] = _input_text(holder, variable.value)
+        else:
+            texts[holder.name] = (variable.text if _streams(session, holder) else "") + hole
+    return render(node.call, node.outputs[index], texts)
+
+
+def _streams(session: Session, holder: Holder) -> bool:
+    """Whether what the producer generates is, part by part, what enters the consumer's prompt."""
+    assert holder.semantic_var_id is not None
+    producer = session.graph.producer.get(holder.semantic_var_id)
+    if producer is None:
+        return False
+    outputs = session.graph.nodes[producer].outputs
+    output = next(o for o in outputs if o.semantic_var_id == holder.semantic_var_id)
+    specs = (*output.transforms, *holder.transforms)
+    return all(transforms.parse(spec).flow is transforms.Flow.STREAM for spec in specs)
 
 
 def _input_text(holder: Holder, value: object) -> str:

@@ -23,8 +23,9 @@ class RegistryConfig:
 class Registry:
     """Opens, finds and forgets sessions; ids are random and never used again."""
 
-    def __init__(self, config: RegistryConfig) -> None:
+    def __init__(self, config: RegistryConfig, without: frozenset[str] = frozenset()) -> None:
         self._config = config
+        self._without = without
         self._sessions: dict[tuple[str, str], Session] = {}
         self._count: dict[str, int] = {}
         self._salt_key = secrets.token_bytes(32)
@@ -40,7 +41,7 @@ class Registry:
                 "ones expire",
                 retry_after_s=1.0,
             )
-        session = Session(f"s_{uuid.uuid4().hex}", tenant, now)
+        session = Session(f"s_{uuid.uuid4().hex}", tenant, now, self._without)
         self._sessions[tenant, session.id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         return session

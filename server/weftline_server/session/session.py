@@ -22,8 +22,11 @@ from weftline_server.session.variable import Variable, VariableState
 class Session:
     """One application run. `handle` gives actions, or raises and changes nothing."""
 
-    def __init__(self, id: str, tenant: str, now: float) -> None:
+    def __init__(
+        self, id: str, tenant: str, now: float, without: frozenset[str] = frozenset()
+    ) -> None:
         self.id = id
+        self.without = without  # passes that are switched off
         self.tenant = tenant
         self.opened = now
         self.touched = now  # when a client last named it
@@ -39,7 +42,7 @@ class Session:
     def plan(self) -> Plan:
         """What the passes say of the graph as it stands; made again only after it has grown."""
         if self._plan is None:
-            self._plan = analyse(self.graph, self.criteria)
+            self._plan = analyse(self.graph, self.criteria, self.without)
         return self._plan
 
     def variable(self, id: str) -> Variable:
@@ -145,7 +148,7 @@ class Session:
             return []
         variable = self.variables[run.node.writes[event.index]]
         variable.append(event.text)
-        return [ev.Notify(variable.id)]
+        return [ev.Notify(variable.id), *self._fill_consumers(variable.id)]
 
     @handle.register
     def _finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
@@ -215,7 +218,8 @@ class Session:
         if error is not None:
             return self._fail(run, error)
         if self._missing(run):
-            return []
+            return self._fill(run)
+        run.filling = False
         run.move_to(CallState.QUEUED)
         run.steps.append(Step(queued=now))
         return [ev.Run(run.node.id, run.index)]
@@ -223,6 +227,16 @@ class Session:
     def _feed_consumers(self, variable: str, now: float) -> list[ev.Action]:
         consumers = self.graph.consumers.get(variable, ())
         return [a for call in consumers for a in self._advance(self.calls[call], now)]
+
+    def _fill(self, run: CallRun) -> list[ev.Action]:
+        """What is known of a waiting call's prompt can be filled before the rest of it exists."""
+        run.filling = True
+        return [ev.Fill(run.node.id, run.index)]
+
+    def _fill_consumers(self, variable: str) -> list[ev.Action]:
+        consumers = (self.calls[call] for call in self.graph.consumers.get(variable, ()))
+        waiting = (run for run in consumers if run.state is CallState.WAITING)
+        return [action for run in waiting for action in self._fill(run)]
 
     def _fail(
         self, run: CallRun, error: WeftlineError, state: CallState = CallState.FAILED
@@ -235,7 +249,7 @@ class Session:
             run, state = ending.popleft()
             if not run.live:
                 continue
-            if run.state in (CallState.QUEUED, CallState.RUNNING):
+            if run.filling or run.state in (CallState.QUEUED, CallState.RUNNING):
                 actions.append(ev.Stop(run.node.id, run.index))
             run.move_to(state)
             run.error = error

@@ -80,8 +80,12 @@ def _step(session: Session, step: Step) -> dict[str, Any]:
         "started_s": since_open(started),
         "filled_s": since_open(filled),
         "finished_s": since_open(step.finished),
-        "queue_s": None if started is None else started - step.queued,
-        "fill_s": None if filled is None or started is None else filled - started,
+        # What was filled before the call was ready took none of its time.
+        "filled_early": started is not None and started < step.queued,
+        "queue_s": None if started is None else max(0.0, started - step.queued),
+        "fill_s": (
+            None if filled is None or started is None else filled - max(started, step.queued)
+        ),
         "generate_s": (None if filled is None or step.finished is None else step.finished - filled),
         "transform_s": step.transform_s,
         "prompt_tokens": usage.prompt_tokens if usage else None,

@@ -1,0 +1,80 @@
+"""A model's tokenizer and template: ids as transformers has them, and prefixes that last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftline.errors import ContextTooLong, InvalidRequest
+from weftline_engine.api import Description
+from weftline_server.graph.primitive import PromptBefore
+from weftline_server.schedule.prompter import Prompter
+
+HOLE = "\ue000hole\ue000"
+
+PIECES = st.sampled_from(
+    ["word", " a", "  ", "\n", "\n\n", "12345", " 3.14", "naïve", "日本", "🙂", "<|im_", "end|>",
+     "'s", "can't", "\t", "….", " the quick brown fox", "x" * 40, "<|im_end|>", "=>", "    pass"]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompter(smollm2_directory: Path) -> Prompter:
+    template = (smollm2_directory / "chat_template.jinja").read_text()
+    return Prompter(
+        Description(
+            model="smollm2",
+            tokenizer=str(smollm2_directory / "tokenizer.json"),
+            chat_template=template,
+            context_limit=200,
+        )
+    )
+
+
+def test_a_chat_is_what_transformers_makes_of_it(
+    prompter: Prompter, smollm2_directory: Path
+) -> None:
+    """The same ids as apply_chat_template gives, for messages with and without a system's."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(smollm2_directory)
+    for chat in (
+        [("user", "Hi  there\n")],
+        [("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "Sure? <b>")],
+    ):
+        messages = [{"role": role, "content": content} for role, content in chat]
+        expected = reference.apply_chat_template(messages, add_generation_prompt=True)
+        ids = expected["input_ids"] if not isinstance(expected, list) else expected
+        assert prompter.payload(PromptBefore("", tuple(chat))).tokens == tuple(ids)
+
+
+def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
+    """The message has both numbers."""
+    with pytest.raises(ContextTooLong, match=r"has 201 tokens, and the model's context holds 200"):
+        prompter.payload(PromptBefore(" word" * 201))
+    with pytest.raises(InvalidRequest, match="is empty"):
+        prompter.payload(PromptBefore(""))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(PIECES, max_size=25), st.lists(PIECES, max_size=6))
+def test_no_later_text_changes_what_was_filled(
+    prompter: Prompter, before: list[str], after: list[str]
+) -> None:
+    """Whatever follows, the ids that were called stable are those of the whole text."""
+    known, rest = "".join(before), "".join(after)
+    stable = prompter.stable_prefix(PromptBefore(known + HOLE), HOLE)
+    whole = prompter.tokenizer.encode(known + rest).ids  # type: ignore[union-attr]
+    assert tuple(whole[: len(stable)]) == stable
+
+
+def test_nearly_all_of_a_long_text_is_stable(prompter: Prompter) -> None:
+    """What is held back is a few words, in a chat also what the template puts behind the value."""
+    text = " one two three four five six seven eight" * 4
+    stable = prompter.stable_prefix(PromptBefore("", (("user", text + HOLE),)), HOLE)
+    whole = prompter.payload(PromptBefore("", (("user", text + " nine"),))).tokens
+    assert whole is not None and whole[: len(stable)] == stable
+    assert len(whole) - len(stable) < 16

@@ -1,0 +1,59 @@
+"""What the documentation shows is what the server does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.null.asgi import Serve
+from weftline import errors
+from weftline_server import cli
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SERVING = (DOCS / "serving.md").read_text()
+
+
+async def test_the_request_that_serving_walks_through(serve: Serve) -> None:
+    """The body in the text runs as it stands; the echo shows how the second prompt was made."""
+    [body] = re.findall(r"    POST /v1/submit\n((?:    .*\n)+)", SERVING)
+    server = await serve()
+    answer = await server.http.post("/v1/submit", json=json.loads(body))
+    draft = "Write a headline about rivers: "
+    assert answer.json()["values"] == {"final": f"Shorten: {draft}\nShort: "}
+
+
+async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
+    """And the table has every route of the server."""
+    server = await serve()
+    shown = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", SERVING.split("## Routes")[1]))
+    names = {"{session_id}": "{id}", "{variable}": "{var}"}
+    served = set()
+    for path, methods in server.app.openapi()["paths"].items():
+        for long, short in names.items():
+            path = path.replace(long, short)
+        served |= {(method.upper(), path) for method in methods}
+    assert {r for r in shown if "Last-Event" not in r[1]} == served
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (weftline .*?)(?:  +#.*)?$", SERVING, re.M))
+def test_commands_are_understood(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command that is shown parses: with --help behind it, its usage is printed."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*shlex.split(line)[1:], "--help"])
+    assert ended.value.code == 0
+    assert "usage: weftline" in capsys.readouterr().out
+
+
+def test_every_error_is_in_the_table() -> None:
+    """Types and statuses are those of the tree; client-side errors are not of the wire."""
+    shown = {}
+    for names, status in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\d{3}) \|", SERVING, re.M):
+        shown |= {name: int(status) for name in re.findall(r"\w+", names)}
+    tree = {n: int(c.status) for n, c in errors._BY_NAME.items()}
+    for name in ("WeftlineError", "GraphError", "ConnectionFailed"):
+        del tree[name]
+    assert shown == tree
