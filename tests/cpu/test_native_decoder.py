@@ -20,6 +20,7 @@ from weftline_engine.embedded.model import Decoder, Model, StepInput
 from weftline_engine.embedded.model_config import read_config
 from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.threads import ThreadGovernor
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import NoCompiler, library
 from weftline_kernels.cpu.items import flatten
@@ -93,7 +94,7 @@ def test_chunks_change_no_bit_of_a_row(pair: tuple[Decoder, NativeDecoder]) -> N
     tokens = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [250])
     assert torch.equal(prefill(native, tokens, [7, 1, 1, 30, 161, 50]), whole)
-    native.threads = 2
+    native.governor = ThreadGovernor(2)
     assert torch.equal(prefill(native, tokens, [250]), whole)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.model import StepInput, empty_cache, frequencies
 from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.threads import ThreadGovernor, sleeps
 from weftline_kernels.cpu.items import Flat, flatten
 
 PAGE = 16  # fixed in decoder.c: the lanes of a vector
@@ -66,7 +67,7 @@ class NativeDecoder:
 
     def __init__(self, config: ModelConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
         self.config = config
-        self.threads = torch.get_num_threads()
+        self.governor = ThreadGovernor(torch.get_num_threads())
         self._forward = library.weftline_forward
         self._frequencies_F = frequencies(config.rope, config.head_size)
         self._kept: list[Tensor] = []  # what the structs point to
@@ -133,6 +134,7 @@ class NativeDecoder:
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
+        before = sleeps()
         self._forward(
             ctypes.byref(self._model),
             ctypes.byref(
@@ -140,7 +142,7 @@ class NativeDecoder:
                     tokens=tokens,
                     rows=rows,
                     items=len(flat.item),
-                    threads=self.threads,
+                    threads=self.governor.threads,
                     pages=cache_L2KPX.shape[3],
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
@@ -157,6 +159,7 @@ class NativeDecoder:
                 )
             ),
         )
+        self.governor.after(sleeps() - before)
         return logits_RV
 
     def _room(self, name: str, count: int) -> int:
