@@ -73,7 +73,8 @@ class Hints:
 
     `group` names the calls that should finish together; `depth` is the longest distance to a sink
     (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
-    monotonic clock; `token_bound` the tokens that may be in flight beside this op; `expected_pause`
+    monotonic clock; `work_left` are the tokens that the application has still to compute, as far as
+    its graph is known; `token_bound` the tokens that may be in flight beside this op; `expected_pause`
     in seconds.
     """
 
@@ -81,6 +82,7 @@ class Hints:
     group: str = ""
     depth: int = 0
     arrival: float = 0.0
+    work_left: int = 0
     criterion: str = "latency"
     token_bound: int | None = None
     expected_output: int | None = None

@@ -9,7 +9,7 @@ from weftline_server.passes import PASSES
 from weftline_server.schedule.policy import POLICIES
 from weftline_server.session.registry import RegistryConfig
 
-OPTIMISATIONS = frozenset(PASSES) | {"prefill_early"}
+OPTIMISATIONS = frozenset(PASSES) | {"affinity", "prefill_early"}
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -1,50 +1,166 @@
-"""Placement as a table: a queue and engines in, who starts where out."""
+"""Placement as tables: a queue and engines in, who starts where out (Parrot section 5.4)."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from weftline_engine.api import Hints
-from weftline_server.schedule.policy import EngineLoad, Placement, Queued, place
+from weftline_server.schedule.policy import AGING_S, EngineLoad, Placement, Queued, place
 
 
-def queued(id: str, at: float, arrival: float = 0.0, depth: int = 0, model: str = "m") -> Queued:
-    hints = Hints(arrival=arrival, depth=depth)
-    return Queued(id=id, model=model, queued=at, tokens=100, hints=hints)
+def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
+    """A primitive; what is no field of Queued is a hint."""
+    own = {k: more.pop(k) for k in ("model", "prefixes", "open") if k in more}
+    hints = Hints(**more)
+    return Queued(id=id, queued=at, tokens=tokens, hints=hints, **{"model": "m", **own})
 
 
-def engine(name: str, running: int = 0, room: int = 8, model: str = "m") -> EngineLoad:
-    return EngineLoad(
-        name=name, model=model, running=running, running_tokens=100 * running, max_running=room
-    )
+def engine(name: str, **more: Any) -> EngineLoad:
+    return EngineLoad(**{"name": name, "model": "m", **more})
+
+
+def placed(
+    queue: list[Queued], engines: list[EngineLoad], policy: str = "app", now: float = 0.0
+) -> dict[str, str]:
+    return {p.id: p.engine for p in place(queue, engines, policy, now)}
 
 
 def test_request_policy_is_first_come_first_served() -> None:
-    """An ordinary server: applications play no part."""
-    late_app_first_call = [queued("b", at=2.0, arrival=0.0), queued("a", at=1.0, arrival=1.0)]
-    placed = place(late_app_first_call, [engine("e")], "request")
-    assert placed == [Placement("a", "e"), Placement("b", "e")]
+    """An ordinary server: applications, groups and prefixes play no part."""
+    queue = [queued("b", at=2.0, work_left=1), queued("a", at=1.0, work_left=999)]
+    expected = [Placement("a", "e"), Placement("b", "e")]
+    assert place(queue, [engine("e")], "request", 3.0) == expected
 
 
-def test_app_policy_finishes_the_application_that_came_first() -> None:
-    """The older application's last call goes before the younger's first, though it queued later."""
+def test_the_application_with_the_least_left_goes_first() -> None:
+    """A chat's one call is not behind the hundred calls of a batch, though these came earlier."""
+    queue = [queued("batch", at=1.0, work_left=50_000), queued("chat", at=2.0, work_left=300)]
+    assert list(placed(queue, [engine("e", max_running=1)], now=2.0)) == ["chat"]
+
+
+def test_equal_applications_in_the_order_of_arrival() -> None:
+    """The older one's last call goes before the younger one's first, though it queued later."""
     queue = [queued("young", at=1.0, arrival=5.0), queued("old", at=2.0, arrival=0.0)]
-    assert place(queue, [engine("e")], "app") == [Placement("old", "e"), Placement("young", "e")]
+    assert list(placed(queue, [engine("e")])) == ["old", "young"]
 
 
 def test_in_an_application_the_deeper_call_goes_first() -> None:
     """What more calls wait for is started earlier."""
-    queue = [queued("sink", at=1.0, depth=0), queued("source", at=2.0, depth=3)]
-    assert [p.id for p in place(queue, [engine("e")], "app")] == ["source", "sink"]
+    queue = [queued("sink", depth=0), queued("source", depth=3)]
+    assert list(placed(queue, [engine("e")])) == ["source", "sink"]
+
+
+def test_nothing_starves() -> None:
+    """A large application's call, old enough, goes before the small ones that keep coming."""
+    old = queued("large", at=0.0, work_left=64_000)
+    for waited, first in ((0.0, "small"), (9 * AGING_S, "large")):
+        queue = [old, queued("small", at=waited, work_left=200)]
+        assert list(placed(queue, [engine("e", max_running=1)], now=waited)) == [first]
 
 
 def test_load_is_spread_over_replicas() -> None:
     """Each goes to the engine with the fewest tokens in hand, counting what was just placed."""
     queue = [queued(id, at=i) for i, id in enumerate("abc")]
-    placed = place(queue, [engine("e1", running=2), engine("e2")], "app")
-    assert placed == [Placement("a", "e2"), Placement("b", "e2"), Placement("c", "e1")]
+    engines = [engine("e1", running=2, latency=200), engine("e2")]
+    assert placed(queue, engines) == {"a": "e2", "b": "e2", "c": "e1"}
+
+
+def test_a_call_goes_where_its_prefix_is() -> None:
+    """To the busier engine, as long as the prefix saves more than the load costs."""
+    prefixes = (("short", 64), ("long", 1024))
+    engines = [engine("idle"), engine("warm", latency=500, running=1, prefixes={"short", "long"})]
+    assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "warm"}
+    assert placed([queued("a", tokens=200, prefixes=prefixes[:1])], engines) == {"a": "idle"}
+
+
+def test_sharers_in_the_queue_meet() -> None:
+    """Four calls of two prefixes, on two idle engines: each prefix is computed once."""
+    queue = [
+        queued(f"{p}{i}", at=i, tokens=1100, prefixes=((f"{p}64", 64), (f"{p}1024", 1024)))
+        for i in range(2)
+        for p in "xy"
+    ]
+    where = placed(queue, [engine("e1"), engine("e2")])
+    assert where["x0"] == where["x1"] != where["y0"] == where["y1"]
+
+
+def test_a_hash_without_those_before_it_is_no_prefix() -> None:
+    """What is shared begins at the first token."""
+    prefixes = (("a", 64), ("b", 1024))
+    engines = [engine("e1"), engine("e2", prefixes={"b"})]
+    assert placed([queued("q", tokens=1100, prefixes=prefixes)], engines) == {"q": "e1"}
+
+
+def test_a_group_stays_together_while_it_fits_and_splits_when_not() -> None:
+    """Maps of one reduce on one engine, until its KV cache is full."""
+    queue = [queued(f"m{i}", at=i, tokens=50, group="g") for i in range(4)]
+    assert set(placed(queue, [engine("e1"), engine("e2")]).values()) == {"e1"}
+    small = [engine("e1", kv_tokens=110), engine("e2", kv_tokens=110)]
+    assert placed(queue, small) == {"m0": "e1", "m1": "e1", "m2": "e2", "m3": "e2"}
+
+
+def test_latency_and_throughput_keep_apart() -> None:
+    """A chat avoids the engine that runs a batch job, even where that has less in hand."""
+    engines = [engine("bulk", throughput=300, running=3), engine("chat", latency=500, running=2)]
+    queue = [queued("user"), queued("job", criterion="throughput")]
+    assert placed(queue, engines) == {"user": "chat", "job": "bulk"}
+
+
+def test_a_latency_call_bounds_what_runs_beside_it() -> None:
+    """The measured profile says how many tokens an engine may have in flight (Figure 10)."""
+    busy = engine("e", latency=900, running=1, latency_tokens=1000)
+    assert placed([queued("a", tokens=200)], [busy]) == {}
+    bulk = engine("e", throughput=900, running=1, latency_tokens=1000)
+    assert placed([queued("j", tokens=200, criterion="throughput")], [bulk]) == {"j": "e"}
+    assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
 
 
 def test_no_room_is_not_now() -> None:
     """What does not fit stays in the queue; a call for another model is not held up by it."""
     queue = [queued("a", at=0), queued("b", at=1), queued("other", at=2, model="n")]
-    engines = [engine("e", running=7), engine("f", model="n")]
-    assert place(queue, engines, "request") == [Placement("a", "e"), Placement("other", "f")]
+    engines = [engine("e", running=7, max_running=8), engine("f", model="n")]
+    assert placed(queue, engines, "request") == {"a": "e", "other": "f"}
+
+
+def test_an_early_fill_takes_no_place_that_a_call_could_need() -> None:
+    """It comes after whole calls, and only up to half of the places."""
+    queue = [queued("early", at=0.0, open=True), queued("whole", at=1.0)]
+    assert list(placed(queue, [engine("e", max_running=4)])) == ["whole", "early"]
+    assert list(placed(queue, [engine("e", max_running=4, running=2)])) == ["whole"]
+
+
+ITEMS = st.builds(
+    lambda id, at, tokens, group, bulk, left, shared: queued(
+        str(id),
+        at=at,
+        tokens=tokens,
+        group=group,
+        criterion="throughput" if bulk else "latency",
+        work_left=left,
+        prefixes=((shared, 64),),
+    ),
+    st.uuids(),
+    st.floats(0, 50),
+    st.integers(1, 400),
+    st.sampled_from(["", "g", "h"]),
+    st.booleans(),
+    st.integers(0, 9999),
+    st.sampled_from(["p", "q"]),
+)
+
+
+@given(st.lists(ITEMS, max_size=30), st.integers(1, 4), st.sampled_from(["app", "request"]))
+def test_limits_hold_whatever_the_queue(queue: list[Queued], count: int, policy: str) -> None:
+    """No engine beyond its places or its KV cache, nobody twice, and never idle beside work."""
+    engines = [engine(f"e{i}", max_running=3, kv_tokens=500) for i in range(count)]
+    placements = place(queue, engines, policy, now=60.0)
+    assert len({p.id for p in placements}) == len(placements)
+    by_id = {item.id: item for item in queue}
+    for load in engines:
+        there = [by_id[p.id] for p in placements if p.engine == load.name]
+        assert len(there) <= 3
+        assert len(there) <= 1 or sum(item.tokens for item in there) <= 500
+    assert bool(placements) == bool(queue)

@@ -18,6 +18,7 @@ from weftline_server.schedule.prompter import Prompter
 log = logging.getLogger("weftline.dispatcher")
 
 MAX_ATTEMPTS = 3
+MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
 RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then 5 s for ever: a crash loop must not spin
 
 
@@ -39,6 +40,7 @@ class Work:
     op: api.Op
     queued: float
     tokens: int
+    prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class _Slot:
     description: api.Description | None = None
     running: dict[str, Work] = field(default_factory=dict)
     delivered: set[str] = field(default_factory=set)
+    prefixes: dict[str, None] = field(default_factory=dict)  # oldest use first
     last_error: str = ""
     task: asyncio.Task[None] | None = None
 
@@ -163,31 +166,24 @@ class Dispatcher:
                 queued=work.queued,
                 tokens=work.tokens,
                 hints=work.op.hints,
+                prefixes=work.prefixes,
                 open=work.op.open,
             )
             for work in self._queue.values()
         ]
-        for placement in place(queue, self._loads(), self._policy):
+        for placement in place(queue, self._loads(), self._policy, time.monotonic()):
             work = self._queue.pop(placement.id)
             slot = self._slots[placement.engine]
             assert slot.engine is not None
             slot.running[work.op.id] = work
+            _remember(slot, work)
             slot.engine.submit(work.op)
             if not work.op.open:
                 self._sink(work.primitive, Sent(slot.name, time.monotonic()))
 
     def _loads(self) -> list[EngineLoad]:
-        return [
-            EngineLoad(
-                name=slot.name,
-                model=slot.description.model,
-                running=len(slot.running),
-                running_tokens=sum(work.tokens for work in slot.running.values()),
-                max_running=slot.description.max_running,
-            )
-            for slot in self._slots.values()
-            if slot.state is EngineState.READY and slot.description is not None
-        ]
+        ready = (slot for slot in self._slots.values() if slot.state is EngineState.READY)
+        return [_load(slot) for slot in ready]
 
     async def _start(self, slot: _Slot) -> None:
         slot.engine = slot.make()
@@ -276,6 +272,7 @@ class Dispatcher:
                 )
                 self._sink(work.primitive, failed)
         slot.delivered.clear()
+        slot.prefixes.clear()
         self._place()
 
 
@@ -284,3 +281,34 @@ def _fed(work: Work, part: tuple[int, ...], last: bool) -> Work:
     assert work.op.open and work.op.tokens is not None
     op = replace(work.op, tokens=work.op.tokens + part, open=not last)
     return replace(work, op=op, tokens=work.tokens + len(part))
+
+
+def _remember(slot: _Slot, work: Work) -> None:
+    """The engine's cache will hold the beginnings of this prompt; the oldest ones it may drop."""
+    for hash, _ in work.prefixes:
+        slot.prefixes.pop(hash, None)
+        slot.prefixes[hash] = None
+    while len(slot.prefixes) > MAX_PREFIXES:
+        del slot.prefixes[next(iter(slot.prefixes))]
+
+
+def _load(slot: _Slot) -> EngineLoad:
+    assert slot.description is not None, "a ready engine has described itself"
+    groups: dict[str, int] = {}
+    tokens = {True: 0, False: 0}
+    for work in slot.running.values():
+        hints = work.op.hints
+        tokens[hints.criterion == "throughput"] += work.tokens
+        if hints.group:
+            groups[hints.group] = groups.get(hints.group, 0) + 1
+    return EngineLoad(
+        name=slot.name,
+        model=slot.description.model,
+        running=len(slot.running),
+        max_running=slot.description.max_running,
+        latency=tokens[False],
+        throughput=tokens[True],
+        kv_tokens=slot.description.kv_tokens,
+        groups=groups,
+        prefixes=slot.prefixes,
+    )

@@ -1,40 +1,73 @@
 """Placement: from the queue and the engines' loads to what starts where, as a pure function.
 
-`request` is what an ordinary server does: first come, first served, whoever the calls belong to.
-It is the control of every experiment. `app` serves the application that came first, and in it the
-call furthest from its sink, so that an application's last call is not behind another's first.
+`request` is what an ordinary server does: first come, first served, to the engine with the least in
+hand, whoever the calls belong to. It is the control of every experiment.
+
+`app` is Parrot's Algorithm 1 with one score in place of its cases (section 5.4). Whose turn it is:
+the application with the least work left, as far as its graph is known, and in it the call furthest
+from the answer; the longer a call has waited, the less its application's size counts, so that
+nothing starves. Where it goes: to the engine where it adds the fewest tokens to what must be
+computed before it is done, and hurts the others least. Tokens of a prefix that is there already
+cost nothing, which brings sharers together, those of the queue too; members of one task group
+attract each other; latency calls and throughput calls repel each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from weftline_engine.api import Hints
 
+# Each so many seconds in the queue halve the weight of how much work an application has left.
+AGING_S = 10.0
+
+# A member of its group on an engine is worth so many tokens of load there: a short answer's worth,
+# so that a group stays together where it fits and splits where that would queue it.
+GROUP_TOKENS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """A primitive that could start; `tokens` of prompt and output bound what it will hold."""
+    """A primitive that could start.
+
+    `tokens` of prompt and output bound what it will hold, in tokens; `prefixes` are the hashes of
+    its beginnings, short to long, with the tokens up to there.
+    """
 
     id: str
     model: str
     queued: float  # seconds, monotonic
     tokens: int
     hints: Hints
+    prefixes: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
+
+    @property
+    def throughput(self) -> bool:
+        return self.hints.criterion == "throughput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """An engine that is ready, and what it has in hand."""
+    """An engine that is ready, and what it has in hand.
+
+    `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a latency
+    call (Parrot's Figure 10), both in tokens and None where unbounded. `latency` and `throughput`
+    are the tokens in flight of either kind.
+    """
 
     name: str
     model: str
-    running: int
-    running_tokens: int
-    max_running: int
+    running: int = 0
+    max_running: int = 64
+    latency: int = 0
+    throughput: int = 0
+    kv_tokens: int | None = None
+    latency_tokens: int | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
+    prefixes: Collection[str] = frozenset()  # hashes of what its cache should hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +78,116 @@ class Placement:
     engine: str
 
 
-Order = Callable[[Queued], tuple[float, ...]]
+class _Engine:
+    """An engine while a round of placements adds to it."""
+
+    __slots__ = ("fresh", "groups", "latency", "load", "running", "throughput")
+
+    def __init__(self, load: EngineLoad) -> None:
+        self.load = load
+        self.running = load.running
+        self.latency = load.latency
+        self.throughput = load.throughput
+        self.groups = dict(load.groups)
+        self.fresh: set[str] = set()  # prefixes that this round brings here
+
+    def has_room(self, item: Queued) -> bool:
+        """An early fill gets half of the places: it must not hold up the calls it waits for."""
+        load = self.load
+        places = load.max_running // 2 if item.open else load.max_running
+        if self.running >= places:
+            return False
+        in_flight = self.latency + self.throughput
+        if in_flight == 0:
+            return True  # alone it runs anywhere, or it could never run
+        if load.kv_tokens is not None and in_flight + item.tokens > load.kv_tokens:
+            return False
+        bound = load.latency_tokens
+        bounded = bound is not None and (self.latency > 0 or not item.throughput)
+        return not bounded or in_flight + item.tokens <= (bound or 0)
+
+    def take(self, item: Queued) -> None:
+        self.running += 1
+        if item.throughput:
+            self.throughput += item.tokens
+        else:
+            self.latency += item.tokens
+        if item.hints.group:
+            self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
+        self.fresh.update(hash for hash, _ in item.prefixes)
+
+    def cost(self, item: Queued) -> float:
+        """Tokens that stand between the item and its end here, and those it puts before others."""
+        shared = 0
+        for hash, tokens in item.prefixes:
+            if hash not in self.fresh and hash not in self.load.prefixes:
+                break
+            shared = tokens
+        cost = self.latency + self.throughput + item.tokens - shared
+        # The other kind counts twice: once as load, once for what mixing costs both.
+        cost += self.latency if item.throughput else self.throughput
+        if item.hints.group:
+            cost -= GROUP_TOKENS * min(1, self.groups.get(item.hints.group, 0))
+        return cost
 
 
-def _first_come(item: Queued) -> tuple[float, ...]:
-    return (item.queued,)
+def _by_application(now: float) -> Callable[[Queued], tuple[float, ...]]:
+    def key(item: Queued) -> tuple[float, ...]:
+        hints = item.hints
+        left = hints.work_left * 0.5 ** ((now - item.queued) / AGING_S)
+        return (item.open, item.throughput, left, hints.arrival, -hints.depth, item.queued)
+
+    return key
 
 
-def _by_application(item: Queued) -> tuple[float, ...]:
-    return (item.hints.arrival, -item.hints.depth, item.queued)
+def _first_come(now: float) -> Callable[[Queued], tuple[float, ...]]:
+    return lambda item: (item.open, item.queued)
 
 
-POLICIES: Mapping[str, Order] = MappingProxyType({"app": _by_application, "request": _first_come})
+def _least_loaded(engine: _Engine, item: Queued) -> float:
+    return engine.latency + engine.throughput
 
 
-def place(queue: Sequence[Queued], engines: Sequence[EngineLoad], policy: str) -> list[Placement]:
-    """Place what fits, in the policy's order, each on the least loaded engine of its model.
+_ORDER = {"app": _by_application, "request": _first_come}
+_COST: Mapping[str, Callable[[_Engine, Queued], float]] = {
+    "app": _Engine.cost,
+    "request": _least_loaded,
+}
+POLICIES: Mapping[str, str] = MappingProxyType(
+    {"app": "applications as a whole", "request": "each request by itself"}
+)
 
-    An early fill comes after what is whole, and takes no engine beyond half of its places: it must
-    never hold up the very calls that it waits for.
-    """
-    loads = {engine.name: engine for engine in engines}
+
+def place(
+    queue: Iterable[Queued], engines: Sequence[EngineLoad], policy: str, now: float
+) -> list[Placement]:
+    """Place what fits now, most urgent first; what does not fit holds nobody up."""
+    cost = _COST[policy]
+    by_model: dict[str, list[_Engine]] = {}
+    for load in engines:
+        by_model.setdefault(load.model, []).append(_Engine(load))
+    free = {model: _places(found) for model, found in by_model.items()}
     placements = []
-    order = POLICIES[policy]
-    for item in sorted(queue, key=lambda item: (item.open, *order(item))):
-        open_ = [
-            load
-            for load in loads.values()
-            if load.model == item.model
-            and load.running < (load.max_running // 2 if item.open else load.max_running)
-        ]
-        if not open_:
+    for item in sorted(queue, key=_ORDER[policy](now)):
+        if free.get(item.model, 0) <= 0:
+            if not any(count > 0 for count in free.values()):
+                break  # every engine is full: the rest of a long queue need not be looked at
             continue
-        best = min(open_, key=lambda load: (load.running_tokens, load.running, load.name))
-        placements.append(Placement(item.id, best.name))
-        loads[best.name] = replace(
-            best, running=best.running + 1, running_tokens=best.running_tokens + item.tokens
-        )
+        best: _Engine | None = None
+        least = (float("inf"), 0, "")
+        for engine in by_model[item.model]:
+            if not engine.has_room(item):
+                continue
+            score = (cost(engine, item), engine.running, engine.load.name)
+            if score < least:
+                best, least = engine, score
+        if best is None:
+            continue
+        best.take(item)
+        free[item.model] -= 1
+        placements.append(Placement(item.id, best.load.name))
     return placements
+
+
+def _places(engines: Iterable[_Engine]) -> int:
+    return sum(max(0, engine.load.max_running - engine.running) for engine in engines)

@@ -11,6 +11,9 @@ from weftline.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Node
 
+CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
+GUESSED_OUTPUT = 128  # tokens, where nobody says
+
 
 class CallState(StrEnum):
     """Where a call stands. It is QUEUED again for each further output and for a retry."""
@@ -61,6 +64,15 @@ class CallRun:
     filling: bool = False  # some of the current output's prompt has gone to an engine early
     error: WeftlineError | None = None
     steps: list[Step] = field(default_factory=list)
+    work: int = field(init=False)  # tokens that it takes, roughly: its text and its outputs
+
+    def __post_init__(self) -> None:
+        texts = (s.text for s in self.node.call.segments() if s.text is not None)
+        values = (p.value for p in self.node.inputs if isinstance(p.value, str))
+        chars = sum(map(len, (*texts, *values)))
+        samplings = (p.sampling for p in self.node.outputs)
+        tokens = (s.max_tokens if s and s.max_tokens else GUESSED_OUTPUT for s in samplings)
+        self.work = chars // CHARS_PER_TOKEN + sum(tokens)
 
     @property
     def live(self) -> bool:

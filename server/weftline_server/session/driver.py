@@ -26,6 +26,7 @@ from weftline_server.session.lowering import (
     finish,
     hints,
     node_of,
+    prefixes,
     sampling_params,
     texts_before,
 )
@@ -54,6 +55,7 @@ class Driver:
     def __init__(self, registry: Registry, without: frozenset[str] = frozenset()) -> None:
         self.registry = registry
         self.early = EarlyFill(self._work)
+        self._affinity = "affinity" not in without
         self._fills_early = "prefill_early" not in without
         self.dispatcher: Dispatcher  # set once, by `attach`
         self._by_id: dict[str, Session] = {}
@@ -248,6 +250,7 @@ class Driver:
         description = self.dispatcher.prompter(model).description
         prompt_tokens = 0 if is_open else payload.size
         sampling = sampling_params(run.node.outputs[id.index], prompt_tokens, description)
+        salt = self.registry.salt(session.tenant)
         op = api.Op(
             id=str(id),
             attempt=attempt,
@@ -256,12 +259,14 @@ class Driver:
             tokens=payload.tokens,
             text=payload.text,
             sampling=sampling,
-            salt=self.registry.salt(session.tenant),
+            salt=salt,
             open=is_open,
             hints=hints(session, id.call),
         )
         queued = time.monotonic() if is_open else run.steps[-1].queued
-        return Work(id, model, op, queued, payload.size + sampling.max_tokens)
+        size = payload.size + sampling.max_tokens
+        shared = prefixes(payload.tokens, salt) if self._affinity else ()
+        return Work(id, model, op, queued, size, shared)
 
     async def _payload(self, model: str, prompt: PromptBefore) -> Payload:
         # Off the event loop: a megabyte of text takes the tokenizer a second.

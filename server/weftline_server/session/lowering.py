@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
+from array import array
 from dataclasses import replace
 
 from weftline import transforms
@@ -142,6 +144,25 @@ def sampling_params(
     )
 
 
+# Beginnings of these lengths, in tokens, are compared between prompts.
+PREFIX_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:
+    """(hash, length) of the beginnings of `tokens`: equal where the KV cache can be shared."""
+    if tokens is None:
+        return ()
+    digest = hashlib.blake2b(salt.encode(), digest_size=8)
+    found, start = [], 0
+    for length in PREFIX_TOKENS:
+        if length > len(tokens):
+            break
+        digest.update(array("q", tokens[start:length]).tobytes())
+        found.append((digest.hexdigest(), length))
+        start = length
+    return tuple(found)
+
+
 def _first(*values: float | None) -> float:
     return next(float(v) for v in values if v is not None)
 
@@ -154,6 +175,7 @@ def hints(session: Session, call: str) -> api.Hints:
         group=plan.group.get(call, ""),
         depth=plan.depth.get(call, 0),
         arrival=session.opened,
+        work_left=session.work_left,
         criterion=plan.objective.get(call, "latency"),
     )
 

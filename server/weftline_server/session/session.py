@@ -36,6 +36,7 @@ class Session:
         self.calls: dict[str, CallRun] = {}
         self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
         self.readers: dict[str, int] = {}  # variable → open gets and streams
+        self.work_left = 0  # tokens of the calls that have not ended, roughly
         self._plan: Plan | None = None
 
     @property
@@ -58,6 +59,7 @@ class Session:
             assert not run.live or not any(settled[run.index :]), f"call {id} lives, output settled"
             if run.state is CallState.WAITING:
                 assert self._missing(run), f"call {id} waits for nothing"
+        assert self.work_left == sum(run.work for run in self.calls.values() if run.live)
         for var, variable in self.variables.items():
             if variable.state is VariableState.STREAMING:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
@@ -81,6 +83,7 @@ class Session:
                 self.variables.setdefault(var, Variable(var))
             run = CallRun(node, event.now, event.detach)
             self.calls[node.id] = run
+            self.work_left += run.work
             if node.call.criteria is not None:
                 for var in node.writes:
                     self._want(var, node.call.criteria)
@@ -165,6 +168,7 @@ class Session:
         run.index += 1
         if run.index == len(run.node.writes):
             run.move_to(CallState.DONE)
+            self.work_left -= run.work
             own: list[ev.Action] = []
         else:
             run.move_to(CallState.WAITING)
@@ -253,6 +257,7 @@ class Session:
                 actions.append(ev.Stop(run.node.id, run.index))
             run.move_to(state)
             run.error = error
+            self.work_left -= run.work
             for var in run.node.writes[run.index :]:
                 self.variables[var].fail(error)
                 actions.append(ev.Notify(var))

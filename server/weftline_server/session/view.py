@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from weftline.protocol import Message, Segment
+from weftline_server.graph.graph import Node
 from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
 
 
 def graph_view(session: Session) -> dict[str, Any]:
     """JSON data. Times are seconds since the session was opened, durations seconds."""
-    producer, consumers = session.graph.producer, session.graph.consumers
+    producer, consumers = session.graph.producer, _readers(session)
     return {
         "session_id": session.id,
         "calls": [_call(session, run) for run in session.calls.values()],
@@ -35,6 +37,16 @@ def graph_view(session: Session) -> dict[str, Any]:
     }
 
 
+def _readers(session: Session) -> dict[str, list[str]]:
+    """Variable → the calls that read it, or whose prompts were sent with text of it."""
+    readers = {var: list(calls) for var, calls in session.graph.consumers.items()}
+    for call, node in session.graph.nodes.items():
+        for var in dict.fromkeys(p.from_var for p in node.inputs if p.from_var is not None):
+            if call not in (known := readers.setdefault(var, [])):
+                known.append(call)
+    return readers
+
+
 def _call(session: Session, run: CallRun) -> dict[str, Any]:
     plan, id = session.plan, run.node.id
     steps = [_step(session, step) for step in run.steps]
@@ -47,6 +59,7 @@ def _call(session: Session, run: CallRun) -> dict[str, Any]:
         "name": run.node.call.name,
         "model": run.node.call.model,
         "state": run.state.value,
+        "template": _template(run.node),
         "inputs": list(run.node.reads),
         "outputs": list(run.node.writes),
         "depth": plan.depth.get(id),
@@ -60,6 +73,28 @@ def _call(session: Session, run: CallRun) -> dict[str, Any]:
         "computed_tokens": total["prompt_tokens"] - total["cached_tokens"],
         "steps": steps,
     }
+
+
+# As much of a constant text as tells a reader which template it is.
+_SHOWN = 240
+
+
+def _template(node: Node) -> str:
+    """The call's prompt with its inputs and outputs by name, long constants cut short."""
+    lines: list[str] = []
+    for item in node.call.prompt:
+        assert not isinstance(item, str), "template text is parsed when it arrives"
+        segments = item.content if isinstance(item, Message) else (item,)
+        text = "".join(map(_shown, segments))
+        lines.append(f"{item.role}: {text}\n" if isinstance(item, Message) else text)
+    return "".join(lines)
+
+
+def _shown(segment: Segment) -> str:
+    if segment.text is None:
+        way, name = ("input", segment.input) if segment.input else ("output", segment.output)
+        return f"{{{{{way}:{name}}}}}"
+    return segment.text if len(segment.text) <= _SHOWN else f"{segment.text[:_SHOWN]}…"
 
 
 _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
