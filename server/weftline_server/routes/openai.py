@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response
 
 from weftline.errors import WeftlineError
-from weftline.protocol import Call, Submit
+from weftline.protocol import Submit
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Node
 from weftline_server.routes.calls import SEND_TIMEOUT_S
@@ -21,10 +21,10 @@ from weftline_server.routes.openai_types import (
     TEXT,
     Answer,
     ChatRequest,
-    Completion,
     CompletionRequest,
     Shape,
 )
+from weftline_server.routes.provenance import Provenance, Runs
 from weftline_server.routes.wire import or_disconnect, read, schema, sse
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session
@@ -62,6 +62,7 @@ class _Running:
     """
 
     driver: Driver
+    runs: Runs
     session: Session
     node: Node
     own: bool
@@ -69,6 +70,15 @@ class _Running:
     @property
     def variable(self) -> str:
         return self.node.writes[0]
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """What a client needs to know to name this call's answer later."""
+        return {
+            "session_id": self.session.id,
+            "call_id": self.node.id,
+            "semantic_var_id": self.variable,
+        }
 
     def outcome(self) -> tuple[FinishReason, Usage]:
         """How the call ended."""
@@ -80,21 +90,40 @@ class _Running:
         """Cancel the call if it still runs; forget the session if it was made for it."""
         if self.own:
             self.driver.close(self.session)
-        elif not self.session.closed:
+            return
+        if not self.session.closed:
             self.driver.cancel(self.session, self.node.id)
+        self.runs.leave(self.driver, self.session)
 
 
-async def _start(driver: Driver, tenant: str, body: Completion, call: Call) -> _Running:
+def _runs(request: Request) -> Runs:
+    state = request.app.state
+    if not hasattr(state, "runs"):
+        state.runs = Runs()
+    runs: Runs = state.runs
+    return runs
+
+
+async def _start(
+    driver: Driver, runs: Runs, tenant: str, body: ChatRequest | CompletionRequest
+) -> _Running:
     body.check()
-    named = body.session_id
-    session = driver.open(tenant) if named is None else driver.registry.find(tenant, named)
+    said = body.weftline or Provenance()
+    if body.session_id is not None:
+        said = replace(said, session_id=body.session_id)
+    runs.close(driver, tenant, said.close)
+    own = said.session_id is None
+    session = driver.open(tenant) if own else runs.enter(driver, tenant, said)
     try:
-        nodes = await driver.submit(session, Submit(session_id=session.id, calls=(call,)))
+        submit = Submit(session_id=session.id, calls=(body.call(session),))
+        nodes = await driver.submit(session, submit)
     except BaseException:
-        if named is None:
+        if own:
             driver.close(session)
+        else:
+            runs.leave(driver, session)
         raise
-    return _Running(driver, session, nodes[0], own=named is None)
+    return _Running(driver, runs, session, nodes[0], own)
 
 
 async def _complete(
@@ -104,8 +133,9 @@ async def _complete(
     body: ChatRequest | CompletionRequest,
     shape: Shape,
 ) -> Response:
-    running = await _start(driver, tenant, body, body.call())
-    answer = Answer.new(shape, driver.dispatcher.model(body.model))
+    running = await _start(driver, _runs(request), tenant, body)
+    ours = None if body.weftline is None else running.ids
+    answer = Answer.new(shape, driver.dispatcher.model(body.model), ours)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventSourceResponse(
@@ -114,6 +144,7 @@ async def _complete(
     try:
         reading = driver.get(running.session, running.variable)
         variable = await or_disconnect(request, reading)
+        running.runs.answered(running.session)
         return JSONResponse(answer.whole(variable.text, *running.outcome()))
     finally:
         running.end()
@@ -129,6 +160,7 @@ async def _chunks(
 
     try:
         yield event(answer.chunk("", first=True))
+        running.runs.answered(running.session)
         async for chunk in running.driver.stream(running.session, running.variable):
             yield event(answer.chunk(chunk.text))
         reason, usage = running.outcome()

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
 from weftline_engine.api import FinishReason, Usage
+from weftline_server.routes.provenance import Inputs, Provenance
+from weftline_server.session.session import Session
 
 OUTPUT = "out"
 
@@ -131,20 +133,27 @@ class ChatRequest(Completion):
     """The body of POST /v1/chat/completions."""
 
     messages: tuple[ChatMessage, ...]
+    weftline: Provenance | None = None  # ours: the run it belongs to, and where its text is from
 
-    def call(self) -> Call:
-        """The same request as a call with one output."""
+    def call(self, session: Session) -> Call:
+        """The same request as a call with one output, in `session`."""
         if not self.messages:
             raise InvalidRequest("messages is empty", param="messages")
+        said = self.weftline or Provenance()
+        inputs = Inputs(session, {OUTPUT})
         messages = tuple(
-            Message(role=m.role, content=(Segment(text=m.text),), name=m.name)
-            for m in self.messages
+            Message(
+                role=message.role,
+                content=inputs.segments(said.pieces(index, message.text)),
+                name=message.name,
+            )
+            for index, message in enumerate(self.messages)
         )
         answer = Message(role="assistant", content=(Segment(output=OUTPUT),))
         return Call(
-            name="chat",
+            name=said.name,
             prompt=(*messages, answer),
-            placeholders=(_output(self.sampling()),),
+            placeholders=(*inputs.placeholders, _output(self.sampling())),
             model=self.model,
         )
 
@@ -155,7 +164,11 @@ class CompletionRequest(Completion):
 
     prompt: str | tuple[str, ...]
 
-    def call(self) -> Call:
+    @property
+    def weftline(self) -> None:
+        """A text completion says nothing of where its text is from."""
+
+    def call(self, session: Session) -> Call:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
         if len(prompts) != 1 or not prompts[0]:
             raise InvalidRequest("prompt is one text that is not empty", param="prompt")
@@ -187,23 +200,31 @@ TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer in the making: it keeps the id, the time and the model of all its chunks."""
+    """One answer in the making: it keeps the id, the time and the model of all its chunks.
+
+    `ours`, where the request has a `weftline` object, names the session, the call, its variable.
+    """
 
     shape: Shape
     model: str
+    ours: dict[str, str] | None
     id: str
     created: int
 
     @staticmethod
-    def new(shape: Shape, model: str) -> Answer:
-        return Answer(shape, model, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
+    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Answer:
+        return Answer(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
         content: dict[str, Any] = {"text": text}
         if self.shape.chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason.value}
-        return {**self._head(self.shape.whole, [choice]), "usage": usage_body(usage)}
+        return {
+            **self._head(self.shape.whole, [choice]),
+            "usage": usage_body(usage),
+            **self._ours(),
+        }
 
     def chunk(
         self, text: str | None, reason: FinishReason | None = None, first: bool = False
@@ -214,10 +235,15 @@ class Answer:
             content = {"delta": {"role": "assistant", **delta} if first else delta}
         finish = None if reason is None else reason.value
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
-        return self._head(self.shape.chunk, [choice])
+        # At both ends: a client that leaves early can close the session all the same.
+        ours = self._ours() if first or finish else {}
+        return {**self._head(self.shape.chunk, [choice]), **ours}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self._head(self.shape.chunk, []), "usage": usage_body(usage)}
+
+    def _ours(self) -> dict[str, Any]:
+        return {} if self.ours is None else {"weftline": self.ours}
 
     def _head(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
