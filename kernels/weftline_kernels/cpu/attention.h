@@ -4,7 +4,7 @@
 #include "step.h"
 
 #define SCORES 128  /* tokens whose scores are kept before they are weighed */
-#define QUERIES 8   /* rows (query x head of a group) of attention at once */
+#define QUERIES 12  /* rows (query x head of a group) of attention at once */
 
 /* Scores of up to QUERIES rows for one page: row r of q times the transposed keys. */
 static inline __attribute__((always_inline)) void
@@ -58,7 +58,9 @@ attend_rows(const Step *s, const Item *item, int rows, const float *const q[],
             int32_t own = seen[r] - begin < tokens ? seen[r] - begin : tokens;
             if (own < 0) own = 0;
             for (int32_t t = own; t < (tokens + PAGE - 1) / PAGE * PAGE; t++) row[t] = -INFINITY;
-            for (int32_t t = 0; t < own; t++) high = row[t] > high || row[t] != row[t] ? row[t] : high;
+            v16 highs = all(high); /* NaN is left to exp16, and comes out in the weight */
+            for (int32_t t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
+            for (int i = 0; i < LANES; i++) high = highs[i] > high ? highs[i] : high;
             float keep = expf(*top[r] - high);
             v16 total = {};
             for (int32_t t = 0; t < tokens; t += LANES) {
@@ -102,10 +104,13 @@ static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, 
             top[r] = s->top + slot * m->heads + head;
             weight[r] = s->weight + slot * m->heads + head;
         }
-#define CASE(n) case n: \
-    attend_rows(s, item, n, q, seen, out, top, weight, keys, values, size, scale); break;
-        switch (count) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
-#undef CASE
+        int done = 0;
+        /* One copy of the code for each number of rows, so that sums stay in registers. */
+#define BATCH(n) for (; done + n <= count; done += n) \
+    attend_rows(s, item, n, q + done, seen + done, out + done, top + done, weight + done, keys, \
+                values, size, scale);
+        BATCH(12) BATCH(8) BATCH(6) BATCH(4) BATCH(3) BATCH(1)
+#undef BATCH
     }
 }
 

@@ -4,7 +4,7 @@
 #include "vectors.h"
 
 #define PANEL 32
-#define TILE 8      /* rows of a product at once: 16 of 32 registers hold sums */
+#define TILE 8      /* rows of a product at once: 16 of 32 registers hold sums; 12 spill */
 #define AHEAD 2048  /* weights fetched ahead, 4 KB: 12 % faster than none at one row */
 
 /* sums[r] (32 columns) = rows r of x (stride `inner`) times one panel. */

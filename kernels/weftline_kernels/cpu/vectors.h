@@ -48,6 +48,8 @@ static inline v16 either(i16 mask, v16 a, v16 b) {
     return (v16)((mask & (i16)a) | (~mask & (i16)b));
 }
 
+static inline v16 larger(v16 a, v16 b) { return either(a > b, a, b); }
+
 static inline v16 all(float value) { return value - (v16){}; }
 
 static inline v16 load(const float *from) { return *(const v16u *)from; }
