@@ -91,20 +91,19 @@ class _Engine:
         self.groups = dict(load.groups)
         self.fresh: set[str] = set()  # prefixes that this round brings here
 
-    def has_room(self, item: Queued) -> bool:
+    def has_room(self, item: Queued, throughput: bool) -> bool:
         """An early fill gets half of the places: it must not hold up the calls it waits for."""
         load = self.load
-        places = load.max_running // 2 if item.open else load.max_running
-        if self.running >= places:
+        if self.running >= (load.max_running // 2 if item.open else load.max_running):
             return False
         in_flight = self.latency + self.throughput
         if in_flight == 0:
             return True  # alone it runs anywhere, or it could never run
-        if load.kv_tokens is not None and in_flight + item.tokens > load.kv_tokens:
+        tokens = in_flight + item.tokens
+        if load.kv_tokens is not None and tokens > load.kv_tokens:
             return False
         bound = load.latency_tokens
-        bounded = bound is not None and (self.latency > 0 or not item.throughput)
-        return not bounded or in_flight + item.tokens <= (bound or 0)
+        return bound is None or tokens <= bound or (throughput and self.latency == 0)
 
     def take(self, item: Queued) -> None:
         self.running += 1
@@ -116,18 +115,18 @@ class _Engine:
             self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
         self.fresh.update(hash for hash, _ in item.prefixes)
 
-    def cost(self, item: Queued) -> float:
+    def cost(self, item: Queued, throughput: bool) -> float:
         """Tokens that stand between the item and its end here, and those it puts before others."""
-        shared = 0
+        shared, there = 0, self.load.prefixes
         for hash, tokens in item.prefixes:
-            if hash not in self.fresh and hash not in self.load.prefixes:
+            if hash not in self.fresh and hash not in there:
                 break
             shared = tokens
-        cost = self.latency + self.throughput + item.tokens - shared
         # The other kind counts twice: once as load, once for what mixing costs both.
-        cost += self.latency if item.throughput else self.throughput
-        if item.hints.group:
-            cost -= GROUP_TOKENS * min(1, self.groups.get(item.hints.group, 0))
+        mixed = self.latency if throughput else self.throughput
+        cost = self.latency + self.throughput + mixed + item.tokens - shared
+        if item.hints.group in self.groups:
+            cost -= GROUP_TOKENS
         return cost
 
 
@@ -144,12 +143,12 @@ def _first_come(now: float) -> Callable[[Queued], tuple[float, ...]]:
     return lambda item: (item.open, item.queued)
 
 
-def _least_loaded(engine: _Engine, item: Queued) -> float:
+def _least_loaded(engine: _Engine, item: Queued, throughput: bool) -> float:
     return engine.latency + engine.throughput
 
 
 _ORDER = {"app": _by_application, "request": _first_come}
-_COST: Mapping[str, Callable[[_Engine, Queued], float]] = {
+_COST: Mapping[str, Callable[[_Engine, Queued, bool], float]] = {
     "app": _Engine.cost,
     "request": _least_loaded,
 }
@@ -166,6 +165,8 @@ def place(
     by_model: dict[str, list[_Engine]] = {}
     for load in engines:
         by_model.setdefault(load.model, []).append(_Engine(load))
+    for found in by_model.values():
+        found.sort(key=_busy)
     free = {model: _places(found) for model, found in by_model.items()}
     placements = []
     for item in sorted(queue, key=_ORDER[policy](now)):
@@ -173,20 +174,23 @@ def place(
             if not any(count > 0 for count in free.values()):
                 break  # every engine is full: the rest of a long queue need not be looked at
             continue
-        best: _Engine | None = None
-        least = (float("inf"), 0, "")
-        for engine in by_model[item.model]:
-            if not engine.has_room(item):
-                continue
-            score = (cost(engine, item), engine.running, engine.load.name)
-            if score < least:
-                best, least = engine, score
+        best, least, throughput = None, float("inf"), item.throughput
+        for engine in by_model[item.model]:  # the least busy first, which wins a tie
+            if engine.has_room(item, throughput):
+                score = cost(engine, item, throughput)
+                if score < least:
+                    best, least = engine, score
         if best is None:
             continue
         best.take(item)
+        by_model[item.model].sort(key=_busy)
         free[item.model] -= 1
         placements.append(Placement(item.id, best.load.name))
     return placements
+
+
+def _busy(engine: _Engine) -> tuple[int, str]:
+    return engine.running, engine.load.name
 
 
 def _places(engines: Iterable[_Engine]) -> int:
