@@ -147,11 +147,12 @@ def test_thirty_two_requests_finish_on_eight_blocks(
         assert outcomes[i].tokens == alone.tokens
 
 
-@pytest.mark.parametrize("retention", ["evictable", "drop"])
+@pytest.mark.parametrize(("retention", "cached"), [("evictable", 0), ("drop", 0), ("swap", 51)])
 def test_a_context_put_aside_is_recomputed_exactly(
-    retention: str, make_bench: Make, generate: Make, tokens_of: Make
+    retention: str, cached: int, make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Its cache is evicted by other work on a small pool; the continuation is the same."""
+    """Its cache is evicted by other work on a small pool; the continuation is the same, and out of
+    host memory nothing is computed again."""
     prompt, more = tokens_of(1, 40), tokens_of(2, 5)
     kept = make_bench(blocks=8)
     kept.run(generate("first", prompt))
@@ -160,7 +161,34 @@ def test_a_context_put_aside_is_recomputed_exactly(
     bench.run(generate("first", prompt))
     bench.core.retain("first.context", retention)
     bench.run(generate("other", tokens_of(3, 112)))
+    bench.core.free("other.context")
     again = bench.run(generate("next", more, parent="first.context"))[0]
     assert again.tokens == expected.tokens
     assert expected.finished.usage.cached_tokens == 51
-    assert again.finished.usage.cached_tokens == 0
+    assert again.finished.usage.cached_tokens == cached
+
+
+def test_a_swapped_context_comes_back_bit_by_bit(
+    make_bench: Make, generate: Make, tokens_of: Make
+) -> None:
+    """Its blocks are wiped while it is in host memory, and other work runs over them."""
+    bench = make_bench(blocks=8)
+    bench.run(generate("first", tokens_of(1, 40)))
+    core = bench.core
+    context = core.scheduler.contexts["first.context"]
+
+    def contents() -> Any:
+        return core.cache[:, :, :, [node.block for node in context.held]].clone()
+
+    before = contents()
+    core.retain("first.context", "swap")
+    assert bench.step()[-1].residency == "host"
+    assert (context.held, core.scheduler.tree.available) == ([], 8)
+    bench.run(generate("other", tokens_of(3, 112)))
+    core.free("other.context")
+    core.cache.zero_()
+    core.retain("first.context", "keep")
+    moved = bench.step()[-1]
+    assert (moved.context, moved.residency, moved.tokens) == ("first.context", "resident", 51)
+    assert torch.equal(contents(), before)
+    assert core.scheduler.tree.available == 8 - len(context.held)

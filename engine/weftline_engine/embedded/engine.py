@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +29,7 @@ from weftline_engine.api import (
     SamplingParams,
     Usage,
 )
+from weftline_engine.embedded.admission import Refused, check, check_tokens
 from weftline_engine.embedded.batch import step_input
 from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.sampling import SamplingTable, sample
@@ -54,14 +54,6 @@ class _Live:
     @property
     def op(self) -> Op:
         return self.sequence.op
-
-
-class Refused(Exception):
-    """An op cannot be taken; `error` is the type of weftline.errors that says so."""
-
-    def __init__(self, error: str, message: str) -> None:
-        super().__init__(message)
-        self.error = error
 
 
 class Core:
@@ -116,7 +108,7 @@ class Core:
         context = Context(op.context, op.salt, op.id, op.attempt)
         live = _Live(sequence, context)
         try:
-            self._check(op)
+            check(op, self.scheduler.contexts, self.decoder.config.vocabulary)
         except Refused as refusal:
             self._fail(live, refusal.error, str(refusal))
             return
@@ -139,9 +131,10 @@ class Core:
             self._fail(live, "InvalidRequest", f"feed at {offset} leaves a gap after token {have}")
             return
         more = part[have - offset :]
-        bad = self._foreign(more)
-        if bad is not None:
-            self._fail(live, "InvalidRequest", bad)
+        try:
+            check_tokens(more, self.decoder.config.vocabulary)
+        except Refused as refusal:
+            self._fail(live, refusal.error, str(refusal))
             return
         live.offset += len(more)
         live.sequence.tokens.extend(more)
@@ -159,13 +152,41 @@ class Core:
             self._fail(live, "Cancelled", "the call was cancelled")
 
     def retain(self, context: str, retention: Retention) -> None:
-        """Keep pins nothing new: a context is pinned from its end on; the others unpin it."""
+        """Pin a context again, unpin it, or put its blocks into host memory and unpin it.
+
+        What is unpinned is evicted when its room is needed, and recomputed or copied back when the
+        context is continued.
+        """
         found = self.scheduler.contexts.get(context)
-        if found is None or not found.ready or retention is Retention.KEEP:
+        if found is None or not found.ready:
             return
-        self.scheduler.unpin(found)
-        if retention is Retention.DROP:
-            self._moved(found, Residency.DROPPED, 0)
+        match retention:
+            case Retention.KEEP:
+                self._restore(found)
+            case Retention.EVICTABLE:
+                self.scheduler.unpin(found)
+            case Retention.DROP:
+                self.scheduler.unpin(found)
+                found.stash = None
+                self._moved(found, Residency.DROPPED, 0)
+            case Retention.SWAP if found.held:
+                blocks = torch.tensor([node.block for node in found.held])
+                found.stash = self.cache.index_select(3, blocks)
+                self.scheduler.unpin(found)
+                self._moved(found, Residency.HOST, found.computed)
+
+    def _restore(self, context: Context) -> None:
+        """Pin what is still there of a context, and bring the rest back from host memory."""
+        if context.held:
+            return
+        copies = self.scheduler.restore(context, missing=context.stash is not None)
+        if copies and context.stash is not None:
+            indices, blocks = (torch.tensor(side) for side in zip(*copies, strict=True))
+            self.cache[:, :, :, blocks] = context.stash.index_select(3, indices)
+        resident = sum(len(node.tokens) for node in context.held)
+        if context.stash is not None and resident >= context.computed:
+            context.stash = None
+            self._moved(context, Residency.RESIDENT, context.computed)
 
     def free(self, context: str) -> None:
         """Forget a context; one that is still being made ends with its op."""
@@ -316,6 +337,7 @@ class Core:
         if op.parent is not None:
             parent = self.scheduler.contexts[op.parent]
             self.scheduler.touch(parent)
+            self._restore(parent)
             before = parent.tokens
         fed = sequence.tokens or list(op.tokens or ())
         live.offset = live.offset or len(fed)
@@ -345,30 +367,6 @@ class Core:
             self._fail(live, "InvalidRequest", "the prompt is empty")
             return False
         return True
-
-    def _check(self, op: Op) -> None:
-        contexts = self.scheduler.contexts
-        if op.text is not None or (op.tokens is None and not op.open and op.parent is None):
-            raise Refused("InvalidRequest", "this engine takes token ids, and the op has none")
-        bad = self._foreign(op.tokens or ())
-        if bad is not None:
-            raise Refused("InvalidRequest", bad)
-        if op.context in contexts:
-            raise Refused("InvalidRequest", f"context {op.context} exists already")
-        if op.parent is not None and op.parent not in contexts:
-            raise Refused("InvalidRequest", f"context {op.parent} does not exist (any more)")
-        if op.parent is not None and contexts[op.parent].salt != op.salt:
-            raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
-        if op.kind is Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
-            raise Refused(
-                "InvalidRequest", "a generate needs sampling with max_tokens of 1 or more"
-            )
-
-    def _foreign(self, tokens: Several[int]) -> str | None:
-        vocabulary = self.decoder.config.vocabulary
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
-            return f"token ids must lie in 0 to {vocabulary - 1}"
-        return None
 
     def _moved(self, context: Context, residency: Residency, tokens: int) -> None:
         """A context's event carries the id and attempt of the op that made it."""

@@ -136,6 +136,7 @@ class Scheduler:
             for node in context.held:
                 self.tree.hold(node)
             context.ready = True
+            context.computed = sequence.computed
             context.used = next(self._clock)
         self._leave(sequence)
 
@@ -163,6 +164,30 @@ class Scheduler:
     def unpin(self, context: Context) -> None:
         self.tree.release(context.held)
         context.held = []
+
+    def restore(self, context: Context, *, missing: bool) -> list[tuple[int, int]]:
+        """Pin a context's nodes again, and make the `missing` ones, as far as there is room without
+        taking any from a holder.
+
+        Returns which of its blocks, counted from 0, must be copied into which block of the pool.
+        """
+        size, copies = self.config.block_size, []
+        node = self.tree.root(context.salt)
+        for index in range(-(-context.computed // size)):
+            tokens = context.tokens[index * size : min((index + 1) * size, context.computed)]
+            found = self.tree.find(node, tokens)
+            if found is not None:
+                self.tree.hold(found)
+            else:
+                block = self.tree.take() if missing else None
+                if block is None:
+                    break
+                found = self.tree.add(node, tokens, block, self.step)
+                assert found is not None
+                copies.append((index, block))
+            context.held.append(found)
+            node = found
+        return copies
 
     def touch(self, context: Context) -> None:
         context.used = next(self._clock)

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from weftline_engine.api import Kind, Op
 from weftline_engine.embedded.tree import Node
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Phase(Enum):
@@ -74,7 +78,8 @@ class Sequence:
 class Context:
     """A named range of tokens: its text stays known when its KV cache is dropped.
 
-    `held` pins the nodes of `tokens`; empty while the op that makes it runs, and after a drop.
+    `held` pins the nodes of `tokens`; empty while the op that makes it runs, after a drop, and
+    while the blocks are in `stash`.
     """
 
     id: str
@@ -84,4 +89,6 @@ class Context:
     tokens: tuple[int, ...] = ()
     held: list[Node] = field(default_factory=list)
     ready: bool = False
+    computed: int = 0  # of its tokens; not the last one that a generate sampled
     used: int = 0
+    stash: Tensor | None = None  # its blocks in host memory, pages in dimension 3

@@ -1,0 +1,37 @@
+"""What makes an op impossible, decided before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weftline_engine.api import Kind, Op
+from weftline_engine.embedded.sequence import Context
+
+
+class Refused(Exception):
+    """An op cannot be taken; `error` is the type of weftline.errors that says so."""
+
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+def check(op: Op, contexts: Mapping[str, Context], vocabulary: int) -> None:
+    """Raise Refused unless the op can be taken with these contexts."""
+    if op.text is not None or (op.tokens is None and not op.open and op.parent is None):
+        raise Refused("InvalidRequest", "this engine takes token ids, and the op has none")
+    check_tokens(op.tokens or (), vocabulary)
+    if op.context in contexts:
+        raise Refused("InvalidRequest", f"context {op.context} exists already")
+    if op.parent is not None and op.parent not in contexts:
+        raise Refused("InvalidRequest", f"context {op.parent} does not exist (any more)")
+    if op.parent is not None and contexts[op.parent].salt != op.salt:
+        raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
+    if op.kind is Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
+        raise Refused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
+
+
+def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
+    """Raise Refused for ids that the model's embedding does not have."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        raise Refused("InvalidRequest", f"token ids must lie in 0 to {vocabulary - 1}")
