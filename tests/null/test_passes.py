@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Segment
+from weftline_server import passes
 from weftline_server.graph.graph import Graph, Node
-from weftline_server.passes import analyse
+from weftline_server.passes.plan import Plan
 from weftline_server.passes.prefixes import boundaries
 
 
@@ -21,6 +25,15 @@ def graph(*nodes: Node) -> Graph:
     made.check(nodes)
     made.add(nodes)
     return made
+
+
+def analyse(
+    made: Graph, criteria: dict[str, Criterion], without: frozenset[str] = frozenset()
+) -> Plan:
+    """The plan of a whole graph."""
+    plan = Plan(criteria)
+    passes.analyse(made, plan, passes.affected(made, made.nodes, set()), without)
+    return plan
 
 
 MAP_REDUCE = graph(call("m1"), call("m2"), call("m3"), call("sum", ("m1", "m2", "m3")))
@@ -93,3 +106,34 @@ def test_equal_text_shares_however_it_is_cut() -> None:
     cut = made(Segment(text="one"), Segment(input="i"), value=" two")
     assert whole[0] == cut[1]
     assert whole[-1] == cut[-1]
+
+
+def test_only_what_a_new_call_changes_is_planned_anew() -> None:
+    """Of a wide session, the new call and what it reads; of that, nothing that has started."""
+    wide = graph(*(call(f"c{i}") for i in range(100)), call("mid", ("c7",)))
+    more = [call("new", ("mid", "c3"))]
+    wide.add(more)
+    assert set(passes.affected(wide, ["new"], {"c3"})) == {"new", "mid", "c7"}
+
+
+@given(st.data())
+def test_growing_step_by_step_ends_in_the_plan_of_the_whole(data: st.DataObject) -> None:
+    """Calls added one at a time, with readers in between, are planned as if all came at once."""
+    made = Graph()
+    criteria: dict[str, Criterion] = {}
+    plan = Plan(criteria)
+    for i in range(data.draw(st.integers(1, 9))):
+        earlier = [f"c{j}" for j in range(i)]
+        reads = data.draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
+        node = call(f"c{i}", tuple(reads))
+        made.check([node])
+        made.add([node])
+        changed = [node.id]
+        if data.draw(st.booleans()):
+            watched = data.draw(st.sampled_from([*earlier, node.id]))
+            criteria[watched] = data.draw(st.sampled_from(Criterion))
+            changed.append(watched)
+        passes.analyse(made, plan, passes.affected(made, changed, set()))
+    whole = analyse(made, criteria)
+    assert (plan.depth, plan.objective) == (whole.depth, whole.objective)
+    assert plan.prefixes == whole.prefixes

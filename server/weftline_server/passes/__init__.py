@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
 from weftline_server.passes.groups import groups
@@ -12,24 +11,54 @@ from weftline_server.passes.objectives import objectives
 from weftline_server.passes.plan import Pass, Plan
 from weftline_server.passes.prefixes import prefixes
 
-__all__ = ["PASSES", "Plan", "analyse"]
+__all__ = ["PASSES", "Plan", "affected", "analyse"]
 
-PASSES: Mapping[str, Pass] = {
-    "depth": depth,
-    "objective": objectives,
-    "groups": groups,
-    "prefix": prefixes,
+# Name, as it can be switched off → the field of the plan that it fills, and the pass.
+PASSES: Mapping[str, tuple[str, Pass]] = {
+    "depth": ("depth", depth),
+    "objective": ("objective", objectives),
+    "groups": ("group", groups),
+    "prefix": ("prefixes", prefixes),
 }
 
 
 def analyse(
     graph: Graph,
-    criteria: Mapping[str, Criterion],
+    plan: Plan,
+    calls: Sequence[str],
     without: frozenset[str] = frozenset(),
-) -> Plan:
-    """Run every pass not named in `without`; `criteria` are what readers gave, by variable."""
-    plan = Plan(criteria=criteria)
-    for name, run in PASSES.items():
+) -> None:
+    """Bring `plan` up to date for `calls`, by every pass that is not named in `without`.
+
+    `calls` come from `affected`: what they do not hold is as it was.
+    """
+    for name, (field, run) in PASSES.items():
         if name not in without:
-            plan = run(graph, plan)
-    return plan
+            getattr(plan, field).update(run(graph, plan, calls))
+
+
+def affected(graph: Graph, changed: Iterable[str], started: frozenset[str] | set[str]) -> list[str]:
+    """The changed calls and all above them that have not started, consumers before producers.
+
+    Only these can be planned anew when calls are added or a reader comes: a started call keeps the
+    plan it was started with, and so do its producers, which have ended. The cost is theirs alone,
+    however large the session is.
+    """
+    order: list[str] = []
+    seen: set[str] = set()
+    for start in changed:
+        if start in seen:
+            continue
+        seen.add(start)
+        path = [(start, graph.upstream(start))]
+        while path:
+            call, parents = path[-1]
+            parent = next(parents, None)
+            if parent is None:
+                order.append(call)
+                path.pop()
+            elif parent not in seen and parent not in started:
+                seen.add(parent)
+                path.append((parent, graph.upstream(parent)))
+    order.reverse()
+    return order

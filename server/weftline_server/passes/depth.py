@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Plan
 
 
-def depth(graph: Graph, plan: Plan) -> Plan:
-    """Fill `plan.depth`, consumers first."""
+def depth(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, int]:
+    """One more than the deepest consumer's."""
     found: dict[str, int] = {}
-    for call in reversed(graph.topological()):
-        found[call] = max((found[child] + 1 for child in graph.downstream(call)), default=0)
-    return replace(plan, depth=found)
+    for call in calls:
+        below = (found.get(c, plan.depth.get(c, 0)) + 1 for c in graph.downstream(call))
+        found[call] = max(below, default=0)
+    return found

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Plan
 
 
-def groups(graph: Graph, plan: Plan) -> Plan:
-    """Fill `plan.group`: calls of equal depth under one consumer; a lone producer has none."""
+def groups(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, str]:
+    """Calls of equal depth under one consumer are a group; a lone producer is in none.
+
+    A call with several consumers goes with the first of them that makes it a group.
+    """
     found: dict[str, str] = {}
-    for call in graph.nodes:
+    for call in calls:
         depths: dict[int, list[str]] = {}
         for parent in graph.upstream(call):
             depths.setdefault(plan.depth.get(parent, 0), []).append(parent)
@@ -19,4 +22,4 @@ def groups(graph: Graph, plan: Plan) -> Plan:
             if len(parents) > 1:
                 for parent in parents:
                     found.setdefault(parent, f"{call}@{level}")
-    return replace(plan, group=found)
+    return found

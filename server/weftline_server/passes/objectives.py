@@ -6,7 +6,7 @@ output marks its whole ancestry, except where a latency output needs the same ca
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
@@ -15,14 +15,15 @@ from weftline_server.passes.plan import Plan
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 
 
-def objectives(graph: Graph, plan: Plan) -> Plan:
-    """Fill `plan.objective`: the strictest of a call's own criteria and its consumers' ones."""
+def objectives(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, Criterion]:
+    """The strictest of a call's own criteria and its consumers' objectives."""
     found: dict[str, Criterion] = {}
-    for call in reversed(graph.topological()):
-        own = [plan.criteria[v] for v in graph.nodes[call].writes if v in plan.criteria]
-        below = [found[child] for child in graph.downstream(call)]
-        # A call that others wait for has to be whole, so of ttft and tpot they inherit latency.
-        inherited = [c if c is Criterion.THROUGHPUT else Criterion.LATENCY for c in below]
-        wanted = own + inherited
+    for call in calls:
+        wanted = [plan.criteria[v] for v in graph.nodes[call].writes if v in plan.criteria]
+        for child in graph.downstream(call):
+            objective = found.get(child) or plan.objective.get(child, Criterion.LATENCY)
+            # A call that others wait for has to be whole, so of ttft and tpot they want latency.
+            bulk = objective is Criterion.THROUGHPUT
+            wanted.append(Criterion.THROUGHPUT if bulk else Criterion.LATENCY)
         found[call] = min(wanted, key=_STRICTEST_FIRST.index, default=Criterion.LATENCY)
-    return replace(plan, objective=found)
+    return found

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Plan:
-    """Results so far. Each pass returns a copy with one more field filled."""
+    """Results so far. A pass reads them; only `analyse` writes, for the calls it was given.
 
-    criteria: Mapping[str, Criterion]  # variable → what its reader cares for
-    depth: Mapping[str, int] = field(default_factory=dict)
-    objective: Mapping[str, Criterion] = field(default_factory=dict)
-    group: Mapping[str, str] = field(default_factory=dict)
-    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    `criteria` is what a variable's readers care for, by variable.
+    """
+
+    criteria: Mapping[str, Criterion]
+    depth: dict[str, int] = field(default_factory=dict)
+    objective: dict[str, Criterion] = field(default_factory=dict)
+    group: dict[str, str] = field(default_factory=dict)
+    prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-Pass = Callable[[Graph, Plan], Plan]
+# A pass answers one question about each of some calls, given consumers before producers.
+Pass = Callable[[Graph, Plan, Sequence[str]], Mapping[str, Any]]

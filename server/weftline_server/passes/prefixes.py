@@ -7,7 +7,7 @@ have equal hashes as far as they agree, before any value is known.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.graph import Graph, Node
@@ -15,9 +15,10 @@ from weftline_server.graph.primitive import value_text
 from weftline_server.passes.plan import Plan
 
 
-def prefixes(graph: Graph, plan: Plan) -> Plan:
-    """Fill `plan.prefixes`: for each call the hashes at its boundaries, in order."""
-    return replace(plan, prefixes={id: boundaries(node) for id, node in graph.nodes.items()})
+def prefixes(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """For each call the hashes at its boundaries, in order; they never change."""
+    fresh = (call for call in calls if call not in plan.prefixes)
+    return {call: boundaries(graph.nodes[call]) for call in fresh}
 
 
 def boundaries(node: Node) -> tuple[str, ...]:

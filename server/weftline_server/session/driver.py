@@ -87,8 +87,7 @@ class Driver:
     async def submit(self, session: Session, submit: Submit) -> tuple[Node, ...]:
         """Take all calls of `submit`, or raise and leave the session as it was."""
         nodes = tuple(node_of(call) for call in submit.calls)
-        is_set = (v for v, variable in session.variables.items() if variable.settled)
-        session.graph.check(nodes, is_set)
+        session.check(nodes)
         prepared: dict[PrimitiveId, Payload] = {}
         for node in nodes:
             model = self.dispatcher.model(node.call.model)

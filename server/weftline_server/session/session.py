@@ -6,14 +6,14 @@ No clock and no I/O: time enters with the events, so every behaviour here can be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatchmethod
 
 from weftline.errors import AlreadySet, Cancelled, NoProducer, UnknownVariable, WeftlineError
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph, Node
 from weftline_server.graph.primitive import segments_before
-from weftline_server.passes import Plan, analyse
+from weftline_server.passes import Plan, affected, analyse
 from weftline_server.session import events as ev
 from weftline_server.session.call import CallRun, CallState, Step
 from weftline_server.session.variable import Variable, VariableState
@@ -37,19 +37,28 @@ class Session:
         self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
         self.readers: dict[str, int] = {}  # variable → open gets and streams
         self.work_left = 0  # tokens of the calls that have not ended, roughly
-        self._plan: Plan | None = None
+        self._plan = Plan(self.criteria)
+        self._changed: dict[str, None] = {}  # calls to be planned anew, with all above them
+        self._started: set[str] = set()  # calls that keep the plan they have
 
     @property
     def plan(self) -> Plan:
-        """What the passes say of the graph as it stands; made again only after it has grown."""
-        if self._plan is None:
-            self._plan = analyse(self.graph, self.criteria, self.without)
+        """What the passes say of the graph as it stands; what has changed is planned anew first."""
+        if self._changed:
+            calls = affected(self.graph, self._changed, self._started)
+            analyse(self.graph, self._plan, calls, self.without)
+            self._changed.clear()
         return self._plan
 
     def variable(self, id: str) -> Variable:
         if id not in self.variables:
             raise UnknownVariable(f"session {self.id} has no variable {id!r}", param=id)
         return self.variables[id]
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        """Raise unless `nodes` can join the graph; see `Graph.check`."""
+        writes = (v for node in nodes for v in node.writes if v in self.variables)
+        self.graph.check(nodes, [v for v in writes if self.variables[v].settled])
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
@@ -72,11 +81,8 @@ class Session:
 
     @handle.register
     def _submit(self, event: ev.CallsSubmitted) -> list[ev.Action]:
-        set_already = (v for v, variable in self.variables.items() if variable.settled)
-        named = {v for node in event.nodes for v in node.writes}
-        self.graph.check(event.nodes, named & set(set_already))
+        self.check(event.nodes)
         self.graph.add(event.nodes)
-        self._plan = None
         actions: list[ev.Action] = []
         for node in event.nodes:
             for var in (*node.reads, *node.writes):
@@ -84,6 +90,7 @@ class Session:
             run = CallRun(node, event.now, event.detach)
             self.calls[node.id] = run
             self.work_left += run.work
+            self._changed[node.id] = None
             if node.call.criteria is not None:
                 for var in node.writes:
                     self._want(var, node.call.criteria)
@@ -140,6 +147,7 @@ class Session:
         if run is None or run.state is not CallState.QUEUED:
             return []
         run.move_to(CallState.RUNNING)
+        self._started.add(run.node.id)
         run.steps[-1].sent = event.now
         run.steps[-1].engine = event.engine
         return []
@@ -169,6 +177,7 @@ class Session:
         if run.index == len(run.node.writes):
             run.move_to(CallState.DONE)
             self.work_left -= run.work
+            self._started.add(run.node.id)
             own: list[ev.Action] = []
         else:
             run.move_to(CallState.WAITING)
@@ -258,6 +267,7 @@ class Session:
             run.move_to(state)
             run.error = error
             self.work_left -= run.work
+            self._started.add(run.node.id)
             for var in run.node.writes[run.index :]:
                 self.variables[var].fail(error)
                 actions.append(ev.Notify(var))
@@ -270,7 +280,9 @@ class Session:
             # A latency reader is never slowed by a throughput reader of the same variable.
             if self.criteria.get(variable) in (None, Criterion.THROUGHPUT):
                 self.criteria[variable] = criterion
-            self._plan = None
+            producer = self.graph.producer.get(variable)
+            if producer is not None and producer not in self._started:
+                self._changed[producer] = None
 
     def _source(self, variable: str) -> str | None:
         """An empty variable without producer that `variable` is or depends on, if any."""
