@@ -256,6 +256,8 @@ class Core:
         if not sequence.filled:
             sequence.filled = True
             live.filled = self._clock()
+            # Not when the op was queued: an open one did not know its last tokens then.
+            live.stream = self._detokenizer.stream(sequence.tokens[-8:])
         sequence.tokens.append(token)
         produced = sequence.output
         at_end = token in self.decoder.config.eos and not params.ignore_eos
@@ -350,7 +352,6 @@ class Core:
             params = _params(op)
             seed = params.seed if params.seed is not None else self._seed + 0x51ED * op_number(op)
             live.slot = self._table.add(params, seed)
-            live.stream = self._detokenizer.stream(sequence.tokens[-8:])
             live.scanner = StopScanner(params.stop)
 
     def _fit(self, live: _Live) -> bool:

@@ -1,0 +1,141 @@
+"""Scheduling decides when a token is computed, never which: random graphs, run in every way.
+
+A tiny random model in float64, so that no batch and no order of sums can excuse a difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from weftline_engine.models import resolve
+from weftline_engine.process import EmbeddedConfig, ProcessEngine
+from weftline_server.app import create_app
+from weftline_server.config import OPTIMISATIONS, ServerConfig
+
+GRAPHS = 200
+AT_ONCE = 25
+
+TEXTS = (
+    "Summarise the following, and be brief about it: ",
+    "Translate into French. ",
+    "abc",
+    "\n\n",
+)
+
+Values = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_gguf: Callable[..., Path]) -> Path:
+    """A Llama of one layer with a byte-level tokenizer, and room for long prompts."""
+    home = tmp_path_factory.mktemp("tiny")
+    directory = resolve(str(write_gguf(home / "tiny.gguf")), home=home)
+    config = json.loads((directory / "config.json").read_text())
+    config["max_position_embeddings"] = 4096
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def random_graph(seed: int) -> list[dict[str, Any]]:
+    """Chains, fans and diamonds of two to six calls; some with two outputs, many with one start."""
+    rng = random.Random(seed)
+    calls: list[dict[str, Any]] = []
+    variables: list[str] = []
+    for number in range(rng.randint(2, 6)):
+        reads = rng.sample(variables, min(len(variables), rng.choice((0, 1, 1, 2))))
+        segments: list[dict[str, str]] = [{"text": rng.choice(TEXTS) + str(rng.randint(0, 9))}]
+        holders: list[dict[str, Any]] = []
+        for place, variable in enumerate(reads):
+            segments += [{"input": f"i{place}"}, {"text": rng.choice(TEXTS)}]
+            holders.append({"name": f"i{place}", "in_out": "in", "semantic_var_id": variable})
+        for place in range(rng.choice((1, 1, 1, 2))):
+            variable = f"v{number}_{place}"
+            tokens = rng.randint(16, 24)
+            sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            segments += [{"output": f"o{place}"}, {"text": rng.choice(TEXTS)}]
+            out = {"name": f"o{place}", "in_out": "out", "semantic_var_id": variable}
+            holders.append({**out, "sampling": sampling})
+            variables.append(variable)
+        calls.append({"name": f"c{number}", "prompt": segments, "placeholders": holders})
+    return calls
+
+
+async def as_a_graph(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
+    """One submit of all calls, last first, and every value."""
+    wanted = [
+        h["semantic_var_id"] for c in calls for h in c["placeholders"] if h["in_out"] == "out"
+    ]
+    body = {"calls": calls[::-1], "get": wanted, "close": True}
+    answer = await http.post("/v1/submit", json=body, timeout=None)
+    assert answer.status_code == 200, answer.text
+    values: Values = answer.json()["values"]
+    return values
+
+
+async def by_hand(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
+    """Each output by a completion of its own, its prompt put together here."""
+    values: Values = {}
+    for call in calls:
+        holders = {h["name"]: h for h in call["placeholders"]}
+        prompt = ""
+        for segment in call["prompt"]:
+            if "output" not in segment:
+                name = segment.get("input")
+                prompt += segment["text"] if name is None else values[_variable(holders[name])]
+                continue
+            holder = holders[segment["output"]]
+            body = {"prompt": prompt, **holder["sampling"]}
+            answer = await http.post("/v1/completions", json=body, timeout=None)
+            assert answer.status_code == 200, answer.text
+            values[_variable(holder)] = answer.json()["choices"][0]["text"]
+            prompt += values[_variable(holder)]
+    return values
+
+
+def _variable(holder: dict[str, Any]) -> str:
+    return str(holder["semantic_var_id"])
+
+
+async def run_all(model: Path, config: ServerConfig, engines: int, run: Any) -> list[Values]:
+    """Every graph on one server, many at a time."""
+    embedded = EmbeddedConfig(model=model, dtype="float64", kv_tokens=8192, step_tokens=96)
+    makers = {f"e{i}": (lambda: ProcessEngine(embedded)) for i in range(engines)}
+    app = create_app(config, makers)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        transport = httpx.ASGITransport(app)
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://t")
+        )
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(seed: int) -> Values:
+            async with room:
+                values: Values = await run(http, random_graph(seed))
+                return values
+
+        return await asyncio.gather(*map(one, range(GRAPHS)))
+
+
+async def test_every_way_to_run_a_graph_gives_the_same_values(tiny_model: Path) -> None:
+    """By hand; as a graph, plain and with every optimisation off; under both policies; on three."""
+    expected = await run_all(tiny_model, ServerConfig(), 1, by_hand)
+    ways = {
+        "app": (ServerConfig(), 1),
+        "nothing": (ServerConfig(without=OPTIMISATIONS), 1),
+        "request": (ServerConfig(policy="request"), 1),
+        "three engines": (ServerConfig(), 3),
+    }
+    for name, (config, engines) in ways.items():
+        values = await run_all(tiny_model, config, engines, as_a_graph)
+        different = [seed for seed in range(GRAPHS) if values[seed] != expected[seed]]
+        assert different == [], f"{name}: graphs {different[:5]}"
