@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 
 from weftline_engine.api import Kind, Op, Part, SamplingParams
+from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.scheduler import SchedulerConfig
-from weftline_engine.loading import load_decoder
+from weftline_engine.models.cache import default_home
 
 
 class NoText:
@@ -101,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     begin = time.perf_counter()
-    decoder = load_decoder(options.model, options.dtype)
+    decoder = load_decoder(options.model, options.dtype, 16, default_home() / "kernels")
     loaded = time.perf_counter() - begin
     bench = Bench(Core(decoder, SchedulerConfig(blocks=3000, max_running=64), NoText()))
     bench.decode(1, 0, output=4)

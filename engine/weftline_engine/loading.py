@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from tokenizers import Tokenizer
 
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Decoder, Model
-from weftline_engine.embedded.model_config import ModelError, read_config, read_json
-from weftline_engine.embedded.native import NativeDecoder, runs
+from weftline_engine.embedded.model_config import ModelError, read_json
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.models.cache import default_home
-from weftline_kernels.cpu import NoCompiler, library
 
 # 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
 DEFAULT_KV_TOKENS = 65_536
@@ -38,7 +34,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     if not path.is_file():
         raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
     tokenizer = Tokenizer.from_file(str(path))
-    decoder = load_decoder(directory, options.dtype, options.block_size)
+    builds = default_home() / "kernels"
+    decoder = load_decoder(directory, options.dtype, options.block_size, builds)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
     tokens = options.kv_tokens or min(DEFAULT_KV_TOKENS, _free_memory() // 3 // per_token)
@@ -65,17 +62,6 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         default_sampling=_default_sampling(directory),
     )
     return core, description
-
-
-def load_decoder(directory: Path, dtype: str, page_size: int = 16) -> Model:
-    """The model of a directory: for bfloat16 the C decoder where it can be built, else torch's."""
-    config, weights = read_config(directory), Checkpoint(directory)
-    if dtype == "bfloat16" and runs(config, page_size):
-        try:
-            return NativeDecoder(config, weights, library(default_home() / "kernels"))
-        except NoCompiler as reason:
-            print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
-    return Decoder(config, weights, getattr(torch, dtype))
 
 
 def _free_memory() -> int:

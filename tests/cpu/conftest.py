@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from weftline_engine.api import (
@@ -100,8 +100,12 @@ class Bench:
         return [self.outcomes[op.id] for op in ops]
 
 
-def _tiny_llama(directory: Path, **changes: Any) -> Path:
-    """Save a random Llama of 3 layers whose logits are far enough apart for exact comparisons."""
+def _tiny_llama(
+    directory: Path, family: type[PretrainedConfig] = LlamaConfig, **changes: Any
+) -> Path:
+    """Save a random Llama of 3 layers whose logits are far enough apart for exact comparisons.
+
+    Every vector is random too: transformers starts norms at 1 and biases at 0."""
     torch.manual_seed(0)
     shape = {
         "vocab_size": VOCABULARY,
@@ -116,7 +120,11 @@ def _tiny_llama(directory: Path, **changes: Any) -> Path:
         "bos_token_id": 1,
         "eos_token_id": EOS,
     }
-    LlamaForCausalLM(LlamaConfig(**{**shape, **changes})).save_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(family(**{**shape, **changes}))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    model.save_pretrained(directory)
     characters = bytes_to_unicode()
     vocabulary = {characters[byte]: byte for byte in range(VOCABULARY)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

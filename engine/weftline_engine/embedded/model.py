@@ -36,6 +36,8 @@ class Layer:
     mlp_norm_C: Tensor
     gate_up_XC: Tensor  # X = 2M
     down_CM: Tensor
+    qkv_bias_X: Tensor | None
+    qk_norm_H: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,10 @@ class Decoder:
             take("post_attention_layernorm", hidden),
             torch.cat([take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)]),
             take("mlp.down_proj", hidden, mlp),
+            qkv_bias(weights, config, index, self.dtype),
+            (take("self_attn.q_norm", config.head_size), take("self_attn.k_norm", config.head_size))
+            if config.qk_norm
+            else None,
         )
 
     def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
@@ -115,8 +121,13 @@ class Decoder:
         x_TC = F.embedding(step.tokens_T, self.embedding_VC)
         for layer, (keys_KPSH, values_KPSH) in zip(self.layers, kv_L2KPSH, strict=True):
             normed_TC = rms_norm(x_TC, layer.attention_norm_C, config.norm_eps)
-            qkv_TNH = F.linear(normed_TC, layer.qkv_XC).view(*heads)
-            turned_TNH = rope(qkv_TNH[:, : config.heads + config.kv_heads], cos_TH, sin_TH)
+            qkv_TNH = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X).view(*heads)
+            qk_TNH = qkv_TNH[:, : config.heads + config.kv_heads]
+            if layer.qk_norm_H is not None:
+                sides = qk_TNH[:, : config.heads], qk_TNH[:, config.heads :]
+                normed = map(rms_norm, sides, layer.qk_norm_H, (config.norm_eps,) * 2)
+                qk_TNH = torch.cat(tuple(normed), dim=1)
+            turned_TNH = rope(qk_TNH, cos_TH, sin_TH)
             q_TNH, k_TKH = turned_TNH[:, : config.heads], turned_TNH[:, config.heads :]
             kv_store(keys_KPSH, k_TKH, step.slots_T)
             kv_store(values_KPSH, qkv_TNH[:, -config.kv_heads :], step.slots_T)
@@ -138,6 +149,18 @@ class Decoder:
 def load_model(directory: Path, dtype: torch.dtype) -> Decoder:
     """Load the model of a Hugging Face directory. Raises ModelError."""
     return Decoder(read_config(directory), Checkpoint(directory), dtype)
+
+
+def qkv_bias(
+    weights: Checkpoint, config: ModelConfig, index: int, dtype: torch.dtype
+) -> Tensor | None:
+    """The biases of a layer's q, k and v as one vector, None where the model has none."""
+    if not config.qkv_bias:
+        return None
+    counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
+    names = {f"model.layers.{index}.self_attn.{n}_proj.bias": c for n, c in counts.items()}
+    parts = [weights.take(name, (count * config.head_size,)) for name, count in names.items()]
+    return torch.cat(parts).to(dtype)
 
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -40,13 +40,20 @@ class ModelConfig:
     rope: Rope
     norm_eps: float
     tied: bool
+    qkv_bias: bool
+    qk_norm: bool  # RMSNorm of every query and key head before it is turned
     eos: tuple[int, ...]
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_value
 
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -92,12 +99,21 @@ def _llama(name: str, raw: Mapping[str, Any], eos: Any) -> ModelConfig:
         kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_size=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
         mlp=int(raw["intermediate_size"]),
-        context_limit=int(raw["max_position_embeddings"]),
+        context_limit=_context_limit(raw),
         rope=_rope(raw),
         norm_eps=float(raw["rms_norm_eps"]),
         tied=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=name == "Qwen2ForCausalLM",
+        qk_norm=name == "Qwen3ForCausalLM",
         eos=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
     )
+
+
+def _context_limit(raw: Mapping[str, Any]) -> int:
+    """Positions the model was made for. Within its sliding window, attention is plain attention."""
+    limit = int(raw["max_position_embeddings"])
+    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
+    return limit if window is None else min(limit, int(window))
 
 
 def _rope(raw: Mapping[str, Any]) -> Rope:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.model import StepInput, empty_cache, frequencies
+from weftline_engine.embedded.model import StepInput, empty_cache, frequencies, qkv_bias
 from weftline_engine.embedded.model_config import ModelConfig
 from weftline_engine.embedded.threads import ThreadGovernor, sleeps
 from weftline_kernels.cpu.items import Flat, flatten
@@ -109,7 +109,20 @@ class NativeDecoder:
             out=self._keep(pack(take("self_attn.o_proj", hidden, query))),
             gate_up=self._keep(pack(interleave(gate, up))),
             down=self._keep(pack(take("mlp.down_proj", hidden, mlp))),
+            **self._extras(weights, index),
         )
+
+    def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
+        """What only some models have: biases (padded to whole panels), norms of query and key."""
+        config, extras = self.config, {}
+        bias_X = qkv_bias(weights, config, index, torch.float32)
+        if bias_X is not None:
+            padding = -len(bias_X) % _PANEL
+            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X, (0, padding)))
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            found = f"model.layers.{index}.self_attn.{name}.weight"
+            extras[name] = self._keep(weights.take(found, (config.head_size,)).float())
+        return extras
 
     def _keep(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()

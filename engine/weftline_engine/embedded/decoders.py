@@ -1,0 +1,28 @@
+"""Chooses the decoder of a model: the one in C for bfloat16 weights, torch's for all others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.model import Decoder, Model
+from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.native import NativeDecoder, runs
+from weftline_kernels.cpu import NoCompiler, library
+
+
+def load_decoder(directory: Path, dtype: str, page_size: int, builds: Path) -> Model:
+    """The model of a Hugging Face directory; what is compiled for it is kept in `builds`.
+
+    Raises ModelError. Without a compiler bfloat16 runs in torch, and a line on stderr says so.
+    """
+    config, weights = read_config(directory), Checkpoint(directory)
+    if dtype == "bfloat16" and runs(config, page_size):
+        try:
+            return NativeDecoder(config, weights, library(builds))
+        except NoCompiler as reason:
+            print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
+    return Decoder(config, weights, getattr(torch, dtype))
