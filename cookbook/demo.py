@@ -152,7 +152,7 @@ def main() -> int:
     args.output.write_text(timeline.svg({n: r.graph for n, r in results.items()}))
     plain, compiled = results.values()
     report(console, plain, compiled)
-    console.print(f"timeline: {args.output}")
+    console.print(f"timeline: {args.output}", soft_wrap=True)
     return verdict(console, plain, compiled, exact=args.dtype == "float32")
 
 
@@ -177,7 +177,8 @@ def report(console: Console, plain: Result, compiled: Result) -> None:
     for name, run in (("plain", plain), ("compiled", compiled)):
         console.print(
             f"{name:>9}: {run.seconds:6.2f} s end to end, {run.requests:2} requests, "
-            f"{run.read_by_client:2} intermediate values through the client"
+            f"{run.read_by_client:2} intermediate values through the client",
+            soft_wrap=True,
         )
     console.print(f"    ratio: {plain.seconds / compiled.seconds:.2f}")
 

@@ -189,8 +189,6 @@ CORE = (
     *("weftline_kernels", "weftline_engine.embedded", "weftline_server.session"),
     *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.policy"),
 )
-# The thin file that acts: it drives the prompter, whose templates and tokenizers are packages.
-ACTING = "weftline_server.session.driver"
 _BARE_IMPORT = """
 import importlib, pkgutil, sys
 ours = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels")
@@ -210,8 +208,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 module = importlib.import_module(sys.argv[1])
 for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
-    if found.name != sys.argv[2]:
-        importlib.import_module(found.name)
+    importlib.import_module(found.name)
 """
 
 
@@ -219,9 +216,7 @@ def import_bare(module: str, root: Path = ROOT) -> str:
     """Import `module` and all below it, refusing our files every other package; what went wrong."""
     paths = [str(root / folder) for folder in ("client", "server", "engine", "kernels")]
     program = f"import sys; sys.path[:0] = {paths!r}\n{_BARE_IMPORT}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, module, ACTING], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True)
     return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 

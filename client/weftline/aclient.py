@@ -201,6 +201,8 @@ class AsyncSession(SessionBase[AsyncVariable]):
         return answer
 
     async def close(self) -> None:
-        """End the session: what it still runs is cancelled."""
-        self._pending = []
+        """End the session: what it still runs is cancelled. A second time does nothing."""
+        if self.closed:
+            return
+        self.closed, self._pending = True, []
         await self._client._request("DELETE", f"/v1/session/{self.id}")

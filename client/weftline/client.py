@@ -188,6 +188,8 @@ class Session(SessionBase[Variable]):
         return answer
 
     def close(self) -> None:
-        """End the session: what it still runs is cancelled."""
-        self._pending = []
+        """End the session: what it still runs is cancelled. A second time does nothing."""
+        if self.closed:
+            return
+        self.closed, self._pending = True, []
         self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -82,6 +82,7 @@ class SessionBase(ABC, Generic[V]):
 
     def __init__(self, id: str) -> None:
         self.id = id
+        self.closed = False
         self._pending: list[Call] = []
         self._tokens: list[Token[SessionBase[Any] | None]] = []
 

@@ -73,8 +73,8 @@ class Hints:
 
     `group` names the calls that should finish together; `depth` is the longest distance to a sink
     (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
-    monotonic clock; `work_left` are the tokens that the application has still to compute, as far as
-    its graph is known; `token_bound` the tokens that may be in flight beside this op; `expected_pause`
+    monotonic clock; `work_left` the tokens that the application has still to compute, as far as its
+    graph is known; `token_bound` those that may be in flight beside this op; `expected_pause` is
     in seconds.
     """
 

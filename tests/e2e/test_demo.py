@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -37,7 +38,10 @@ def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:
     server = _child(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    assert not os.path.exists(f"/proc/{server}")
+    deadline = time.monotonic() + 30  # a server that was still importing sees it a little later
+    while os.path.exists(f"/proc/{server}"):
+        assert time.monotonic() < deadline, "the server outlived the demo"
+        time.sleep(0.1)
 
 
 def _child(pid: int) -> int:

@@ -16,12 +16,12 @@ from weftline.local import local_server
 
 
 @semantic_function
-def story(seed, text=Output(max_tokens=400, temperature=0, ignore_eos=True)):  # type: ignore[no-untyped-def] # noqa: B008
+def story(seed, text=Output(max_tokens=400, temperature=0, ignore_eos=True)):  # noqa: B008
     """Tell a long story about {{input:seed}}. {{output:text}}"""
 
 
 @semantic_function
-def title(text, line=Output(max_tokens=4)):  # type: ignore[no-untyped-def] # noqa: B008
+def title(text, line=Output(max_tokens=4)):  # noqa: B008
     """{{input:text}} Title: {{output:line}}"""
 
 

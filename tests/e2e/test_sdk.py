@@ -12,13 +12,13 @@ from weftline.errors import ConnectionFailed, NoProducer, Timeout, UnknownSessio
 
 
 @semantic_function
-def write_code(task, code=Output(max_tokens=24, temperature=0)):  # type: ignore[no-untyped-def] # noqa: B008
+def write_code(task, code=Output(max_tokens=24, temperature=0)):  # noqa: B008
     """You are an expert software engineer. Write python code of {{input:task}}.
     Code: {{output:code}}"""
 
 
 @semantic_function
-def write_test(task, code, test=Output(max_tokens=24, temperature=0)):  # type: ignore[no-untyped-def] # noqa: B008
+def write_test(task, code, test=Output(max_tokens=24, temperature=0)):  # noqa: B008
     """You are an experienced QA engineer. You write test code for {{input:task}}.
     Code: {{input:code}}
     Your test code: {{output:test}}"""
@@ -75,7 +75,7 @@ def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
         assert f'"offset": 4, "text": "{text[4:]}"' in rest
 
 
-def _shout(words, said):  # type: ignore[no-untyped-def]
+def _shout(words, said):
     """{{input:words}}{{output:said}}"""
 
 

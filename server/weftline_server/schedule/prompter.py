@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
-
-from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
 from weftline_server.graph.primitive import PromptBefore
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
 
 # No special token of a published chat model is longer; a word that is takes the final comparison.
 UNSTABLE_CHARS = 32
@@ -44,17 +41,9 @@ class Prompter:
 
     def __init__(self, description: Description) -> None:
         self.description = description
-        path = description.tokenizer
-        self.tokenizer = None if path is None else Tokenizer.from_file(str(Path(path)))
-        self._template = None
-        if description.chat_template is not None:
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-            )
-            environment.filters["tojson"] = _to_json
-            environment.globals["raise_exception"] = _refuse
-            environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-            self._template = environment.from_string(description.chat_template)
+        path, template = description.tokenizer, description.chat_template
+        self.tokenizer = None if path is None else _load_tokenizer(path)
+        self._template = None if template is None else _compile(template)
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
@@ -106,6 +95,8 @@ class Prompter:
                 f"model {self.description.model} has no chat template: send a text prompt",
                 param="prompt",
             )
+        from jinja2 import TemplateError
+
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         try:
             return self._template.render(
@@ -114,10 +105,34 @@ class Prompter:
                 bos_token=self.description.bos_token,
                 eos_token=self.description.eos_token,
             )
-        except (TemplateError, SecurityError, TypeError) as error:
+        except (TemplateError, TypeError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+
+# Both libraries are imported where they are used: the session, which names the types of this
+# module, runs where they are not installed.
+
+
+def _load_tokenizer(path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(path)
+
+
+def _compile(template: str) -> Template:
+    """The template in Jinja's immutable sandbox, with what transformers offers to templates."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
 
 
 def _to_json(value: Any, **options: Any) -> str:
@@ -126,4 +141,6 @@ def _to_json(value: Any, **options: Any) -> str:
 
 
 def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
     raise TemplateError(message)
