@@ -18,6 +18,9 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "sse-starlette": "sse_starlette",
             "jinja2": "jinja2",
             "tokenizers": "tokenizers",
+            "defusedxml": "defusedxml",
+            "google-re2": "re2",
+            "prometheus-client": "prometheus_client",
         },
         "engine": {
             "torch": "torch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from string import Formatter
 from typing import Any
@@ -53,13 +53,13 @@ SEEDS = (
 ALPHABET = '{}[]",:\\n`-*.0123456789 \n\t\r eEtfu\x0b\xa0٣'
 
 
-def mutated(seed: int, count: int) -> Iterator[str]:
+def mutated(seed: int, count: int, seeds: Sequence[str] = SEEDS, edits: int = 6) -> Iterator[str]:
     """The seeds, then `count` texts made of them by a few edits each."""
-    yield from SEEDS
+    yield from seeds
     rng = random.Random(seed)
     for _ in range(count):
-        text = rng.choice(SEEDS)
-        for _ in range(rng.randint(1, 6)):
+        text = rng.choice(seeds)
+        for _ in range(rng.randint(1, edits)):
             at, way = rng.randint(0, len(text)), rng.random()
             if way < 0.3:
                 text = text[:at] + text[at + rng.randint(1, 3) :]
@@ -68,7 +68,7 @@ def mutated(seed: int, count: int) -> Iterator[str]:
             elif way < 0.85:
                 text = text[:at]
             else:
-                text = text[:at] + rng.choice(SEEDS) + text[at:]
+                text = text[:at] + rng.choice(seeds) + text[at:]
         yield text
 
 

@@ -114,6 +114,7 @@ def test_flow_says_what_may_leave_early() -> None:
         "comma_list": Flow.ITEMS,
         "numbered_list": Flow.ITEMS,
         "markdown_list": Flow.ITEMS,
+        "line_list": Flow.ITEMS,
     }
 
 
@@ -135,6 +136,14 @@ def test_equal_specs_are_equal_transforms() -> None:
         pytest.param("numbered_list", "1" * 1_000_000, id="digits"),
         pytest.param("markdown_list", "\n" * 1_000_000, id="newlines"),
         pytest.param("markdown_list", " " * 1_000_000, id="spaces"),
+        pytest.param("line_list", "\n" * 1_000_000, id="lines"),
+        pytest.param("boolean", "YES " * 250_000 + "NO", id="words"),
+        pytest.param("xml", "<" * 500_000, id="xml-opened"),
+        pytest.param("xml", "<encoding" * 100_000, id="xml-encoding"),
+        pytest.param("xml", "`" * 1_000_000, id="xml-fences"),
+        pytest.param("xml", "<a>" * 300_000, id="xml-deep"),
+        pytest.param("xml", "<a>" * 140_000 + "</a>" * 140_000, id="xml-deep-and-closed"),
+        pytest.param("datetime", " " * 1_000_000, id="blanks"),
     ],
 )
 def test_hostile_text_takes_linear_time(op: str, text: str) -> None:
@@ -142,7 +151,15 @@ def test_hostile_text_takes_linear_time(op: str, text: str) -> None:
     try:
         run([{"op": op}], text)
     except TransformFailed as failure:
-        assert failure.message.startswith("Invalid json output")
+        assert failure.message.startswith(
+            (
+                "Invalid json output",
+                "Ambiguous",
+                "Failed to parse XML",
+                "Could not parse",
+                "the XML",
+            )
+        )
 
 
 def test_specs_cannot_multiply_text_without_end() -> None:

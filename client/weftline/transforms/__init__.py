@@ -8,6 +8,6 @@ installed.
 from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
-from weftline.transforms.ops import OPS, parse, run
+from weftline.transforms.specs import OPS, parse, run
 
 __all__ = ["OPS", "Flow", "Transform", "parse", "run"]

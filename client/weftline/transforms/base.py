@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
-from weftline.errors import TransformFailed
+from weftline.errors import InvalidRequest, TransformFailed
+
+# Bounds on what one spec may say and on what a value may be.
+MAX_KEYS = 64
+MAX_CHOICES = 1024
+MAX_OPTION_CHARS = 1024
+MAX_DEPTH = 128
+MAX_TEXT_CHARS = 1 << 24
+# Of a text that a pattern or a markup parser reads: 64 answers of 4,096 tokens.
+MAX_PARSED_CHARS = 1 << 20
 
 
 class Flow(Enum):
@@ -30,8 +41,58 @@ class Transform(ABC):
         """The transformed value; TransformFailed says why there is none."""
 
 
-def as_text(value: Any, op: str) -> str:
-    """`value`, which a parser of text needs to be a string."""
+def as_text(value: Any, op: str, limit: int | None = None) -> str:
+    """`value`, which a parser of text needs to be a string of at most `limit` characters."""
     if not isinstance(value, str):
         raise TransformFailed(f"{op} reads text, but its value is a {type(value).__name__}")
+    if limit is not None and len(value) > limit:
+        raise TransformFailed(f"{op} reads at most {limit} characters, and there are {len(value)}")
     return value
+
+
+def refuse(message: str) -> NoReturn:
+    """Refuse a spec."""
+    raise InvalidRequest(message, param="transforms")
+
+
+def check_text(value: Any, what: str, limit: int = MAX_OPTION_CHARS) -> None:
+    """Refuse an option that is no text, or too long a one."""
+    if not isinstance(value, str) or len(value) > limit:
+        refuse(f"{what} is a text of at most {limit} characters")
+
+
+def check_texts(values: Any, what: str, limit: int) -> None:
+    """Refuse an option that is not a list of 1 to `limit` texts."""
+    if not isinstance(values, tuple) or not 0 < len(values) <= limit:
+        refuse(f"{what} is a list of 1 to {limit} texts")
+    for value in values:
+        check_text(value, f"each of {what}")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_json(value: Any) -> None:
+    """TransformFailed for what Python's parser lets through and no JSON body can carry."""
+    if not _can_travel(value, MAX_DEPTH):
+        raise TransformFailed(f"ValueError: {NO_JSON}")
+
+
+NO_JSON = (
+    f"the JSON holds NaN, an infinity, a lone surrogate or more than {MAX_DEPTH} levels, "
+    "which cannot be sent on; ask the model for plain data"
+)
+
+
+def _can_travel(value: Any, depth: int) -> bool:
+    if isinstance(value, str):
+        return value.isascii() or not _SURROGATE.search(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        items = [*value, *value.values()]
+    elif isinstance(value, list):
+        items = value
+    else:
+        return True
+    return depth > 0 and all(_can_travel(item, depth - 1) for item in items)

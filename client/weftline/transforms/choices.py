@@ -1,0 +1,111 @@
+"""Transforms of a text into one of few values: a truth, a choice, a date."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+from weftline.errors import TransformFailed
+from weftline.transforms.base import (
+    MAX_CHOICES,
+    MAX_PARSED_CHARS,
+    Transform,
+    as_text,
+    check_text,
+    check_texts,
+    refuse,
+)
+
+_SPECIAL = frozenset(".^$*+?{}[]\\|()")
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean(Transform):
+    """Whether `true_val` or `false_val` stands in the text as a word (BooleanOutputParser)."""
+
+    op: ClassVar[str] = "boolean"
+    true_val: str = "YES"
+    false_val: str = "NO"
+
+    def __post_init__(self) -> None:
+        for name, word in (("true_val", self.true_val), ("false_val", self.false_val)):
+            check_text(word, f"boolean's {name!r}")
+            # LangChain puts the words into a pattern as they are.
+            if _SPECIAL & set(word):
+                refuse(
+                    f"boolean's {name!r} {word[:40]!r} is a pattern, not a word: leave the parser "
+                    "to the client"
+                )
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op, MAX_PARSED_CHARS)
+        words = re.findall(rf"\b({self.true_val}|{self.false_val})\b", text, re.IGNORECASE)
+        found = {word.upper() for word in words}
+        yes, no = self.true_val.upper() in found, self.false_val.upper() in found
+        if yes and no:
+            raise TransformFailed(
+                f"Ambiguous response. Both {self.true_val} and {self.false_val} "
+                f"in received: {text}."
+            )
+        if not yes and not no:
+            raise TransformFailed(
+                "BooleanOutputParser expected output value to include either "
+                f"{self.true_val} or {self.false_val}. Received {text}."
+            )
+        return yes
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Transform):
+    """The one of `values` that the text is (EnumOutputParser; the value of its member)."""
+
+    op: ClassVar[str] = "enum"
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.values, "enum's 'values'", MAX_CHOICES)
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op)
+        if (chosen := text.strip()) in self.values:
+            return chosen
+        expected = list(dict.fromkeys(self.values))  # an enum's aliases are not listed
+        raise TransformFailed(f"Response '{text}' is not one of the expected values: {expected}")
+
+
+_DIRECTIVES = frozenset("aAbBdfGHIjmMpSuUVwWyYz%")
+
+
+@dataclass(frozen=True, slots=True)
+class Datetime(Transform):
+    """The date that the text is in `format` (DatetimeOutputParser), as str shows a datetime.
+
+    `datetime.fromisoformat` makes the datetime of it again. Names of months and days are English.
+    """
+
+    op: ClassVar[str] = "datetime"
+    format: str = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+    def __post_init__(self) -> None:
+        check_text(self.format, "datetime's 'format'", 256)
+        directives = re.findall("%(.?)", self.format, re.DOTALL)
+        for letter in directives:
+            if letter in ("Z", "c", "x", "X"):
+                refuse(
+                    f"datetime's %{letter} depends on where it is read: leave the parser to the "
+                    "client"
+                )
+            if letter not in _DIRECTIVES or not letter:
+                refuse(f"datetime's format has %{letter}, which is no directive")
+        used = [letter for letter in directives if letter != "%"]
+        if len(used) != len(set(used)):
+            refuse("datetime's format has a directive twice")
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op, MAX_PARSED_CHARS)
+        try:
+            return str(datetime.strptime(text.strip(), self.format))
+        except ValueError as error:
+            raise TransformFailed(f"Could not parse datetime string: {text}") from error

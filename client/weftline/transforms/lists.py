@@ -1,0 +1,66 @@
+"""Transforms of a text into its items: by commas, numbers, bullets or lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from weftline.transforms.base import Flow, Transform, as_text
+
+
+@dataclass(frozen=True, slots=True)
+class CommaList(Transform):
+    """The items of comma-separated text, with CSV's quotes (CommaSeparatedListOutputParser)."""
+
+    op: ClassVar[str] = "comma_list"
+    flow: ClassVar[Flow] = Flow.ITEMS
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op)
+        try:
+            rows = csv.reader(io.StringIO(text), skipinitialspace=True)
+            return [item for row in rows for item in row]
+        except csv.Error:  # such as a field of more than csv.field_size_limit() characters
+            return [item.strip() for item in text.split(",")]
+
+
+# LangChain's patterns, but that a match may start only where a run of digits or a line does: theirs
+# take quadratic time on a long run of digits or of newlines, and find the same items.
+_NUMBERED = re.compile(r"(?<!\d)\d+\.\s([^\n]+)")
+_BULLETED = re.compile(r"^[^\S\n]*[-*]\s([^\n]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedList(Transform):
+    """The items after '1. ', '2. ' ... (NumberedListOutputParser)."""
+
+    op: ClassVar[str] = "numbered_list"
+    flow: ClassVar[Flow] = Flow.ITEMS
+
+    def apply(self, value: Any) -> Any:
+        return _NUMBERED.findall(as_text(value, self.op))
+
+
+@dataclass(frozen=True, slots=True)
+class MarkdownList(Transform):
+    """The items after '- ' or '* ' at the start of a line (MarkdownListOutputParser)."""
+
+    op: ClassVar[str] = "markdown_list"
+    flow: ClassVar[Flow] = Flow.ITEMS
+
+    def apply(self, value: Any) -> Any:
+        return _BULLETED.findall(as_text(value, self.op))
+
+
+@dataclass(frozen=True, slots=True)
+class LineList(Transform):
+    """The lines that are not empty (MultiQueryRetriever's LineListOutputParser)."""
+
+    op: ClassVar[str] = "line_list"
+    flow: ClassVar[Flow] = Flow.ITEMS
+
+    def apply(self, value: Any) -> Any:
+        return [line for line in as_text(value, self.op).strip().split("\n") if line]

@@ -1,0 +1,156 @@
+"""Transforms of a text that holds one object: JSON, JSON with expected keys, XML."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+from weftline.errors import TransformFailed
+from weftline.transforms.base import (
+    MAX_DEPTH,
+    MAX_KEYS,
+    MAX_PARSED_CHARS,
+    NO_JSON,
+    Transform,
+    as_text,
+    check_json,
+    check_texts,
+    refuse,
+)
+from weftline.transforms.partial_json import parse_json_text
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Transform):
+    """The JSON value in the text, fenced, cut off or bare (JsonOutputParser).
+
+    NaN, infinities, lone surrogates and deep nesting, which Python's parser lets through, fail: no
+    JSON body can carry the first three, and the last would fail further on.
+    """
+
+    op: ClassVar[str] = "json"
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op).strip()
+        try:
+            parsed = _read(text)
+        except json.JSONDecodeError as error:
+            raise TransformFailed(f"Invalid json output: {text}") from error
+        check_json(parsed)
+        return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Structured(Transform):
+    """The JSON object in the text, which must have all of `keys` (StructuredOutputParser)."""
+
+    op: ClassVar[str] = "structured"
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_texts(self.keys, "structured's 'keys'", MAX_KEYS)
+
+    def apply(self, value: Any) -> Any:
+        try:
+            parsed = _read(as_text(value, self.op))
+        except json.JSONDecodeError as error:
+            raise TransformFailed(f"Got invalid JSON object. Error: {error}") from error
+        if not isinstance(parsed, dict):
+            # The space at the end is the parser's.
+            got = type(parsed).__name__
+            raise TransformFailed(f"Expected JSON object (dict), but got: {got}. ")
+        for key in self.keys:
+            if key not in parsed:
+                raise TransformFailed(
+                    f"Got invalid return object. Expected key `{key}` to be present, "
+                    f"but got {parsed}"
+                )
+        check_json(parsed)
+        return parsed
+
+
+def _read(text: str) -> Any:
+    try:
+        return parse_json_text(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise TransformFailed(f"ValueError: {NO_JSON}") from error
+    except ValueError as error:  # a number of more than sys.get_int_max_str_digits() digits
+        raise TransformFailed(f"ValueError: {error}") from error
+
+
+_FENCED = re.compile(r"```(xml)?(.*)```", re.DOTALL)
+MAX_ELEMENTS_DEEP = MAX_DEPTH // 2  # an element is an object in a list
+
+
+@dataclass(frozen=True, slots=True)
+class Xml(Transform):
+    """The XML in the text, fenced or bare, as nested objects (XMLOutputParser).
+
+    Read by defusedxml: a document that declares entities fails, as it does in LangChain.
+    """
+
+    op: ClassVar[str] = "xml"
+
+    def __post_init__(self) -> None:
+        _defused()
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op, MAX_PARSED_CHARS)
+        if (fenced := _FENCED.search(text)) is not None:
+            text = fenced.group(2)
+        text = _after_declaration(text).strip()
+        defused = _defused()
+        try:
+            return _element(defused.fromstring(text), MAX_ELEMENTS_DEEP)
+        except defused.ParseError as error:
+            raise TransformFailed(
+                f"Failed to parse XML format from completion {text}. Got: {error}"
+            ) from error
+        except ValueError as error:  # entities, which defusedxml forbids, and lone surrogates
+            raise TransformFailed(str(error)) from error
+
+
+def _defused() -> ModuleType:
+    try:
+        from defusedxml import ElementTree
+    except ModuleNotFoundError:
+        refuse("transform 'xml' needs defusedxml: run `pip install defusedxml`")
+    found: ModuleType = ElementTree
+    return found
+
+
+def _after_declaration(text: str) -> str:
+    r"""What follows the first tag that says `encoding` and ends its line; else all of `text`.
+
+    LangChain's <([^>]*encoding[^>]*)>\n(.*) in linear time: on many '<' it takes quadratic.
+    """
+    start = 0
+    while (end := text.find(">", start)) >= 0:
+        opened = text.find("<", start, end)
+        if (
+            opened >= 0
+            and text.find("encoding", opened + 1, end) >= 0
+            and text.startswith("\n", end + 1)
+        ):
+            return text[end + 2 :]
+        start = end + 1
+    return text
+
+
+def _element(element: Any, depth: int) -> dict[str, Any]:
+    """An element with text is its text; any other a list of its children."""
+    if depth == 0:
+        raise TransformFailed(
+            f"the XML has more than {MAX_ELEMENTS_DEEP} levels, which cannot be sent on"
+        )
+    if element.text and not element.text.isspace():
+        return {element.tag: element.text}
+    children = [
+        _element(child, depth - 1) if len(child) else {child.tag: child.text} for child in element
+    ]
+    return {element.tag: children}

@@ -1,0 +1,87 @@
+"""Transforms of any value: as an f-string shows it, one entry of it, or the text between items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from weftline.errors import TransformFailed
+from weftline.transforms.base import (
+    MAX_KEYS,
+    MAX_OPTION_CHARS,
+    Flow,
+    Transform,
+    as_text,
+    refuse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class String(Transform):
+    """The text itself (StrOutputParser)."""
+
+    op: ClassVar[str] = "string"
+    flow: ClassVar[Flow] = Flow.STREAM
+
+    def apply(self, value: Any) -> Any:
+        return as_text(value, self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Path(Transform):
+    """What Python's value[key1][key2]... gives (itemgetter)."""
+
+    op: ClassVar[str] = "path"
+    keys: tuple[str | int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keys, tuple) or not 0 < len(self.keys) <= MAX_KEYS:
+            refuse(f"path takes 'keys', a list of 1 to {MAX_KEYS} strings or integers")
+        if not all(type(key) in (str, int) for key in self.keys):
+            refuse("each of path's 'keys' is a string or an integer")
+
+    def apply(self, value: Any) -> Any:
+        try:
+            for key in self.keys:
+                value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise TransformFailed(f"{type(error).__name__}: {error}") from error
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Str(Transform):
+    """The value as an f-string shows it: text as it is, any other JSON value by Python's str."""
+
+    op: ClassVar[str] = "str"
+
+    def apply(self, value: Any) -> Any:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Repr(Transform):
+    """The value as Python's repr shows it, which is how an f-string shows the items of a list."""
+
+    op: ClassVar[str] = "repr"
+
+    def apply(self, value: Any) -> Any:
+        return repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Transform):
+    """What Python's separator.join(value) gives."""
+
+    op: ClassVar[str] = "join"
+    separator: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.separator, str) or len(self.separator) > MAX_OPTION_CHARS:
+            refuse(f"join takes 'separator', at most {MAX_OPTION_CHARS} characters")
+
+    def apply(self, value: Any) -> Any:
+        try:
+            return self.separator.join(value)
+        except TypeError as error:
+            raise TransformFailed(f"TypeError: {error}") from error

@@ -1,0 +1,117 @@
+"""From a spec on the wire to a transform, and a list of specs applied to a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from weftline.errors import TransformFailed
+from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
+from weftline.transforms.choices import Boolean, Choice, Datetime
+from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
+from weftline.transforms.objects import Json, Structured, Xml
+from weftline.transforms.plain import Join, Path, Repr, Str, String
+from weftline.transforms.regexes import Regex, RegexDict
+
+# Bounds on what one list of specs may cost: repr can double its input, join multiplies it.
+MAX_SPECS = 16
+# What gives objects; LangChain's combining parser refuses lists, and fails on everything else.
+COMBINED = ("json", "structured", "xml", "regex", "regex_dict")
+
+
+@dataclass(frozen=True, slots=True)
+class Combining(Transform):
+    """The objects that `parsers` find in a text's paragraphs, as one (CombiningOutputParser)."""
+
+    op: ClassVar[str] = "combining"
+    parsers: tuple[Transform, ...]
+
+    def __post_init__(self) -> None:
+        specs: Any = self.parsers
+        if not isinstance(specs, tuple) or not 2 <= len(specs) <= MAX_SPECS:
+            refuse(f"combining takes 'parsers', a list of 2 to {MAX_SPECS} transforms")
+        parsers = tuple(parse(spec) for spec in specs)
+        for parser in parsers:
+            if parser.op not in COMBINED:
+                refuse(f"combining takes {', '.join(COMBINED)}, not {parser.op}")
+        object.__setattr__(self, "parsers", parsers)
+
+    def apply(self, value: Any) -> Any:
+        made: dict[str, Any] = {}
+        paragraphs = as_text(value, self.op).split("\n\n")
+        for paragraph, parser in zip(paragraphs, self.parsers, strict=False):
+            found = parser.apply(paragraph.strip())
+            try:
+                made.update(found)
+            except (TypeError, ValueError) as error:
+                raise TransformFailed(f"{type(error).__name__}: {error}") from error
+        if not all(isinstance(key, str) for key in made):  # a list of pairs is an object to Python
+            raise TransformFailed("combining made an object whose keys are not all text")
+        check_json(made)
+        return made
+
+
+_ALL: tuple[type[Transform], ...] = (
+    String,
+    Json,
+    Path,
+    CommaList,
+    NumberedList,
+    MarkdownList,
+    LineList,
+    Xml,
+    Boolean,
+    Datetime,
+    Choice,
+    Regex,
+    RegexDict,
+    Structured,
+    Combining,
+    Str,
+    Repr,
+    Join,
+)
+OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _ALL})
+
+
+def parse(spec: Mapping[str, Any]) -> Transform:
+    """The transform that `spec` describes; InvalidRequest for an unknown op, field or option."""
+    if not isinstance(spec, Mapping):
+        refuse("a transform is an object with an 'op'")
+    name = spec.get("op")
+    cls = OPS.get(name) if isinstance(name, str) else None
+    if cls is None:
+        refuse(f"unknown transform {str(name)[:40]!r}: use one of {', '.join(OPS)}")
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in spec.items()
+        if key != "op"
+    }
+    fields = {field.name: field.default for field in dataclasses.fields(cls)}
+    if unknown := options.keys() - fields.keys():
+        refuse(f"transform {name!r} has no option {str(min(unknown, key=str))[:40]!r}")
+    needed = {field for field, default in fields.items() if default is dataclasses.MISSING}
+    if missing := needed - options.keys():
+        refuse(f"transform {name!r} needs its option {min(missing)!r}")
+    return cls(**options)
+
+
+def run(specs: Sequence[Mapping[str, Any]], value: Any) -> Any:
+    """`value` after each of `specs` in order.
+
+    Raises TransformFailed with the message of LangChain's own parser, or "KeyError: 'x'" and the
+    like where LangChain would let Python's error through.
+    """
+    if len(specs) > MAX_SPECS:
+        refuse(f"at most {MAX_SPECS} transforms in a row, got {len(specs)}")
+    for spec in specs:
+        transform = parse(spec)
+        value = transform.apply(value)
+        if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+            raise TransformFailed(
+                f"{transform.op} made more than {MAX_TEXT_CHARS} characters; shorten its input"
+            )
+    return value

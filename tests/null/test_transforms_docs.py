@@ -1,0 +1,48 @@
+"""Every row of docs/transforms.md is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from weftline.errors import InvalidRequest
+from weftline.transforms import OPS, run
+from weftline.transforms.patterns import translate
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "transforms.md").read_text()
+_CODE = r"`(.+?)` \| "
+ROWS = re.findall(rf"^\| `(\{{\"op\".+?)` \| {_CODE}{_CODE}", PAGE, re.M)
+REFUSED = re.findall(r"^\| [^|`]*(?:`[^`]+`[^|`]*)* \| `([^`]+)` \|$", PAGE, re.M)
+
+
+@pytest.mark.parametrize(("spec", "value", "expected"), ROWS)
+def test_each_row_is_what_happens(spec: str, value: str, expected: str) -> None:
+    """The three cells are JSON as it travels."""
+    made = run([json.loads(spec)], json.loads(value))
+    assert json.dumps(made) == json.dumps(json.loads(expected))
+
+
+def test_every_transform_has_a_row() -> None:
+    """And every option of it stands in one."""
+    shown: dict[str, set[str]] = {}
+    for spec, _, _ in ROWS:
+        options = json.loads(spec)
+        shown.setdefault(options.pop("op"), set()).update(options)
+    has = {op: {field.name for field in dataclasses.fields(cls)} for op, cls in OPS.items()}
+    assert shown == has
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_is_said_to_be_refused_is(pattern: str) -> None:
+    """Each example of the table."""
+    with pytest.raises(InvalidRequest, match="leave the parser to the client"):
+        translate(pattern)
+
+
+def test_the_tables_were_found() -> None:
+    """The tests above have rows to run."""
+    assert len(ROWS) == 23 and len(REFUSED) == 8
