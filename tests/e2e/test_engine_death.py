@@ -32,7 +32,7 @@ def test_kill_minus_nine(smollm2_directory: Path) -> None:
         named = title(told)
         parts = told.stream()
         next(parts)
-        os.kill(_engine_of(url), signal.SIGKILL)
+        os.kill(_youngest_engine(), signal.SIGKILL)
         with pytest.raises(EngineFailed, match="died while it ran this call") as caught:
             list(parts)
         assert caught.value.call == "story"
@@ -47,18 +47,24 @@ def test_kill_minus_nine(smollm2_directory: Path) -> None:
         assert isinstance(again.get(), str)
 
 
-def _engine_of(url: str) -> int:
-    """The engine's process among our descendants: the one that runs weftline_engine.host."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().split(b"\0")
-        if b"weftline_engine.host" in words and _is_ours(int(path.parent.name)):
-            return int(path.parent.name)
-    raise AssertionError(f"no engine runs behind {url}")
+def _youngest_engine() -> int:
+    """The engine started last among our descendants: other tests' servers may have theirs."""
+    engines = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"weftline_engine.host" in path.read_bytes().split(b"\0")
+    ]
+    return max(filter(_is_ours, engines), key=lambda pid: int(_stat(pid)[19]))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent, …, start time."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _is_ours(pid: int) -> bool:
     while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        pid = int(_stat(pid)[1])
         if pid == os.getpid():
             return True
     return False
