@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, closing
+from typing import Any, Self, cast
+from urllib.request import getproxies
 
-from langchain_core.language_models import LangSmithParams
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LangSmithParams, LanguageModelInput
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.tools import BaseTool
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from langchain_weftline.provenance import listen
+from langchain_weftline.sending import OURS, Sending, keep_pieces, sending, silence
+from langchain_weftline.transport import async_client
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
@@ -21,6 +29,18 @@ BYTES_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4
 
 
+# Who gives one of these has made up his mind about the connections.
+_CONNECTIONS = {
+    "http_socket_options",
+    "http_async_client",
+    "async_client",
+    "root_async_client",
+    "openai_proxy",
+}
+# Closing a session is never worth a wait: the server forgets one that nobody uses.
+DELETE_TIMEOUT_S = 2.0
+
+
 def _base_url() -> str:
     return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
 
@@ -28,6 +48,10 @@ def _base_url() -> str:
 def _api_key() -> SecretStr:
     # The openai client insists on a key; a server on loopback reads none.
     return SecretStr(os.environ.get("WEFTLINE_API_KEY") or "none")
+
+
+def _provenance() -> bool:
+    return os.environ.get("WEFTLINE_PROVENANCE", "1") != "0"
 
 
 class ChatWeftline(BaseChatOpenAI):
@@ -62,6 +86,11 @@ class ChatWeftline(BaseChatOpenAI):
     )
     openai_api_key: SecretStr = Field(default_factory=_api_key, alias="api_key")
     stream_usage: bool | None = True
+    provenance: bool = Field(default_factory=_provenance, exclude=True)
+    """Tell the server which template and values made a prompt, and which run it belongs to.
+
+    Off by default where WEFTLINE_PROVENANCE is 0.
+    """
 
     @field_validator("openai_api_base")
     @classmethod
@@ -96,12 +125,106 @@ class ChatWeftline(BaseChatOpenAI):
         params["ls_provider"] = "weftline"
         return params
 
+    @model_validator(mode="before")
+    @classmethod
+    def _share_async_client(cls, values: dict[str, Any]) -> dict[str, Any]:
+        proxied = getproxies() or os.environ.get("OPENAI_PROXY")
+        if proxied or not _CONNECTIONS.isdisjoint(values):
+            return values
+        return {**values, "http_async_client": async_client()}
+
+    @model_validator(mode="after")
+    def _listen(self) -> Self:
+        if self.provenance:
+            listen()
+        return self
+
+    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+        return keep_pieces(super()._convert_input(model_input))
+
+    def _sending(
+        self,
+        messages: list[BaseMessage],
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
+    ) -> AbstractContextManager[Sending]:
+        if not self.provenance:
+            return silence()
+        parent = None if run_manager is None else run_manager.parent_run_id
+        server = self.openai_api_base, self.openai_api_key
+        return sending(server, self._delete_session, messages, parent)
+
+    def _delete_session(self, id: str) -> None:
+        if self.root_client is not None:
+            options = {"max_retries": 0, "timeout": DELETE_TIMEOUT_S}
+            self.root_client.delete(f"/session/{id}", cast_to=object, options=options)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._sending(messages, run_manager) as sent:
+            sent.join(kwargs, self.extra_body)
+            result = super()._generate(messages, stop, run_manager, **kwargs)
+            sent.take_result(result)
+        return result
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._sending(messages, run_manager) as sent:
+            sent.join(kwargs, self.extra_body)
+            result = await super()._agenerate(messages, stop, run_manager, **kwargs)
+            sent.take_result(result)
+        return result
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with self._sending(messages, run_manager) as sent:
+            sent.join(kwargs, self.extra_body)
+            made = super()._stream(messages, stop, run_manager, **kwargs)
+            with closing(cast(Generator[ChatGenerationChunk], made)) as chunks:
+                for chunk in chunks:
+                    sent.take_chunk(chunk)
+                    yield chunk
+            sent.finish()
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with self._sending(messages, run_manager) as sent:
+            sent.join(kwargs, self.extra_body)
+            made = super()._astream(messages, stop, run_manager, **kwargs)
+            async with aclosing(cast(AsyncGenerator[ChatGenerationChunk], made)) as chunks:
+                async for chunk in chunks:
+                    sent.take_chunk(chunk)
+                    yield chunk
+            sent.finish()
+
     def _create_chat_result(
         self, response: Any, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
         for generation in result.generations:
             generation.message.response_metadata["model_provider"] = "weftline"
+        ours = response.get(OURS) if isinstance(response, dict) else getattr(response, OURS, None)
+        if ours is not None and result.llm_output is not None:
+            result.llm_output[OURS] = ours
         return result
 
     def _convert_chunk_to_generation_chunk(
@@ -115,6 +238,8 @@ class ChatWeftline(BaseChatOpenAI):
         )
         if generation is not None:
             generation.message.response_metadata["model_provider"] = "weftline"
+            if (ours := chunk.get(OURS)) is not None:
+                generation.generation_info = {**(generation.generation_info or {}), OURS: ours}
         return generation
 
     def get_token_ids(self, text: str) -> list[int]:

@@ -32,6 +32,7 @@ from langchain_core.prompts import (
 )
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 
+from langchain_weftline.marked import mustache
 from langchain_weftline.symbols import (
     Answer,
     CannotCompile,
@@ -135,7 +136,10 @@ def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple
     used = _used(template, values)
     if is_symbolic(used):
         raise CannotCompile(template, "only f-string templates take values that the server has")
-    return (str(template.format(**used)),)
+    text = str(template.format(**used))
+    if type(template) is PromptTemplate and template.template_format == "mustache":
+        return mustache(template, used, text)
+    return (text,)
 
 
 def _few_shot(template: FewShotPromptTemplate, values: Mapping[str, Any]) -> str:
@@ -169,7 +173,7 @@ def _f_string(
             raise CannotCompile(template, f"{{{name}}} has a conversion or a format")
         else:
             value = formatter.convert_field(value, conversion) if conversion else value
-            content.append(format(value, spec or ""))
+            content.append(Slot(name, (format(value, spec or ""),)))
     return tuple(content)
 
 

@@ -1,0 +1,276 @@
+"""Which template and values made each prompt, learnt from LangChain's callbacks.
+
+A handler sees every prompt being made. What it finds out it keeps by the identity of the prompt or
+message, weakly, until a ChatWeftline is given that very object. It changes nothing that it sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.tracers.context import register_configure_hook
+
+from langchain_weftline.pieces import (
+    MAX_VALUES,
+    Piece,
+    Pieces,
+    by_search,
+    by_template,
+    strings_in,
+    text_of,
+)
+from langchain_weftline.serialized import Templates
+from langchain_weftline.sessions import RunSession
+
+# Runs that LangChain never ended, such as streams of a loop that was closed over them.
+MAX_RUNS = 50_000
+MAX_ANCESTORS = 8
+
+
+class ByIdentity:
+    """Values of objects that have no hash, for as long as these live."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, key: object, value: Any) -> None:
+        id_ = id(key)
+        self._items[id_] = weakref.ref(key, lambda ref: self._forget(id_, ref)), value
+
+    def find(self, key: object) -> Any:
+        found = self._items.get(id(key))
+        return None if found is None or found[0]() is not key else found[1]
+
+    def _forget(self, id_: int, ref: weakref.ref[Any]) -> None:
+        found = self._items.get(id_)
+        if found is not None and found[0] is ref:  # the id may have a new owner by now
+            del self._items[id_]
+
+
+@dataclass(eq=False, slots=True)
+class Root:
+    """A run that no other run of ours contains: its sessions by server."""
+
+    sessions: dict[object, RunSession] = field(default_factory=dict)
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A run under way: what it was called, what it was given, and what it is a part of."""
+
+    name: str | None
+    inputs: Any
+    parent: Run | None
+    root: Root
+
+    def ancestry(self) -> Iterator[Run]:
+        """This run and those that contain it, the nearest first."""
+        run: Run | None = self
+        while run is not None:
+            yield run
+            run = run.parent
+
+
+class _Immediate:
+    """A callback that has done its work when its call returns, to be awaited or not.
+
+    LangChain awaits what `inspect` takes for a coroutine function, and sends anything else through
+    an executor: 0.1 ms and a thread for each event. Up to Python 3.11 `inspect` knows one by the
+    attributes of a function, as Cython's functions have them; later by its mark.
+    """
+
+    def __init__(self, work: Callable[..., None]) -> None:
+        self._work = work
+        self.__name__ = work.__name__
+        self.__code__ = _nothing.__code__
+        self.__defaults__ = None
+        self.__kwdefaults__ = None
+        self.__annotations__: dict[str, Any] = {}
+        if hasattr(inspect, "markcoroutinefunction"):
+            inspect.markcoroutinefunction(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Done:
+        self._work(*args, **kwargs)
+        return _DONE
+
+
+async def _nothing() -> None:
+    """Lends its code object, whose flags say that it is a coroutine's."""
+
+
+class _Done:
+    """Awaited, it is done; it is no coroutine, which LangChain would give a loop of its own."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_DONE = _Done()
+
+
+class Listener(BaseCallbackHandler):
+    """Watches chains and prompts; everything else passes it by.
+
+    `run_inline` stays off: with it LangChain forgets to tell the other handlers of an async text
+    model's start.
+    """
+
+    ignore_llm = True
+    ignore_chat_model = True
+    ignore_retriever = True
+    ignore_agent = True
+    ignore_retry = True
+    ignore_custom_event = True
+
+    def __init__(self) -> None:
+        self.pieces = ByIdentity()
+        self.runs: OrderedDict[UUID, Run] = OrderedDict()
+        self._prompts: OrderedDict[UUID, tuple[object, object]] = OrderedDict()
+        self._templates = Templates()
+        self._lock = Lock()
+        for name in ("on_chain_start", "on_chain_end", "on_chain_error"):
+            setattr(self, name, _Immediate(getattr(self, f"_{name}")))
+
+    def __deepcopy__(self, memo: object) -> Listener:
+        return self
+
+    def _on_chain_start(
+        self,
+        serialized: object,
+        inputs: object,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: Sequence[str] | None = None,
+        run_type: str | None = None,
+        name: str | None = None,
+        **_: Any,
+    ) -> None:
+        with self._lock:
+            if run_type == "prompt":
+                _bounded(self._prompts, run_id, (serialized, inputs))
+                return
+            parent = None if parent_run_id is None else self.runs.get(parent_run_id)
+            root = Root() if parent is None else parent.root
+            run = Run(_name(name, tags or ()), inputs, parent, root)
+            dropped = _bounded(self.runs, run_id, run)
+        if dropped is not None:
+            self._end(dropped)
+
+    def _on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
+        with self._lock:
+            prompt = self._prompts.pop(run_id, None)
+            run = self.runs.pop(run_id, None)
+        if prompt is not None and isinstance(outputs, PromptValue):
+            self._note(*prompt, outputs)
+        if run is not None:
+            self._end(run)
+
+    def _on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        self._on_chain_end(None, run_id=run_id)
+
+    def _end(self, run: Run) -> None:
+        if run.parent is not None:
+            return
+        run.root.over = True
+        for session in list(run.root.sessions.values()):
+            session.finish()
+
+    def _note(self, serialized: object, inputs: object, made: PromptValue) -> None:
+        """Keep the pieces of what a template made of `inputs`."""
+        if not isinstance(made, (ChatPromptValue, StringPromptValue)):
+            return
+        messages = made.to_messages()
+        texts = [message.content for message in messages]
+        if not all(isinstance(text, str) for text in texts):
+            return
+        found = self._by_template(serialized, inputs, [str(text) for text in texts])
+        if found is None:
+            values = list(strings_in(inputs))[:MAX_VALUES]
+            found = [by_search(str(text), values) for text in texts]
+        if isinstance(made, StringPromptValue):
+            self.pieces.put(made, found[0])
+            return
+        for message, pieces in zip(messages, found, strict=True):
+            if self.pieces.find(message) is None:  # else it came out of another prompt
+                self.pieces.put(message, pieces)
+
+    def _by_template(
+        self, serialized: object, inputs: object, texts: list[str]
+    ) -> list[Pieces] | None:
+        template = self._templates.find(serialized)
+        if template is None:
+            return None
+        if isinstance(inputs, Mapping):
+            return by_template(template, inputs, texts)
+        names = template.input_variables
+        return by_template(template, {names[0]: inputs}, texts) if len(names) == 1 else None
+
+    def run_of(self, run_id: UUID | None) -> Run | None:
+        """The run of this id, if it is under way."""
+        return None if run_id is None else self.runs.get(run_id)
+
+    def pieces_of(self, message: BaseMessage, run: Run | None) -> Pieces:
+        """The pieces of a message with a plain text."""
+        text = str(message.content)
+        known: Pieces | None = self.pieces.find(message)
+        if known is not None and text_of(known) == text:
+            return known
+        for above in () if run is None else list(run.ancestry())[:MAX_ANCESTORS]:
+            found = by_search(text, list(strings_in(above.inputs))[:MAX_VALUES])
+            if any(piece.name is not None for piece in found):
+                return found
+        return (Piece(text),)
+
+
+def _bounded(table: OrderedDict[UUID, Any], key: UUID, value: Any) -> Any:
+    """Put `value`; the oldest entry, if it has to go."""
+    table[key] = value
+    return table.popitem(last=False)[1] if len(table) > MAX_RUNS else None
+
+
+# Names that LangChain gives to what has none.
+_UNNAMED = (
+    "Runnable",
+    "ChannelWrite",
+    "LangGraph",
+    "ChatWeftline",
+    "check_sync_or_async",
+    "<",
+    "_",
+)
+_MAP_KEY = "map:key:"
+
+
+def _name(name: str | None, tags: Sequence[str]) -> str | None:
+    """What a person called this run: its key in a dict of runnables, or a name of its own."""
+    for tag in tags:
+        if tag.startswith(_MAP_KEY):
+            return tag.removeprefix(_MAP_KEY)
+    return None if not name or name.startswith(_UNNAMED) else name
+
+
+LISTENER = Listener()
+_current: ContextVar[Listener | None] = ContextVar("weftline_provenance", default=LISTENER)
+
+
+@cache
+def listen() -> None:
+    """Have LangChain tell the listener of every run from now on."""
+    register_configure_hook(_current, inheritable=True)
