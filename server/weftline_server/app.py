@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 from weftline.errors import WeftlineError
 from weftline_engine.api import Engine, EngineDied
 from weftline_server.config import ServerConfig
-from weftline_server.routes import calls, health, openai, sessions
+from weftline_server.metrics import CountRequests, Metrics
+from weftline_server.routes import calls, health, metrics, openai, sessions
 from weftline_server.routes.wire import error_response
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.driver import Driver
@@ -53,7 +54,10 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
     app.state.driver = driver
     app.state.draining = False
     app.state.start_error = None
-    for module in (sessions, calls, openai, health):
+    app.state.metrics = Metrics(driver)
+    driver.observers = (app.state.metrics,)
+    app.add_middleware(CountRequests, metrics=app.state.metrics)
+    for module in (sessions, calls, openai, health, metrics):
         app.include_router(module.router)
     app.add_exception_handler(WeftlineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -106,6 +106,18 @@ class Dispatcher:
         return {slot.name: slot.state for slot in self._slots.values()}
 
     @property
+    def queued(self) -> int:
+        """How many primitives wait for an engine."""
+        return len(self._queue)
+
+    def running(self) -> dict[str, tuple[int, int]]:
+        """By engine: how many primitives it has, and how many tokens these hold at most."""
+        return {
+            slot.name: (len(slot.running), sum(work.tokens for work in slot.running.values()))
+            for slot in self._slots.values()
+        }
+
+    @property
     def models(self) -> list[str]:
         """The served models, the default one first."""
         return list(self._prompters)

@@ -30,6 +30,7 @@ from weftline_server.session.lowering import (
     sampling_params,
     texts_before,
 )
+from weftline_server.session.observer import CallObserver
 from weftline_server.session.registry import Registry
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
@@ -62,6 +63,7 @@ class Driver:
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.observers: tuple[CallObserver, ...] = ()
 
     def attach(self, dispatcher: Dispatcher) -> None:
         """Wire the two together: the dispatcher was made with `on_outcome` as its sink."""
@@ -206,6 +208,11 @@ class Driver:
                     self._prepared.pop(id, None)
                     self.early.forget(id)
                     self.dispatcher.cancel(str(id))
+        if session.ended:
+            ended, session.ended = session.ended, []
+            for run in ended:
+                for observer in self.observers:
+                    observer.call_ended(session, run)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -40,6 +40,7 @@ class Session:
         self._plan = Plan(self.criteria)
         self._changed: dict[str, None] = {}  # calls to be planned anew, with all above them
         self._started: set[str] = set()  # calls that keep the plan they have
+        self.ended: list[CallRun] = []  # calls that have ended since the driver looked
 
     @property
     def plan(self) -> Plan:
@@ -178,6 +179,7 @@ class Session:
             run.move_to(CallState.DONE)
             self.work_left -= run.work
             self._started.add(run.node.id)
+            self.ended.append(run)
             own: list[ev.Action] = []
         else:
             run.move_to(CallState.WAITING)
@@ -268,6 +270,7 @@ class Session:
             run.error = error
             self.work_left -= run.work
             self._started.add(run.node.id)
+            self.ended.append(run)
             for var in run.node.writes[run.index :]:
                 self.variables[var].fail(error)
                 actions.append(ev.Notify(var))

@@ -1,0 +1,20 @@
+"""GET /metrics: what Prometheus reads."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from weftline_server.routes.deps import Tenant
+
+router = APIRouter(tags=["health"])
+
+# prometheus_client's own constant, named here so that a route needs no package.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request, tenant: Tenant) -> Response:
+    """Queue, engines, tokens and phases; a key is needed where the server has keys."""
+    rendered: bytes = request.app.state.metrics.render()
+    return Response(rendered, media_type=CONTENT_TYPE)
