@@ -29,6 +29,7 @@ class ServerConfig:
     keys: dict[str, str] = field(default_factory=dict)
     max_body: int = 8 << 20
     max_calls: int = 10_000  # of one submit
+    log_prompts: bool = False  # the lines about calls hold what was said in them
     registry: RegistryConfig = field(default_factory=RegistryConfig)
 
     def __post_init__(self) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.null.asgi import Serve, Server, call
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
+
+SERVING = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -137,6 +140,19 @@ async def test_a_key_is_needed_where_there_are_keys(serve: Serve) -> None:
     assert (await server.http.get("/health/live")).status_code == 200
     allowed = await server.http.get("/metrics", headers={"Authorization": "Bearer secret"})
     assert allowed.status_code == 200
+
+
+async def test_the_documented_metrics_are_there(serve: Serve) -> None:
+    """The table in docs/serving.md has each of them, and none that is not there."""
+    shown = set(re.findall(r"`(weftline_\w+)`", SERVING.split("## Watching it")[1]))
+    answer = await (await serve()).http.get("/metrics")
+    families = text_string_to_metric_families(answer.text)
+    served = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in families
+        if not family.name.endswith("_created")
+    }
+    assert shown == served
 
 
 async def test_two_applications_have_two_registries(serve: Serve) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import socket
 import sys
@@ -19,6 +18,7 @@ from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
 from weftline_server.config import OPTIMISATIONS, ServerConfig
+from weftline_server.logs import LogFormat, configure
 from weftline_server.schedule.policy import POLICIES
 
 
@@ -51,6 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop at the end of standard input, which comes when the starting program ends",
     )
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning"))
+    parser.add_argument(
+        "--log-format",
+        choices=tuple(LogFormat),
+        default=LogFormat.TEXT,
+        help="json: an object a line, and a line for each call (in text from level info on)",
+    )
+    parser.add_argument(
+        "--log-prompts", action="store_true", help="log what was said, too, for each call"
+    )
     null = parser.add_argument_group("the null engine, which has no model")
     null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
     null.add_argument("--null-script", type=Path, help='JSON: [{"when": text, "reply": text}, …]')
@@ -60,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; 1 if the engine or the port is not to be had."""
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure(LogFormat(args.log_format), args.log_level)
     key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
     config = ServerConfig(
         host=args.host,
@@ -68,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         policy=args.policy,
         without=frozenset(filter(None, args.without.split(","))),
         keys={key: "default"} if key else {},
+        log_prompts=args.log_prompts,
     )
     return asyncio.run(_serve(config, _engines(args), args))
 
@@ -118,6 +128,7 @@ async def _serve(
         uvicorn.Config(
             app,
             log_level=args.log_level,
+            log_config=None,  # its lines go where ours go
             access_log=False,
             timeout_graceful_shutdown=10,
             lifespan="on",

@@ -1,0 +1,121 @@
+"""Structured logs: a line for each call that ended, and no word of what was said unless asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline_engine.null import NullConfig
+from weftline_server.config import ServerConfig
+from weftline_server.logs import FIELDS, LogFormat, configure
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """The process's logging is set up anew by a test, and put back after it."""
+    root, calls = logging.getLogger(), logging.getLogger("weftline.calls")
+    before = root.handlers[:], root.level, calls.level
+    root.handlers.clear()  # `configure` closes those that it finds
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    calls.setLevel(before[2])
+
+
+async def run_two(serve: Serve, config: ServerConfig) -> str:
+    """A call that is done, and one below it that fails in its transform; the session's id."""
+    server = await serve(NullConfig(), config)
+    session = await server.session()
+    bad = {"in_out": "out", "semantic_var_id": "y", "transforms": [{"op": "json"}]}
+    await server.submit(
+        session,
+        call("first", "secret word{{output:x}}", x="x"),
+        call("second", "Of {{input:x}}:{{output:y}}", x="x", y=bad),
+    )
+    assert (await server.get(session, "y")).status_code == 422
+    return session
+
+
+def of_calls(said: str) -> list[dict[str, Any]]:
+    """The lines about calls."""
+    made = [json.loads(line) for line in said.splitlines()]
+    return [line for line in made if line["logger"] == "weftline.calls"]
+
+
+async def test_a_line_of_json_for_each_call(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids, name, phases, tokens and the error's type; the level of other lines stays."""
+    configure(LogFormat.JSON, "warning")
+    session = await run_two(serve, ServerConfig())
+    logging.getLogger("weftline.other").info("not at this level")
+    said = capsys.readouterr().err
+    assert "not at this level" not in said
+    first, second = of_calls(said)
+    assert (first["message"], first["state"], first["name"]) == ("call done", "done", "first")
+    assert first["session"] == second["session"] == session
+    assert first["call"].startswith("c_") and first["call"] != second["call"]
+    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (2, 0, 2)
+    assert all(first[f"{phase}_s"] >= 0 for phase in ("queue", "fill", "generate", "transform"))
+    assert (first["engine"], first["error"], first["tenant"]) == ("null", None, "local")
+    assert (second["state"], second["error"]) == ("failed", "TransformFailed")
+    assert second["failed_first"] == "second"
+    assert first["time"].endswith("+00:00") and first["level"] == "info"
+
+
+async def test_no_line_holds_what_was_said(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither prompt nor answer, and not the parser's message either, which quotes the answer."""
+    configure(LogFormat.JSON, "info")
+    await run_two(serve, ServerConfig())
+    said = capsys.readouterr().err
+    assert len(of_calls(said)) == 2
+    assert "secret" not in said
+
+
+async def test_what_was_said_when_the_operator_asks(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt as it was rendered, and each output's text."""
+    configure(LogFormat.JSON, "warning")
+    await run_two(serve, ServerConfig(log_prompts=True))
+    first, second = of_calls(capsys.readouterr().err)
+    assert (first["prompt"], first["outputs"]) == ("secret word", {"x": "secret word"})
+    assert (second["prompt"], second["outputs"]) == (
+        "Of secret word:",
+        {"y": "Of secret word:"},
+    )
+
+
+async def test_text_has_calls_from_level_info_on(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning level says nothing of calls that end as they should."""
+    configure(LogFormat.TEXT, "warning")
+    await run_two(serve, ServerConfig())
+    assert "weftline.calls" not in capsys.readouterr().err
+    configure(LogFormat.TEXT, "info")
+    await run_two(serve, ServerConfig())
+    said = [line for line in capsys.readouterr().err.splitlines() if "weftline.calls" in line]
+    assert said[0].startswith("INFO weftline.calls: call done session=")
+    assert ' name="first"' in said[0] and ' error="TransformFailed"' in said[1]
+
+
+def test_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Newlines in a field or a message do not make a second line; a stack trace is a field."""
+    configure(LogFormat.JSON, "warning")
+    fields = {FIELDS: {"name": 'two\nlines "quoted"'}}
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("weftline.app").exception("one\ntwo", extra=fields)
+    [line] = capsys.readouterr().err.splitlines()
+    made = json.loads(line)
+    assert (made["name"], made["message"]) == ('two\nlines "quoted"', "one\ntwo")
+    assert made["exception"].endswith("ValueError: broken")
