@@ -17,6 +17,7 @@
     ├── AlreadySet                     409  the variable has a value or a producer
     ├── Timeout                        408  `timeout_s` passed before the variable was ready
     ├── TransformFailed                422  an output is not what its transform expects
+    ├── BudgetExceeded                 422  the session has used what one session may use
     ├── Cancelled                      409  the call, its session or its last reader went away
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
     ├── EngineFailed                   502  the engine gave up on the call
@@ -173,6 +174,12 @@ class Timeout(WeftlineError):
 
 class TransformFailed(WeftlineError):
     """An output is not what its transform expects; the message is the parser's own."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class BudgetExceeded(WeftlineError):
+    """The session has used up the budget that `param` names; trying again does not help."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 

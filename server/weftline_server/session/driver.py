@@ -22,6 +22,7 @@ from weftline_server.schedule.prompter import Payload
 from weftline_server.session import events as ev
 from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.lowering import (
+    asked,
     constant_prompt,
     finish,
     hints,
@@ -85,9 +86,12 @@ class Driver:
         """Close the sessions that nobody has used for the registry's idle time."""
         for session in self.registry.idle(time.monotonic()):
             self.close(session, "the session expired: nobody used it")
+        for session in self.registry.aged(time.monotonic()):
+            self.close(session, "the session expired: it used up its budget of seconds")
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Node, ...]:
         """Take all calls of `submit`, or raise and leave the session as it was."""
+        self.registry.admit(self.dispatcher.queued)
         nodes = tuple(node_of(call) for call in submit.calls)
         session.check(nodes)
         prepared: dict[PrimitiveId, Payload] = {}
@@ -231,6 +235,7 @@ class Driver:
                 payload = await self._payload(
                     model, render(run.node.call, run.node.outputs[index], texts)
                 )
+            session.spent.take_tokens(payload.size + asked(run.node.outputs[index]))
         except WeftlineError as error:
             failed = ev.PrimitiveFailed(now=time.monotonic(), call=call, index=index, error=error)
             self._apply(session, failed)

@@ -125,6 +125,12 @@ def _input_text(holder: Holder, value: object) -> str:
     return value_text(transforms.run(holder.transforms, value))
 
 
+def asked(output: Holder) -> int:
+    """How many tokens an output may have as far as its client says."""
+    wish = output.sampling.max_tokens if output.sampling else None
+    return wish or DEFAULT_MAX_TOKENS
+
+
 def sampling_params(
     output: Holder, prompt_tokens: int, description: api.Description
 ) -> api.SamplingParams:
@@ -133,7 +139,7 @@ def sampling_params(
     room = description.context_limit - prompt_tokens
     model = description.default_sampling
     return api.SamplingParams(
-        max_tokens=min(wish.max_tokens or DEFAULT_MAX_TOKENS, room),
+        max_tokens=min(asked(output), room),
         min_tokens=min(wish.min_tokens, room),
         temperature=_first(wish.temperature, model.get("temperature"), 1.0),
         top_p=_first(wish.top_p, model.get("top_p"), 1.0),

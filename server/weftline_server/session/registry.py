@@ -6,18 +6,23 @@ import hashlib
 import hmac
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, UnknownSession
+from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
-    """How many sessions a tenant may hold, and how many seconds one may lie unused."""
+    """How many sessions a tenant may hold, how many seconds one may lie unused, and what each may
+    use. While `max_queued` primitives wait for engines, no more calls are taken.
+    """
 
     max_sessions: int = 10_000
     idle_s: float = 3600.0
+    max_queued: int = 100_000
+    budget: Budget = field(default_factory=Budget)
 
 
 class Registry:
@@ -41,7 +46,8 @@ class Registry:
                 "ones expire",
                 retry_after_s=1.0,
             )
-        session = Session(f"s_{uuid.uuid4().hex}", tenant, now, self._without)
+        budget = self._config.budget
+        session = Session(f"s_{uuid.uuid4().hex}", tenant, now, self._without, budget)
         self._sessions[tenant, session.id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         return session
@@ -59,6 +65,18 @@ class Registry:
     def forget(self, session: Session) -> None:
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             self._count[session.tenant] -= 1
+
+    def admit(self, queued: int) -> None:
+        """Raise Overloaded when `queued` primitives are as many as may wait."""
+        if queued >= self._config.max_queued:
+            raise Overloaded(
+                f"{queued} calls wait for an engine already: try again later", retry_after_s=1.0
+            )
+
+    def aged(self, now: float) -> list[Session]:
+        """Sessions that are older than their budget."""
+        limit = self._config.budget.seconds
+        return [session for session in self._sessions.values() if now - session.opened > limit]
 
     def idle(self, now: float) -> list[Session]:
         """Sessions that no client has named for the idle time and that no reader waits in."""

@@ -15,6 +15,7 @@ from weftline_server.graph.graph import Graph, Node
 from weftline_server.graph.primitive import segments_before
 from weftline_server.passes import Plan, affected, analyse
 from weftline_server.session import events as ev
+from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.call import CallRun, CallState, Step
 from weftline_server.session.variable import Variable, VariableState
 
@@ -23,9 +24,15 @@ class Session:
     """One application run. `handle` gives actions, or raises and changes nothing."""
 
     def __init__(
-        self, id: str, tenant: str, now: float, without: frozenset[str] = frozenset()
+        self,
+        id: str,
+        tenant: str,
+        now: float,
+        without: frozenset[str] = frozenset(),
+        budget: Budget | None = None,
     ) -> None:
         self.id = id
+        self.spent = Spent(budget or Budget())
         self.without = without  # passes that are switched off
         self.tenant = tenant
         self.opened = now
@@ -83,6 +90,7 @@ class Session:
     @handle.register
     def _submit(self, event: ev.CallsSubmitted) -> list[ev.Action]:
         self.check(event.nodes)
+        self.spent.take_calls(event.nodes, event.now - self.opened)
         self.graph.add(event.nodes)
         actions: list[ev.Action] = []
         for node in event.nodes:
@@ -107,6 +115,7 @@ class Session:
                 f"variable {event.variable!r} already has a value or a producer",
                 param=event.variable,
             )
+        self.spent.take_value(event.value, event.now - self.opened)
         variable = self.variables.setdefault(event.variable, Variable(event.variable))
         variable.set(event.value)
         return [ev.Notify(variable.id), *self._feed_consumers(variable.id, event.now)]
@@ -174,6 +183,7 @@ class Session:
             return self._fail(run, event.error)
         variable = self.variables[run.node.writes[event.index]]
         variable.set(event.value)
+        self.spent.add_value(event.value)
         run.index += 1
         if run.index == len(run.node.writes):
             run.move_to(CallState.DONE)

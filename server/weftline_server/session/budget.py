@@ -1,0 +1,83 @@
+"""What one session may use of the server, and what it has used; no honest application meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import BudgetExceeded
+from weftline_server.graph.graph import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits of one session, from its opening to its close.
+
+    `edges` are inputs that come from variables. `tokens` are those of every prompt that is run, and
+    the most that its output may have. `value_bytes` are the UTF-8 bytes of constants, values that
+    are set and values that are made, objects as JSON. `seconds` is its age.
+    """
+
+    calls: int = 100_000  # ten of the largest submits
+    edges: int = 1_000_000
+    tokens: int = 1 << 30
+    value_bytes: int = 1 << 28
+    seconds: float = 7 * 86_400.0
+
+
+class Spent:
+    """How much of its budget a session has used; what would exceed it is refused and not used."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.calls = self.edges = self.tokens = self.value_bytes = 0
+
+    def take_calls(self, nodes: Sequence[Node], age_s: float) -> None:
+        """Use what `nodes` take, all of it or nothing. Raises BudgetExceeded."""
+        edges = sum(len(node.reads) for node in nodes)
+        size = sum(_constant_bytes(node) for node in nodes)
+        self._check("seconds", age_s, "close the session and open another")
+        self._check("calls", self.calls + len(nodes), "split the application in two")
+        self._check("edges", self.edges + edges, "split the application in two")
+        self._check("value_bytes", self.value_bytes + size, "send less text")
+        self.calls += len(nodes)
+        self.edges += edges
+        self.value_bytes += size
+
+    def take_tokens(self, count: int) -> None:
+        """Use the tokens of a prompt and of its longest output. Raises BudgetExceeded."""
+        self._check("tokens", self.tokens + count, "shorten prompts, or ask for fewer max_tokens")
+        self.tokens += count
+
+    def take_value(self, value: Any, age_s: float) -> None:
+        """Use what a value takes that a client sets. Raises BudgetExceeded."""
+        size = value_bytes(value)
+        self._check("seconds", age_s, "close the session and open another")
+        self._check("value_bytes", self.value_bytes + size, "send less text")
+        self.value_bytes += size
+
+    def add_value(self, value: Any) -> None:
+        """Use what a value takes that a call has made: it is there, so only later ones fail."""
+        self.value_bytes += value_bytes(value)
+
+    def _check(self, name: str, wanted: float, advice: str) -> None:
+        limit = getattr(self.budget, name)
+        if wanted > limit:
+            raise BudgetExceeded(
+                f"the session's budget of {limit:,} {name} does not allow {wanted:,.0f}: {advice}",
+                param=name,
+            )
+
+
+def value_bytes(value: Any) -> int:
+    """The bytes of a text, or of any other value's JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _constant_bytes(node: Node) -> int:
+    texts = (segment.text for segment in node.call.segments())
+    values = (holder.value for holder in node.inputs)
+    return sum(value_bytes(value) for value in (*texts, *values) if value is not None)
