@@ -227,6 +227,10 @@ class ChatWeftline(BaseChatOpenAI):
             result.llm_output[OURS] = ours
         return result
 
+    def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None]) -> dict[str, Any]:
+        # LangChain warns of each count that an answer does not have.
+        return super()._combine_llm_outputs([_without_none(output) for output in llm_outputs])
+
     def _convert_chunk_to_generation_chunk(
         self,
         chunk: dict[str, Any],
@@ -270,3 +274,9 @@ class ChatWeftline(BaseChatOpenAI):
         """An estimate: the texts by `get_num_tokens`, and four tokens a message for its frame."""
         texts = [self.get_num_tokens(str(message.text)) for message in messages]
         return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
+
+
+def _without_none(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_none(item) for key, item in value.items() if item is not None}

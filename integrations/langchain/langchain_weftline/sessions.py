@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import uuid
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class RunSession:
     """What one run has at one server. Threads share it."""
 
     closer: Closer
-    alias: str = field(default_factory=lambda: f"r_{uuid.uuid4().hex}")
+    alias: str = field(default_factory=lambda: f"r_{secrets.token_hex(16)}")
     id: str | None = None  # the server's name for it, once an answer has told
     over: bool = False
     under_way: int = 0
@@ -125,8 +125,12 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
         is_value = any(char.isalnum() for char in piece.text)
         yield piece if is_value else Piece(piece.text)
         return
-    variable, answer = max(here, key=lambda item: len(item[1]))
+    chosen = max(here, key=lambda item: len(item[1]))
+    variable, answer = chosen
     before, _, after = piece.text.partition(answer)
+    others = [item for item in here if item is not chosen]
+    if any(text == answer for _, text in others):
+        here = others  # two calls said the same: each is read once
     yield from _split(Piece(before, piece.name), here)
     yield Piece(answer, piece.name, variable)
     yield from _split(Piece(after, piece.name), here)

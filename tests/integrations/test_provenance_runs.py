@@ -1,0 +1,354 @@
+"""Provenance beside everything else: many runs at once, failures, other handlers, and its cost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.tracers.context import collect_runs
+
+from langchain_weftline import ChatWeftline
+from langchain_weftline.provenance import LISTENER
+from tests.integrations.conftest import served
+from tests.integrations.provenance import CHAT, line, plain
+from tests.integrations.recording import Recording, recorded
+
+P = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "Tell of {topic}.")])
+X = {"role": "a chef", "topic": "soup"}
+TEXT = StrOutputParser()
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def recording(echo_url: str) -> Iterator[Recording]:
+    with recorded(echo_url) as recording:
+        yield recording
+        closed(recording)  # no session of one test is closed along with another's calls
+
+
+def closed(recording: Recording) -> list[str]:
+    """The sessions that were closed, once there are as many as runs that had one."""
+    return wait_until(lambda: _closed(recording), lambda found: len(found) >= len(runs(recording)))
+
+
+def _closed(recording: Recording) -> list[str]:
+    with recording.lock:
+        requests = list(recording.requests)
+    along = [
+        id
+        for _, _, body in requests
+        for id in ((body or {}).get("weftline") or {}).get("close", [])
+    ]
+    return along + [path.rsplit("/", 1)[1] for how, path, _ in requests if how == "DELETE"]
+
+
+def runs(recording: Recording) -> dict[str, list[Any]]:
+    """What was sent, by the run that sent it."""
+    found: dict[str, list[Any]] = {}
+    for body in recording.bodies(CHAT):
+        if "session_id" in body.get("weftline", {}):
+            found.setdefault(body["weftline"]["session_id"], []).append(body)
+    return found
+
+
+def wait_until(read: Callable[[], Any], done: Callable[[Any], bool]) -> Any:
+    """What `read` gives once it is `done`, or after the time that this takes at most."""
+    deadline = time.monotonic() + WAIT_S
+    while not done(found := read()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def leaked() -> tuple[int, int]:
+    """What the listener still knows of runs and prompts."""
+    gc.collect()
+    return len(LISTENER.runs), len(LISTENER.pieces)
+
+
+async def settled() -> tuple[int, int]:
+    """The same, once the loop has ended what was cancelled."""
+    for _ in range(200):
+        if leaked() == (0, 0):
+            break
+        await asyncio.sleep(0.01)
+    return leaked()
+
+
+def noting(url: str, noted: Recording) -> ChatWeftline:
+    """A model whose requests are noted on their way out: a proxy would be slow for a thousand."""
+
+    def note(request: Any) -> None:
+        body = json.loads(request.content) if request.content else None
+        with noted.lock:
+            noted.requests.append((request.method, request.url.path, body))
+
+    async def anote(request: Any) -> None:
+        note(request)
+
+    return ChatWeftline(
+        base_url=url,
+        temperature=0,
+        timeout=60,  # of a connection too: five hundred are made at once, and none twice
+        http_client=openai.DefaultHttpxClient(event_hooks={"request": [note]}),
+        http_async_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [anote]}),
+    )
+
+
+async def test_five_hundred_at_once_do_not_mix(echo_url: str) -> None:
+    """Each of 500 runs sends its own values, in its own session, and leaves nothing."""
+    noted = Recording(echo_url)
+    chain = P | noting(echo_url, noted) | TEXT
+    given = [{"role": f"role number {n}.", "topic": f"topic number {n}."} for n in range(500)]
+    answers = await asyncio.gather(*map(chain.ainvoke, given))
+    assert len(runs(noted)) == 500
+    for [body] in runs(noted).values():
+        role, topic = (pieces[1]["text"] for pieces in body["weftline"]["messages"])
+        answer = answers[given.index({"role": role, "topic": topic})]
+        assert line(body) == f"system: You are {{role={role}}}. | user: Tell of {{topic={topic}}}."
+        assert answer == f"system: You are {role}.\nuser: Tell of {topic}.\nassistant: "
+    assert len(set(closed(noted))) == len(closed(noted)) == 500
+    assert await settled() == (0, 0)
+
+
+async def test_edges_of_fifty_at_once_do_not_mix(echo_url: str) -> None:
+    """In each run the second call reads the first one's answer, and nobody else's."""
+    noted = Recording(echo_url)
+    llm = noting(echo_url, noted)
+    first = ChatPromptTemplate.from_template("Name {thing}") | llm | TEXT
+    second = ChatPromptTemplate.from_template("Sum up {name} of {thing}") | llm | TEXT
+    chain = {"name": first, "thing": lambda given: given["thing"]} | second
+    things = [f"thing number {n}." for n in range(50)]
+    await asyncio.gather(*(chain.ainvoke({"thing": thing}) for thing in things))
+    assert len(runs(noted)) == 50
+    for one, two in runs(noted).values():
+        thing = one["weftline"]["messages"][0][1]["text"]
+        name = f"user: Name {thing}\nassistant: "
+        assert line(one) == f"[name] | user: Name {{thing={thing}}}"
+        assert line(two) == f"user: Sum up {{name<={name}}} of {{thing={thing}}}"
+    assert len(set(closed(noted))) == 50
+
+
+def test_a_run_costs_one_request_more_at_most(recording: Recording) -> None:
+    """Closing rides on the next run's call, or takes a request when there is none."""
+    chain = P | ChatWeftline(base_url=recording.url) | TEXT
+    for _ in range(3):
+        chain.invoke(X)
+    assert len(closed(recording)) == 3
+    extra = [request for request in recording.requests if request[1] != CHAT]
+    assert len(extra) <= 3
+    assert any("close" in body["weftline"] for body in recording.bodies(CHAT))
+
+
+def test_a_run_without_a_call_sends_nothing(recording: Recording) -> None:
+    """Neither does a prompt alone, or a model of another kind."""
+    ChatWeftline(base_url=recording.url)
+    (P | RunnableLambda(lambda prompt: "no model")).invoke(X)
+    assert recording.requests == []
+    assert leaked() == (0, 0)
+
+
+def test_edges_reach_the_graph(recording: Recording) -> None:
+    """While the run is under way its session's graph has both calls, and the edge between them."""
+    llm = ChatWeftline(base_url=recording.url, temperature=0)
+    graphs = []
+
+    def look(value: Any) -> Any:
+        [session] = {s.id for run in LISTENER.runs.values() for s in run.root.sessions.values()}
+        graphs.append(httpx.get(f"{recording.url}/v1/session/{session}/graph").json())
+        return value
+
+    rewrite = ChatPromptTemplate.from_template("Rewrite: {draft}")
+    (RunnableParallel(draft=P | llm | TEXT) | rewrite | llm | look).invoke(X)
+    [graph] = graphs
+    draft, rewritten = graph["calls"]
+    assert (draft["name"], rewritten["name"]) == ("draft", "chat")
+    assert rewritten["template"] == "user: Rewrite: {{input:draft}}\nassistant: {{output:out}}\n"
+    assert [(edge["from"], edge["to"]) for edge in graph["edges"]] == [
+        (draft["call_id"], rewritten["call_id"])
+    ]
+
+
+def test_errors_leave_nothing(recording: Recording, echo_url: str) -> None:
+    """A prompt that fails, a model that is refused, a parser that raises: the same exceptions."""
+    llm = ChatWeftline(base_url=recording.url)
+    with pytest.raises(KeyError, match="topic"):
+        (P | llm).invoke({"role": "a chef"})
+    with pytest.raises(openai.NotFoundError):
+        (P | ChatWeftline(base_url=echo_url, model="nonesuch")).invoke(X)
+    with pytest.raises(ZeroDivisionError):
+        (P | llm | RunnableLambda(lambda answer: 1 / 0)).invoke(X)
+    with pytest.raises(openai.APIConnectionError):
+        (P | ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0)).invoke(X)
+    assert leaked() == (0, 0)
+    assert len(closed(recording)) == 1  # the others never had a session that anybody heard of
+    assert len(recording.bodies(CHAT)) == 1
+
+
+def test_abandoned_streams_leave_nothing(echo_url: str) -> None:
+    """A stream that nobody reads to its end is over when it is dropped."""
+    llm = ChatWeftline(base_url=echo_url)
+    stream = (P | llm | TEXT).stream(X)
+    next(stream)
+    assert leaked()[0] > 0
+    del stream
+    assert leaked() == (0, 0)
+
+
+async def test_cancelled_runs_and_abandoned_async_streams_leave_nothing() -> None:
+    """The same for tasks that are cancelled in the middle of an answer."""
+    with served("--null-step-s", "0.02") as url:
+        chain = P | ChatWeftline(base_url=url) | TEXT
+        task = asyncio.create_task(chain.ainvoke({**X, "topic": "soup " * 500}))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stream = chain.astream({**X, "topic": "soup " * 500})
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]  # an async generator, typed as iterator
+        del task, stream
+        assert await settled() == (0, 0)
+
+
+async def test_other_handlers_see_every_run() -> None:
+    """A text model's runs reach a tracer as they do without us: nothing runs inline."""
+    ChatWeftline()
+    with collect_runs() as collector:
+        await FakeListLLM(responses=["a"]).abatch(["x", "y"])
+    assert len(collector.traced_runs) == 2
+
+
+def test_the_same_events_with_and_without(echo_url: str) -> None:
+    """What another handler is told does not change."""
+
+    class Log(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+            self.seen.append(("start", plain(inputs), kwargs.get("name")))
+
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            params = {k: v for k, v in kwargs["invocation_params"].items() if k != "extra_body"}
+            self.seen.append(("model", plain(messages), params, kwargs["options"]))
+
+        def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
+            self.seen.append(("token", token, kwargs["chunk"].generation_info))
+
+        def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+            self.seen.append(
+                ("end", response.generations[0][0].text, set(response.llm_output or ()))
+            )
+
+    def events(provenance: bool) -> Any:
+        log = Log()
+        llm = ChatWeftline(base_url=echo_url, provenance=provenance, max_tokens=3)
+        chain = P | llm | TEXT
+        chain.invoke(X, {"callbacks": [log]})
+        list(chain.stream(X, {"callbacks": [log]}))
+        return log.seen
+
+    assert events(True) == events(False)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_off(how: str, recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off, a request is what the openai client would have sent."""
+    if how == "environment":
+        monkeypatch.setenv("WEFTLINE_PROVENANCE", "0")
+        llm = ChatWeftline(base_url=recording.url)
+    else:
+        llm = ChatWeftline(base_url=recording.url, provenance=False)
+    (P | llm).invoke(X)
+    list((P | llm).stream(X))
+    assert all("weftline" not in body for body in recording.bodies(CHAT))
+    assert len(recording.requests) == 2
+
+
+def test_dormant_until_there_is_a_model() -> None:
+    """Importing the package tells LangChain of no handler; the first model does, the second not."""
+    program = """
+from langchain_core.tracers.context import _configure_hooks as hooks
+import langchain_weftline
+from langchain_weftline import ChatWeftline
+before = len(hooks)
+ChatWeftline(provenance=False)
+assert len(hooks) == before
+ChatWeftline(), ChatWeftline()
+assert len(hooks) == before + 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_values_that_do_not_stand_in_the_prompt_stay_here(recording: Recording) -> None:
+    """Inputs may hold secrets; only what the prompt shows is sent."""
+    llm = ChatWeftline(base_url=recording.url)
+    jinja = PromptTemplate.from_template("Hi {{who}}", template_format="jinja2")
+    for prompt in (P, jinja):
+        (prompt | llm).invoke({**X, "who": "Bob", "password": "hunter2", "nested": {"key": "k-1"}})
+    assert "hunter2" not in str(recording.requests) and "k-1" not in str(recording.requests)
+
+
+class Costly:
+    """A value that decides how it looks, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __str__(self) -> str:
+        self.asked += 1
+        return f"look {self.asked}"
+
+
+@pytest.mark.parametrize("template_format", ["f-string", "mustache"])
+def test_values_are_shown_once(template_format: Any, recording: Recording) -> None:
+    """Nothing of the user's runs a second time, and what is sent is what LangChain rendered."""
+    text = "See {x}." if template_format == "f-string" else "See {{x}}."
+    prompt = PromptTemplate.from_template(text, template_format=template_format)
+    llm, costly = ChatWeftline(base_url=recording.url), Costly()
+    (prompt | llm).invoke({"x": costly})
+    [body] = recording.bodies(CHAT)
+    assert body["messages"][0]["content"] == f"See look {costly.asked}."
+    assert costly.asked <= 2 - (template_format == "f-string")  # mustache itself asks twice
+
+
+def test_an_extra_body_of_the_user_is_kept(recording: Recording) -> None:
+    """Of the model or of the call; a `weftline` object of the user's own is left as it is."""
+    llm = ChatWeftline(base_url=recording.url, extra_body={"top_k": 5})
+    (P | llm).invoke(X)
+    (P | llm.bind(extra_body={"min_tokens": 1})).invoke(X)
+    (P | llm.bind(extra_body={"weftline": {"name": "mine"}})).invoke(X)
+    first, second, third = recording.bodies(CHAT)
+    assert (first["top_k"], "weftline" in first) == (5, True)
+    assert (second["min_tokens"], "top_k" in second, "weftline" in second) == (1, False, True)
+    assert third["weftline"] == {"name": "mine"}
+
+
+def run_twice(work: Callable[[], Any]) -> list[Any]:
+    return [asyncio.run(work()), asyncio.run(work())]
+
+
+def test_one_model_in_two_event_loops(echo_url: str) -> None:
+    """A second asyncio.run does not meet the first one's connections."""
+    chain = P | ChatWeftline(base_url=echo_url, max_retries=0) | TEXT
+
+    async def work() -> tuple[str, str]:
+        streamed = [chunk async for chunk in chain.astream(X)]
+        return await chain.ainvoke(X), "".join(streamed)
+
+    assert len({*run_twice(work)[0], *run_twice(work)[1]}) == 1
