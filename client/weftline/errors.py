@@ -15,6 +15,7 @@
     │   └── CyclicGraph                422  a call waits for its own output
     ├── NoProducer                     409  nothing will ever set this variable
     ├── AlreadySet                     409  the variable has a value or a producer
+    ├── KeyReused                      409  the Idempotency-Key came with another request
     ├── Timeout                        408  `timeout_s` passed before the variable was ready
     ├── TransformFailed                422  an output is not what its transform expects
     ├── BudgetExceeded                 422  the session has used what one session may use
@@ -162,6 +163,12 @@ class NoProducer(WeftlineError):
 
 class AlreadySet(WeftlineError):
     """A variable is written once; this one has a value or a producer."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class KeyReused(WeftlineError):
+    """The Idempotency-Key was sent with another request, or with one whose answer was not kept."""
 
     status = HTTPStatus.CONFLICT
 

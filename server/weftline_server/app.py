@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from weftline.errors import WeftlineError
 from weftline_engine.api import Engine, EngineDied
 from weftline_server.config import ServerConfig
+from weftline_server.idempotency import Idempotency
 from weftline_server.logs import CallLog
 from weftline_server.metrics import CountRequests, Metrics
 from weftline_server.routes import calls, health, metrics, openai, sessions
@@ -57,6 +58,7 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
     app.state.start_error = None
     app.state.metrics = Metrics(driver)
     driver.observers = (app.state.metrics, CallLog(config.log_prompts))
+    app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     for module in (sessions, calls, openai, health, metrics):
         app.include_router(module.router)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
+from weftline_server.answers import AnswersConfig
 from weftline_server.passes import PASSES
 from weftline_server.schedule.policy import POLICIES
 from weftline_server.session.registry import RegistryConfig
@@ -31,6 +32,7 @@ class ServerConfig:
     max_calls: int = 10_000  # of one submit
     log_prompts: bool = False  # the lines about calls hold what was said in them
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -1,0 +1,269 @@
+"""Idempotency keys: sent again, a request is done once; bounded memory, tenants apart, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.null.asgi import Serve, Server, call
+from weftline.errors import KeyReused, Overloaded
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.answers import Answer, Answers, AnswersConfig
+from weftline_server.config import ServerConfig
+from weftline_server.session.registry import RegistryConfig
+
+ECHO = call("echo", "one two{{output:x}}", x="x")
+
+
+def keyed(key: str, **more: str) -> dict[str, str]:
+    return {"Idempotency-Key": key, **more}
+
+
+async def submit(server: Server, key: str, body: dict[str, Any]) -> httpx.Response:
+    return await server.http.post("/v1/submit", json=body, headers=keyed(key))
+
+
+async def test_fifty_at_once_make_one_session(serve: Serve) -> None:
+    """All get the id of the one session that there is; the replays say so."""
+    server = await serve()
+    answers = await asyncio.gather(
+        *(server.http.post("/v1/session", headers=keyed("k")) for _ in range(50))
+    )
+    assert {a.status_code for a in answers} == {200}
+    assert len({a.json()["session_id"] for a in answers}) == 1
+    assert len(server.app.state.driver.registry) == 1
+    assert sum("idempotency-replayed" in a.headers for a in answers) == 49
+    assert (await server.session()) != answers[0].json()["session_id"], "no key, no replay"
+
+
+async def test_fifty_at_once_make_one_submit(serve: Serve) -> None:
+    """Fifty submits with one key add one call; all get its id and its value, while it runs."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.01)))
+    session = await server.session()
+    body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
+    answers = await asyncio.gather(*(submit(server, "k", body) for _ in range(50)))
+    assert {a.status_code for a in answers} == {200}
+    assert len({a.text for a in answers}) == 1
+    assert answers[0].json()["values"] == {"x": "one two"}
+    assert len((await server.graph(session))["calls"]) == 1
+    late = await submit(server, "k", body)
+    assert late.text == answers[0].text and late.headers["idempotency-replayed"] == "true"
+
+
+async def test_another_body_is_refused(serve: Serve) -> None:
+    """A key stands for one request: another body, or another route, is a mistake."""
+    server = await serve()
+    session = await server.session()
+    body = {"session_id": session, "calls": [ECHO]}
+    assert (await submit(server, "k", body)).status_code == 200
+    other = await submit(server, "k", {**body, "detach": True})
+    assert (other.status_code, other.json()["error"]["type"]) == (409, "KeyReused")
+    route = await server.http.post("/v1/session", headers=keyed("k"))
+    assert route.status_code == 409
+    assert len((await server.graph(session))["calls"]) == 1
+
+
+async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
+    """What is wrong with a body stays wrong; the session is not asked a second time."""
+    server = await serve()
+    body = {"calls": [call("bad", "no output")]}
+    first, second = await submit(server, "k", body), await submit(server, "k", body)
+    assert first.status_code == second.status_code == 400
+    assert first.json() == second.json()
+    assert "idempotency-replayed" in second.headers
+
+
+async def test_a_full_server_is_asked_again(serve: Serve) -> None:
+    """429 is no final answer: with the same key the request is done once there is room."""
+    server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
+    session = await server.session()
+    full = await server.http.post("/v1/session", headers=keyed("k"))
+    assert full.status_code == 429
+    await server.http.delete(f"/v1/session/{session}")
+    again = await server.http.post("/v1/session", headers=keyed("k"))
+    assert again.status_code == 200 and "idempotency-replayed" not in again.headers
+
+
+async def test_tenants_have_keys_of_their_own(serve: Serve) -> None:
+    """One tenant's key says nothing about another's; a wrong API key stays 401."""
+    server = await serve(NullConfig(), ServerConfig(keys={"ka": "a", "kb": "b"}))
+
+    async def opened(api_key: str) -> httpx.Response:
+        headers = keyed("same", Authorization=f"Bearer {api_key}")
+        return await server.http.post("/v1/session", headers=headers)
+
+    a, b = await opened("ka"), await opened("kb")
+    assert a.json()["session_id"] != b.json()["session_id"]
+    assert (await opened("ka")).json() == a.json()
+    assert (await opened("wrong")).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "é"])
+async def test_a_key_that_is_none(serve: Serve, key: str) -> None:
+    """A header that cannot be a key is refused, and nothing is done."""
+    server = await serve()
+    headers = [(b"Idempotency-Key", key.encode("latin-1"))]
+    answer = await server.http.post("/v1/session", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert len(server.app.state.driver.registry) == 0
+
+
+async def test_a_body_that_is_too_large(serve: Serve) -> None:
+    """It is refused as without a key, however often it comes."""
+    server = await serve(NullConfig(), ServerConfig(max_body=100))
+    for _ in range(2):
+        answer = await submit(server, "k", {"calls": [call("big", "x" * 200)]})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (413, "BodyTooLarge")
+
+
+async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
+    """The events of a run, as they were; the calls do not run twice."""
+    server = await serve()
+    body = {"calls": [ECHO], "stream": "x", "close": True}
+    first, second = await submit(server, "k", body), await submit(server, "k", body)
+    assert first.headers["content-type"] == second.headers["content-type"]
+    assert 'event: value\r\ndata: {"value": "one two"}' in first.text
+    assert second.text == first.text
+
+
+async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
+    """The first client has it; whoever asks again is told, and nothing runs again."""
+    config = ServerConfig(answers=AnswersConfig(max_answer=100))
+    server = await serve(NullConfig(), config)
+    session = await server.session()
+    body = {"session_id": session, "calls": [call("c", "w" * 200 + "{{output:x}}", x="x")]}
+    first = await submit(server, "k", {**body, "get": ["x"]})
+    assert first.json()["values"] == {"x": "w" * 200}
+    second = await submit(server, "k", {**body, "get": ["x"]})
+    assert (second.status_code, second.json()["error"]["type"]) == (409, "KeyReused")
+    assert "too large to be kept" in second.json()["error"]["message"]
+
+
+class Caller:
+    """One request at the level of ASGI, whose client can leave."""
+
+    def __init__(self, server: Server, key: str, body: dict[str, Any]) -> None:
+        self.gone = asyncio.Event()
+        self.body = b""
+        self._sent = False
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/submit",
+            "raw_path": b"/v1/submit",
+            "query_string": b"",
+            "headers": [(b"idempotency-key", key.encode())],
+            "state": {},
+        }
+        self._request = json.dumps(body, separators=(",", ":")).encode()  # as httpx writes it
+        self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self._request, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if not self.gone.is_set():
+            self.body += message.get("body", b"")
+
+
+SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
+
+
+async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Serve) -> None:
+    """The work goes on for whoever waits for it."""
+    server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=0)))
+    body = {"calls": [ECHO], "get": ["x"], "close": True}
+    first = Caller(server, "k", body)
+    await asyncio.sleep(0.01)
+    second = Caller(server, "k", body)
+    await asyncio.sleep(0.01)
+    first.gone.set()
+    await asyncio.gather(first.task, second.task)
+    assert json.loads(second.body)["values"] == {"x": "one two"}
+    assert len(server.app.state.driver.registry) == 0
+
+
+async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
+    """Its connection broke; it asks again within the time that the server waits for it."""
+    server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=5)))
+    session = await server.session()
+    body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
+    first = Caller(server, "k", body)
+    await asyncio.sleep(0.01)
+    first.gone.set()
+    await asyncio.sleep(0.01)
+    answer = await submit(server, "k", body)
+    assert answer.json()["values"] == {"x": "one two"}
+    assert len((await server.graph(session))["calls"]) == 1
+    await first.task
+
+
+async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) -> None:
+    """All have left: the call ends, and the key is free for another attempt."""
+    server = await serve(
+        NullConfig(latency=LatencyProfile(step_s=60)),
+        ServerConfig(answers=AnswersConfig(reconnect_s=0.01)),
+    )
+    session = await server.session()
+    body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
+    callers = [Caller(server, "k", body) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    for caller in callers:
+        caller.gone.set()
+    await asyncio.gather(*(caller.task for caller in callers))
+    assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
+    again = await submit(server, "k", {"session_id": session, "calls": [ECHO]})
+    assert again.json()["error"]["type"] == "AlreadySet", "it was done, not replayed"
+
+
+def answer(size: int, status: int = 200) -> Answer:
+    return Answer(status, (), b"x" * size)
+
+
+def test_answers_expire() -> None:
+    """After its time an answer is forgotten; a request that still runs is not."""
+    answers = Answers(AnswersConfig(expiry_s=10))
+    answers.begin("done", b"d", now=0)
+    answers.end("done", answer(1))
+    running = answers.begin("running", b"d", now=0)
+    assert answers.find("done", b"d", now=10) is not None
+    assert answers.find("done", b"d", now=11) is None
+    assert answers.find("running", b"d", now=11) is running
+
+
+def test_keys_and_bytes_are_bounded() -> None:
+    """The oldest answers go first; what runs is never forgotten, so that nothing runs twice."""
+    answers = Answers(AnswersConfig(max_keys=3, max_bytes=10))
+    for number in range(3):
+        answers.begin(str(number), b"d", now=number)
+        answers.end(str(number), answer(4))
+    assert answers.find("0", b"d", now=3) is None, "12 bytes are more than 10"
+    for number in (3, 4, 5):
+        answers.begin(str(number), b"d", now=number)
+    assert len(answers) == 3 and answers.find("2", b"d", now=5) is None
+    with pytest.raises(Overloaded):
+        answers.begin("6", b"d", now=6)
+    with pytest.raises(KeyReused):
+        answers.find("5", b"other", now=6)
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [(200, True), (400, True), (409, True), (408, False), (429, False), (500, False), (503, False)],
+)
+def test_only_what_would_come_again_is_kept(status: int, kept: bool) -> None:
+    """A full or broken server may do better the next time."""
+    answers = Answers(AnswersConfig())
+    answers.begin("k", b"d", now=0)
+    answers.end("k", answer(1, status))
+    assert (answers.find("k", b"d", now=0) is not None) is kept
