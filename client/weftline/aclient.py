@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 from httpx_sse import aconnect_sse
 
-from weftline.http import TIMEOUT, Endpoint, OnGraph, body_of, certificates, get_body, text_of_event
+from weftline.http import (
+    TIMEOUT,
+    Endpoint,
+    OnGraph,
+    body_of,
+    certificates,
+    get_body,
+    idempotency,
+    pause,
+    text_of_event,
+)
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
@@ -79,24 +91,46 @@ class AsyncClient:
 
     async def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
-        try:
-            return body_of(await self._http.request(method, path, json=content))
-        except httpx.TransportError as error:
-            raise self._endpoint.unreachable(error) from error
+        headers = idempotency(method, path)
+        for attempt in count():
+            try:
+                answer = await self._http.request(method, path, json=content, headers=headers)
+            except httpx.TransportError as error:
+                wait = pause(attempt, method, path, error)
+                if wait is None:
+                    raise self._endpoint.unreachable(error) from error
+            else:
+                wait = pause(attempt, method, path, answer)
+                if wait is None:
+                    return body_of(answer)
+            await asyncio.sleep(wait)
 
     async def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
     ) -> AsyncGenerator[str, None]:
-        try:
-            async with aconnect_sse(self._http, "POST", path, json=to_wire(body)) as source:
-                if not source.response.is_success:
-                    await source.response.aread()
-                    body_of(source.response)
-                async for event in source.aiter_sse():
-                    if text := text_of_event(event, on_graph):
-                        yield text
-        except httpx.TransportError as error:
-            raise self._endpoint.unreachable(error) from error
+        content, headers = to_wire(body), idempotency("POST", path)
+        began = False  # text that has been given cannot be taken back
+        for attempt in count():
+            try:
+                async with aconnect_sse(
+                    self._http, "POST", path, json=content, headers=headers
+                ) as source:
+                    began = source.response.is_success
+                    wait = pause(attempt, "POST", path, source.response)
+                    if began:
+                        async for event in source.aiter_sse():
+                            if text := text_of_event(event, on_graph):
+                                yield text
+                        return
+                    if wait is None:
+                        await source.response.aread()
+                        body_of(source.response)
+            except httpx.TransportError as error:
+                wait = None if began else pause(attempt, "POST", path, error)
+                if wait is None:
+                    raise self._endpoint.unreachable(error) from error
+            assert wait is not None, "an answer without success raises its error"
+            await asyncio.sleep(wait)
 
 
 class AsyncVariable(VariableBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,6 +47,38 @@ class Endpoint:
             f"no weftline server answers at {self.base_url} ({type(error).__name__}): start one "
             "with `weftline serve`, or set WEFTLINE_BASE_URL"
         )
+
+
+MAX_RETRIES = 2
+MAX_PAUSE_S = 30.0  # a server that asks for more patience than this is left alone
+FIRST_PAUSE_S = 0.1  # well within the second for which a server waits for a client to come back
+
+_KEYED = frozenset({"/v1/session", "/v1/submit"})
+
+
+def idempotency(method: str, path: str) -> dict[str, str]:
+    """The headers that let a request be sent again: a new key, for the routes that take one."""
+    return {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" and path in _KEYED else {}
+
+
+def pause(
+    attempt: int, method: str, path: str, result: httpx.Response | httpx.TransportError
+) -> float | None:
+    """Seconds to wait before the request is sent again, or None if `result` stands.
+
+    `attempt` is 0 for the first. A connection that broke is tried again where a second request
+    does no harm; a refusal with Retry-After, everywhere.
+    """
+    if attempt >= MAX_RETRIES:
+        return None
+    if isinstance(result, httpx.Response):
+        wanted = result.headers.get("retry-after", "")
+        if result.status_code not in (429, 503) or not wanted.isdigit():
+            return None
+        return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
+    unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
+    harmless = method == "GET" or path in _KEYED or path == "/v1/get"
+    return FIRST_PAUSE_S * 4**attempt if unsent or harmless else None
 
 
 def body_of(response: httpx.Response) -> Any:

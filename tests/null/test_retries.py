@@ -1,0 +1,171 @@
+"""The SDK asks again: after a broken connection, and when a full server says when to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.null.asgi import Serve, Server
+from weftline import AsyncClient, Client
+from weftline.errors import AlreadySet, ConnectionFailed, Overloaded
+from weftline.http import pause
+from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline_engine.null import NullConfig
+from weftline_server.config import ServerConfig
+from weftline_server.session.registry import RegistryConfig
+
+ECHO = Call(
+    name="echo",
+    prompt=(Segment(text="one two"), Segment(output="x")),
+    placeholders=(Placeholder(name="x", in_out=InOut.OUT, semantic_var_id="x"),),
+)
+WANT_AGAIN = httpx.Response(429, headers={"Retry-After": "7"})
+
+
+class LosesAnswers(httpx.AsyncBaseTransport):
+    """Hands requests to a real server, and loses the answer to each one `times` times."""
+
+    def __init__(self, server: Server, times: int) -> None:
+        self._inner = httpx.ASGITransport(server.app)
+        self._times = times
+        self.seen: list[tuple[str, str, str | None]] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        key = request.headers.get("idempotency-key")
+        self.seen.append((request.method, request.url.path, key))
+        answer = await self._inner.handle_async_request(request)
+        if self.seen.count(self.seen[-1]) <= self._times:
+            raise httpx.ReadError("the connection broke")
+        return answer
+
+
+async def test_lost_answers_are_asked_for_again(serve: Serve) -> None:
+    """Session, submit and get each lose two answers; everything is done once."""
+    server = await serve()
+    transport = LosesAnswers(server, times=2)
+    client = AsyncClient("http://t", transport=transport)
+    session = await client.session().open()
+    await session.submit([ECHO])
+    assert await session.get("x") == "one two"
+    assert len(server.app.state.driver.registry) == 1
+    assert len((await session.graph())["calls"]) == 1
+    keys = {
+        path: {key for _, p, key in transport.seen if p == path} for _, path, _ in transport.seen
+    }
+    assert len(keys["/v1/session"]) == len(keys["/v1/submit"]) == 1
+    assert None not in keys["/v1/session"] | keys["/v1/submit"] and keys["/v1/get"] == {None}
+    await client.close()
+
+
+async def test_a_stream_that_did_not_begin_is_asked_for_again(serve: Serve) -> None:
+    """A whole run streams after its first answer was lost."""
+    server = await serve()
+    client = AsyncClient("http://t", transport=LosesAnswers(server, times=1))
+    assert "".join([text async for text in client.stream([ECHO], "x")]) == "one two"
+    await client.close()
+
+
+async def test_what_would_do_harm_is_not_sent_again(serve: Serve) -> None:
+    """A value may have been set when its answer was lost: the error is for the caller."""
+    server = await serve()
+    transport = LosesAnswers(server, times=0)
+    client = AsyncClient("http://t", transport=transport)
+    session = await client.session().open()
+    transport._times = 1
+    with pytest.raises(ConnectionFailed):
+        await session.set("v", 1)
+    with pytest.raises(AlreadySet):
+        await session.set("v", 2)
+    await client.close()
+
+
+async def test_three_attempts_are_all(serve: Serve) -> None:
+    """A server that stays away is reported, after the first attempt and two more."""
+    transport = LosesAnswers(await serve(), times=9)
+    client = AsyncClient("http://t", transport=transport)
+    with pytest.raises(ConnectionFailed, match="ReadError"):
+        await client.models()
+    assert len(transport.seen) == 3
+    await client.close()
+
+
+async def test_a_full_server_is_asked_again_when_it_says(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is the server's; a session that is closed in the meantime makes room."""
+    server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
+    held = await server.session()
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            await server.http.delete(f"/v1/session/{held}")
+
+    monkeypatch.setattr("weftline.aclient.asyncio.sleep", sleep)
+    client = AsyncClient("http://t", transport=httpx.ASGITransport(server.app))
+    session = await client.session().open()
+    assert pauses == [1.0, 1.0] and session.id != held
+    with pytest.raises(Overloaded):
+        await client.session().open()
+    await client.close()
+
+
+def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests and streams: a refusal, a broken connection, and then the answer."""
+    pauses: list[float] = []
+    monkeypatch.setattr("weftline.client.time.sleep", pauses.append)
+
+    def answers(last: httpx.Response) -> Iterator[httpx.Response | None]:
+        yield httpx.Response(503, headers={"Retry-After": "2"})
+        yield None
+        yield last
+
+    waiting = answers(httpx.Response(200, json={"session_id": "s", "protocol": "1"}))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = next(waiting)
+        if found is None:
+            raise httpx.ReadError("the connection broke")
+        return found
+
+    with Client("http://t", transport=httpx.MockTransport(answer)) as client:
+        assert client.session().id == "s"
+        events = 'event: part\ndata: {"offset": 0, "text": "hi"}\n\n'
+        waiting = answers(
+            httpx.Response(200, text=events, headers={"Content-Type": "text/event-stream"})
+        )
+        assert list(client.stream([ECHO], "x")) == ["hi"]
+    assert pauses == [2.0, 0.4, 2.0, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "method", "path", "result", "expected"),
+    [
+        (0, "POST", "/v1/submit", WANT_AGAIN, 7.0),
+        (1, "PUT", "/v1/session/s/variable/v", WANT_AGAIN, 7.0),
+        (2, "POST", "/v1/submit", WANT_AGAIN, None),
+        (0, "POST", "/v1/submit", httpx.Response(429), None),
+        (0, "POST", "/v1/submit", httpx.Response(429, headers={"Retry-After": "3600"}), None),
+        (0, "POST", "/v1/submit", httpx.Response(503, headers={"Retry-After": "soon"}), None),
+        (0, "POST", "/v1/submit", httpx.Response(500, headers={"Retry-After": "1"}), None),
+        (0, "POST", "/v1/submit", httpx.Response(200), None),
+        (0, "POST", "/v1/submit", httpx.ReadError("x"), 0.1),
+        (1, "POST", "/v1/get", httpx.RemoteProtocolError("x"), 0.4),
+        (0, "GET", "/v1/models", httpx.ReadError("x"), 0.1),
+        (0, "DELETE", "/v1/session/s", httpx.ReadError("x"), None),
+        (0, "DELETE", "/v1/session/s", httpx.ConnectError("x"), 0.1),
+        (2, "GET", "/v1/models", httpx.ConnectError("x"), None),
+    ],
+)
+def test_when_to_ask_again(
+    attempt: int,
+    method: str,
+    path: str,
+    result: httpx.Response | httpx.TransportError,
+    expected: float | None,
+) -> None:
+    """Two more attempts; a refusal as it says, a broken connection where it does no harm."""
+    assert pause(attempt, method, path, result) == expected
