@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from weftline_engine.api import Finished, Hints
+
 Make = Callable[..., Any]
 
 
@@ -192,3 +194,21 @@ def test_a_swapped_context_comes_back_bit_by_bit(
     assert (moved.context, moved.residency, moved.tokens) == ("first.context", "resident", 51)
     assert torch.equal(contents(), before)
     assert core.scheduler.tree.available == 8 - len(context.held)
+
+
+def test_new_advice_changes_who_is_served_and_not_what(
+    make_bench: Make, generate: Make, tokens_of: Make
+) -> None:
+    """One place: the second op is said to have less left, and is done first."""
+    ops = [generate(name, tokens_of(i, 20)) for i, name in enumerate("ab")]
+    expected = [make_bench().run(op)[0].tokens for op in ops]
+    bench = make_bench(max_running=1)
+    bench.submit(ops)
+    bench.core.update("a", Hints(application="a", work_left=900))
+    bench.core.update("b", Hints(application="b", work_left=90))
+    bench.core.update("nobody", Hints())
+    ended = []
+    while bench.core.busy:
+        ended += [event.op for event in bench.step() if isinstance(event, Finished)]
+    assert ended == ["b", "a"]
+    assert [bench.outcomes[name].tokens for name in "ab"] == expected

@@ -6,11 +6,15 @@ each planned step the blocks of a chunk must spell the prefixes of its sequence.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weftline_engine.api import Kind, Op
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan, holders
+from weftline_engine.api import Hints, Kind, Op
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 
 SIZE = 4
@@ -36,12 +40,18 @@ class Meaning:
                 assert seen == tuple(chunk.sequence.tokens[: at + 1])
 
 
+def holders(sequences: Iterable[Sequence], contexts: Iterable[Context]) -> Counter[int]:
+    """How many hold each node, by its id: what the nodes' own counts must say."""
+    held = itertools.chain((s.held for s in sequences), (c.held for c in contexts))
+    return Counter(id(node) for nodes in held for node in nodes)
+
+
 def check_books(scheduler: Scheduler) -> None:
     """Every block is free, in the tree or a sequence's own; every node counts its holders."""
     sequences = [*scheduler.running, *scheduler.waiting]
     expected = holders(sequences, scheduler.contexts.values())
     nodes = list(scheduler.tree.nodes())
-    assert [node.holders for node in nodes] == [expected.get(id(node), 0) for node in nodes]
+    assert [node.holders for node in nodes] == [expected[id(node)] for node in nodes]
     assert scheduler.tree.evictable == sum(node.holders == 0 for node in nodes)
     own = sum(len(one.blocks) - len(one.held) for one in sequences)
     assert scheduler.pool.free + len(nodes) + own == scheduler.pool.count
@@ -60,20 +70,30 @@ class World:
         self.cached: dict[str, int] = {}
         self.count = 0
 
-    def add(self, prompt: list[int], output: list[int], salt: str, parent: str | None) -> str:
+    def add(
+        self,
+        prompt: list[int],
+        output: list[int],
+        salt: str,
+        parent: str | None,
+        hints: Hints,
+        *,
+        open: bool = False,
+    ) -> str:
         name = f"op{self.count}"
         kind = Kind.GENERATE if output else Kind.FILL
-        op = Op(id=name, kind=kind, context=name, salt=salt)
+        op = Op(id=name, kind=kind, context=name, salt=salt, hints=hints)
         tokens = list(prompt)
         if parent is not None:
             tokens = [*self.scheduler.contexts[parent].tokens, *prompt]
-        sequence = Sequence(op, self.count, tokens=tokens, prompt=len(tokens))
+        sequence = Sequence(op, self.count, tokens=tokens, prompt=len(tokens), open=open)
         self.count += 1
         self.left[name] = list(output)
         self.scheduler.add(sequence)
         return name
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """Whether there is more to do."""
         plan = self.scheduler.plan()
         self.meaning.run(plan)
         self.scheduler.apply(plan)
@@ -81,9 +101,15 @@ class World:
             if chunk.samples:
                 self._sampled(chunk.sequence)
         for one in list(self.scheduler.running):
-            if not one.generates and one.computed == len(one.tokens):
+            if not one.generates and not one.open and one.computed == len(one.tokens):
                 self._finish(one)
         check_books(self.scheduler)
+        return not self.scheduler.rests(plan)
+
+    def feed(self, sequence: Sequence, more: list[int], *, last: bool) -> None:
+        sequence.tokens += more
+        sequence.prompt += len(more)
+        sequence.open = not last
 
     def _sampled(self, sequence: Sequence) -> None:
         sequence.filled = True
@@ -104,38 +130,76 @@ class World:
 
 
 letters = st.lists(st.integers(1, 2), max_size=14)
+some_hints = st.builds(
+    Hints,
+    application=st.sampled_from(["", "a", "b"]),
+    depth=st.integers(0, 3),
+    work_left=st.sampled_from([0, 50, 5000]),
+    criterion=st.sampled_from(["latency", "throughput"]),
+    token_bound=st.sampled_from([None, None, 0, 20]),
+)
 
 
-@settings(max_examples=150, deadline=None)
+ACTIONS = ("add", "add", "fork", "step", "step", "feed", "update", "cancel", "free")
+
+
+def act(world: World, data: st.DataObject) -> None:
+    """One thing that a server may do, or a step."""
+    contexts = sorted(world.scheduler.contexts)
+    queued = [*world.scheduler.running, *world.scheduler.waiting]
+    match data.draw(st.sampled_from(ACTIONS)):
+        case "add":
+            salt = data.draw(st.sampled_from(["", "", "", "tenant"]))
+            world.add(
+                [1, *data.draw(letters)],
+                data.draw(letters),
+                salt,
+                None,
+                data.draw(some_hints),
+                open=data.draw(st.booleans()),
+            )
+        case "fork" if contexts:
+            parent = data.draw(st.sampled_from(contexts))
+            found = world.scheduler.contexts[parent]
+            if len(found.tokens) <= 4 * SIZE:
+                world.add(
+                    [1, *data.draw(letters)[:8]],
+                    data.draw(letters)[:6],
+                    found.salt,
+                    parent,
+                    data.draw(some_hints),
+                )
+        case "feed" if [one for one in queued if one.open and len(one.tokens) < 15]:
+            found = [one for one in queued if one.open and len(one.tokens) < 15]
+            one = data.draw(st.sampled_from(found))
+            world.feed(one, data.draw(letters)[:4], last=data.draw(st.booleans()))
+        case "update" if queued:
+            data.draw(st.sampled_from(queued)).hints = data.draw(some_hints)
+        case "cancel" if queued:
+            world.scheduler.drop(data.draw(st.sampled_from(queued)))
+        case "free" if contexts:
+            world.scheduler.free(world.scheduler.contexts[data.draw(st.sampled_from(contexts))])
+        case _:
+            world.step()
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(8, 20), st.sampled_from([7, 9, 64]))
 def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_tokens: int) -> None:
-    """Ops with common prefixes come, fork, are cancelled and freed, on a pool that is too small."""
+    """Ops with common prefixes and random hints come, fork, are fed, cancelled and freed, on a pool
+    that is too small. When all prompts are complete, all end."""
     world = World(blocks, step_tokens)
 
-    def choose(names: list[str]) -> str:
-        return data.draw(st.sampled_from(names))
-
     for _ in range(data.draw(st.integers(1, 25))):
-        contexts = sorted(world.scheduler.contexts)
-        queued = [*world.scheduler.running, *world.scheduler.waiting]
-        match data.draw(st.sampled_from(["add", "add", "fork", "step", "cancel", "free"])):
-            case "add":
-                salt = data.draw(st.sampled_from(["", "", "", "tenant"]))
-                world.add([1, *data.draw(letters)], data.draw(letters), salt, None)
-            case "fork" if contexts:
-                parent = choose(contexts)
-                found = world.scheduler.contexts[parent]
-                if len(found.tokens) <= 4 * SIZE:
-                    world.add(
-                        [1, *data.draw(letters)[:8]], data.draw(letters)[:6], found.salt, parent
-                    )
-            case "cancel" if queued:
-                world.scheduler.drop(data.draw(st.sampled_from(queued)))
-            case "free" if contexts:
-                world.scheduler.free(world.scheduler.contexts[choose(contexts)])
-            case _:
-                world.step()
+        act(world, data)
         check_books(world.scheduler)
+    for _ in range(3000):
+        if not world.step():
+            break
+    queued = [*world.scheduler.running, *world.scheduler.waiting]
+    assert all(one.open for one in queued)
+    for one in queued:
+        world.feed(one, [2], last=True)
     for _ in range(3000):
         if world.idle:
             break
@@ -146,11 +210,13 @@ def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_to
     assert world.scheduler.tree.available == blocks
 
 
-def test_thirty_two_requests_finish_on_eight_blocks() -> None:
+@settings(max_examples=15, deadline=None)
+@given(st.lists(some_hints, min_size=32, max_size=32))
+def test_thirty_two_requests_finish_on_eight_blocks(hints: list[Hints]) -> None:
     """32 requests of 5 blocks each, none sharing, and contexts pinned until the end."""
     world = World(8, 7)
     for i in range(32):
-        world.add([i + 1] * 12, [i + 1] * 8, "", None)
+        world.add([i + 1] * 12, [i + 1] * 8, "", None, hints[i])
     steps = 0
     while not world.idle:
         world.step()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,34 +25,16 @@ from weftline_engine.api import (
     Part,
     Residency,
     Retention,
-    SamplingParams,
     Usage,
 )
 from weftline_engine.embedded.admission import Refused, check, check_tokens
 from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.live import Live
 from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.sampling import SamplingTable, sample
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
-from weftline_engine.embedded.text import Detokenizer, StopScanner, TokenStream
-
-
-@dataclass(eq=False, slots=True)
-class _Live:
-    """An op in flight: its sequence, the context it makes, and its text so far."""
-
-    sequence: Sequence
-    context: Context
-    stream: TokenStream | None = None
-    scanner: StopScanner = field(default_factory=lambda: StopScanner(()))
-    slot: int = -1
-    started: float = 0.0
-    filled: float = 0.0
-    offset: int = 0  # of the payload's end, for feed
-
-    @property
-    def op(self) -> Op:
-        return self.sequence.op
+from weftline_engine.embedded.text import Detokenizer, StopScanner
 
 
 class Core:
@@ -83,21 +64,21 @@ class Core:
         self._probe = probe
         self._seed = seed
         self._arrivals = 0
-        self._live: dict[str, _Live] = {}
-        self._held: list[_Live] = []  # wait for their parent context
+        self._live: dict[str, Live] = {}
+        self._held: list[Live] = []  # wait for their parent context
         self._table = SamplingTable(config.max_running)
         self._events: list[Event] = []
         self._number = 0
+        self._quiet = True  # no step has anything to do until something comes
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do or to report."""
-        scheduler = self.scheduler
-        open_only = all(one.open for one in scheduler.running)
-        return bool(self._events or scheduler.waiting or not open_only)
+        return bool(self._events) or not self._quiet
 
     def submit(self, op: Op) -> None:
         """Queue an op; what is wrong with it comes back as `Failed`."""
+        self._quiet = False
         old = self._live.get(op.id)
         if old is not None:
             if old.op.attempt >= op.attempt:
@@ -106,7 +87,7 @@ class Core:
         sequence = Sequence(op, self._arrivals, open=op.open)
         self._arrivals += 1
         context = Context(op.context, op.salt, op.id, op.attempt)
-        live = _Live(sequence, context)
+        live = Live(sequence, context)
         try:
             check(op, self.scheduler.contexts, self.decoder.config.vocabulary)
         except Refused as refusal:
@@ -136,6 +117,7 @@ class Core:
         except Refused as refusal:
             self._fail(live, refusal.error, str(refusal))
             return
+        self._quiet = False
         live.offset += len(more)
         live.sequence.tokens.extend(more)
         live.sequence.prompt += len(more)
@@ -144,7 +126,10 @@ class Core:
             self._fit(live)
 
     def update(self, op: str, hints: Hints) -> None:
-        """New advice about an op. The order is first come, first served, so far."""
+        """New advice about an op; the next step is planned with it."""
+        live = self._live.get(op)
+        if live is not None:
+            live.sequence.hints, self._quiet = hints, False
 
     def cancel(self, op: str) -> None:
         live = self._live.get(op)
@@ -160,6 +145,7 @@ class Core:
         found = self.scheduler.contexts.get(context)
         if found is None or not found.ready:
             return
+        self._quiet = False
         match retention:
             case Retention.KEEP:
                 self._restore(found)
@@ -193,6 +179,7 @@ class Core:
         found = self.scheduler.contexts.get(context)
         if found is None:
             return
+        self._quiet = False
         live = self._live.get(found.maker)
         if live is not None and live.context is found:
             self._fail(live, "Cancelled", "the call's context was freed")
@@ -223,6 +210,7 @@ class Core:
                     self._fail(
                         self._live[op], "EngineFailed", f"a step failed: {error}", poisoned=True
                     )
+        self._quiet = self.scheduler.rests(plan)
         events, self._events = self._events, []
         return events
 
@@ -247,9 +235,9 @@ class Core:
             if not one.generates and not one.open and one.computed == len(one.tokens):
                 self._filled(self._live[one.op.id])
 
-    def _take(self, live: _Live, token: int) -> None:
+    def _take(self, live: Live, token: int) -> None:
         """A generate has its next token, or -1 for NaN."""
-        sequence, params = live.sequence, _params(live.op)
+        sequence, params = live.sequence, live.params
         if token < 0:
             self._fail(live, "EngineFailed", "the model's logits are not finite", poisoned=True)
             return
@@ -261,28 +249,20 @@ class Core:
         sequence.tokens.append(token)
         produced = sequence.output
         at_end = token in self.decoder.config.eos and not params.ignore_eos
-        assert live.stream is not None
-        text = "" if at_end else live.stream.push([token])
-        if produced >= params.min_tokens:  # until then, stop strings are text like any other
-            text = live.scanner.push(text)
-        stopped = live.scanner.stopped
         full = produced >= params.max_tokens or len(sequence.tokens) >= self.limit
-        if (at_end or full) and not stopped:
-            text += live.scanner.push(live.stream.finish())
-            stopped = live.scanner.stopped
-            text += live.scanner.finish()
+        text, stopped = live.text(token, at_end=at_end, full=full)
         self._emit(live, Part, offset=produced - 1, tokens=(token,), text=text)
         if at_end or stopped:
             self._finish(live, FinishReason.STOP)
         elif full:
             self._finish(live, FinishReason.LENGTH)
 
-    def _filled(self, live: _Live) -> None:
+    def _filled(self, live: Live) -> None:
         live.sequence.filled = True
         live.filled = self._clock()
         self._finish(live, FinishReason.FILLED)
 
-    def _finish(self, live: _Live, reason: FinishReason) -> None:
+    def _finish(self, live: Live, reason: FinishReason) -> None:
         sequence = live.sequence
         usage = Usage(
             prompt_tokens=sequence.prompt,
@@ -297,14 +277,15 @@ class Core:
         self._moved(live.context, Residency.RESIDENT, sequence.computed)
         self._release_children(live.context)
 
-    def _fail(self, live: _Live, error: str, message: str, *, poisoned: bool = False) -> None:
+    def _fail(self, live: Live, error: str, message: str, *, poisoned: bool = False) -> None:
         """End an op badly, and the ops that wait for its context with it."""
         self._end(live, poisoned=poisoned)
         self._emit(live, Failed, error=error, message=message)
         self._release_children(live.context)
 
-    def _end(self, live: _Live, *, poisoned: bool = False) -> None:
+    def _end(self, live: Live, *, poisoned: bool = False) -> None:
         """Take an op out of the engine without a word."""
+        self._quiet = False
         if self._live.get(live.op.id) is not live:
             return
         wipe = self.scheduler.drop(live.sequence, poisoned=poisoned)
@@ -315,7 +296,7 @@ class Core:
             self._held.remove(live)
         self._forget(live)
 
-    def _forget(self, live: _Live) -> None:
+    def _forget(self, live: Live) -> None:
         del self._live[live.op.id]
         if live.slot >= 0:
             self._table.remove(live.slot)
@@ -332,7 +313,7 @@ class Core:
             else:
                 self._fail(live, "EngineFailed", f"context {context.id} could not be made")
 
-    def _queue(self, live: _Live) -> None:
+    def _queue(self, live: Live) -> None:
         """The parent is there: set the tokens up and hand the sequence to the scheduler."""
         op, sequence = live.op, live.sequence
         before: tuple[int, ...] = ()
@@ -349,12 +330,12 @@ class Core:
         if not self._fit(live):
             return
         if op.kind is Kind.GENERATE:
-            params = _params(op)
-            seed = params.seed if params.seed is not None else self._seed + 0x51ED * op_number(op)
+            params = live.params
+            seed = params.seed if params.seed is not None else self._seed + 0x51ED * live.number
             live.slot = self._table.add(params, seed)
             live.scanner = StopScanner(params.stop)
 
-    def _fit(self, live: _Live) -> bool:
+    def _fit(self, live: Live) -> bool:
         """Fail an op whose prompt is empty, or leaves no room for an output token."""
         prompt, room = live.sequence.prompt, self.limit - live.sequence.generates
         if prompt > room:
@@ -380,19 +361,9 @@ class Core:
             tokens=tokens,
         )
 
-    def _emit(self, live: _Live, event: Callable[..., Event], **fields: object) -> None:
+    def _emit(self, live: Live, event: Callable[..., Event], **fields: object) -> None:
         self._append(live.op.id, live.op.attempt, event, **fields)
 
     def _append(self, op: str, attempt: int, event: Callable[..., Event], **more: object) -> None:
         now, self._number = self._clock(), self._number + 1
         self._events.append(event(op=op, attempt=attempt, sequence=self._number, time=now, **more))
-
-
-def _params(op: Op) -> SamplingParams:
-    assert op.sampling is not None, "a generate is checked to have sampling"
-    return op.sampling
-
-
-def op_number(op: Op) -> int:
-    """A number from an op's id, the same in every run: the seed of a request that names none."""
-    return int.from_bytes(op.id.encode()[-8:], "little")

@@ -1,19 +1,20 @@
 """Decides what each step computes: plan() before it, apply() after it, no tensors, no clock.
 
-Sequences are served in the order of `urgency`. A running one takes one token, or as much of its
-prompt as the step's token budget leaves; a waiting one is let in when its whole prompt has room.
-When a sequence needs a block and none is free, the cache nobody holds goes first, then the least
-urgent running sequence is preempted (it recomputes later), and only when the sequence is alone are
-idle contexts unpinned. So the most urgent sequence always advances, and nothing can deadlock.
+Sequences are served in the order of `urgency`, as many as a step has places and tokens for. A
+running one takes one token, or as much of its prompt as the step's token budget leaves; a waiting
+one is let in when its whole prompt has room, for which throughput makes way to latency. When a
+sequence needs a block and none is free, the cache nobody holds goes first, then the least urgent
+running sequence is preempted (it recomputes later), and only when the sequence is alone are idle
+contexts unpinned. So the most urgent sequence always advances, and nothing can deadlock.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.order import TokenBound, bulk, rank, urgency
 from weftline_engine.embedded.pool import BlockPool
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 from weftline_engine.embedded.tree import ContextTree, Node
@@ -61,11 +62,6 @@ class StepPlan:
     dropped: tuple[Context, ...] = ()
 
 
-def urgency(sequence: Sequence) -> tuple[int]:
-    """The smaller, the sooner: first come, first served."""
-    return (sequence.arrival,)
-
-
 class Scheduler:
     """Owns the block pool, the context tree, and the sequences and contexts that hold blocks."""
 
@@ -80,6 +76,8 @@ class Scheduler:
         self._clock = itertools.count(1)
         self._copies: list[tuple[int, int]] = []
         self._dropped: list[Context] = []
+        self._planned: set[int] = set()  # ids of the sequences that have their chunk of this step
+        self._full = False  # nobody is let in any more in this step
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens can run when it is alone."""
@@ -87,34 +85,34 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit the pool."""
+        sequence.born = self.step
         self.waiting.append(sequence)
 
     def plan(self) -> StepPlan:
         """Decide the next step. The sequences are then as if it had run, but for new tokens."""
         self.step += 1
         self._copies, self._dropped = [], []
-        self.running.sort(key=urgency)
-        self.waiting.sort(key=urgency)
+        self._planned, self._full = set(), False
+        everyone = [*self.running, *self.waiting]
+        rank(everyone)
         chunks: list[Chunk] = []
-        budget = self.config.step_tokens - sum(_left(one) == 1 for one in self.running)
-        for sequence in list(self.running):
-            if sequence.phase is not Phase.RUNNING:
-                continue  # preempted by a more urgent one a moment ago
-            most = 1 if _left(sequence) == 1 else budget
+        bound = TokenBound()
+        places = self.config.max_running
+        decoding = sum(_left(one) == 1 for one in self.running)
+        budget = self.config.step_tokens - min(decoding, places)
+        for sequence in sorted(everyone, key=urgency):
+            if len(chunks) == places:
+                break
+            decodes = sequence.phase is Phase.RUNNING and _left(sequence) == 1
+            most = 1 if decodes else budget
+            if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
+                continue
             chunk = self._chunk(sequence, most)
             if chunk is not None:
                 chunks.append(chunk)
-                budget -= chunk.stop - chunk.start if most > 1 else 0
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
-            sequence = self.waiting[0]
-            if not self._admit(sequence):
-                break
-            chunk = self._chunk(sequence, budget)
-            if sequence.phase is not Phase.RUNNING:
-                break
-            if chunk is not None:
-                chunks.append(chunk)
-                budget -= chunk.stop - chunk.start
+                self._planned.add(id(sequence))
+                bound.add(sequence)
+                budget -= 0 if decodes else chunk.stop - chunk.start
         done = [one for one in self.running if not one.generates and _complete(one)]
         ran = {id(chunk.sequence) for chunk in chunks}
         finished = tuple(one for one in done if id(one) not in ran)
@@ -125,6 +123,15 @@ class Scheduler:
         for chunk in plan.chunks:
             if chunk.sequence.phase is Phase.RUNNING:
                 self._enter(chunk.sequence, final=True)
+
+    def rests(self, plan: StepPlan) -> bool:
+        """Whether there is nothing to do after this step until something comes from outside."""
+        everyone = (*self.running, *self.waiting)
+        if not all(one.open for one in everyone):
+            return False
+        if plan.chunks or plan.done:
+            return not self.waiting and all(_left(one) == 0 for one in everyone)
+        return True
 
     def finish(self, sequence: Sequence, context: Context | None) -> None:
         """The sequence ends well; what it computed stays pinned under `context`, if any."""
@@ -234,6 +241,13 @@ class Scheduler:
         if not sequence.filled:
             sequence.cached += min(sequence.computed, sequence.prompt) - begin
 
+    def _is_in(self, sequence: Sequence) -> bool:
+        """Whether the sequence is running, by being let in now if need be. Where one finds no room,
+        nobody else is let in before it."""
+        if sequence.phase is Phase.WAITING and not self._full:
+            self._full = not self._admit(sequence)
+        return sequence.phase is Phase.RUNNING
+
     def _admit(self, sequence: Sequence) -> bool:
         """Let a waiting sequence in if there is room for all its tokens and one more."""
         size = self.config.block_size
@@ -242,10 +256,9 @@ class Scheduler:
         need = len(sequence.tokens) // size + 1 - len(match.nodes)
         need = min(need, self.pool.count - len(match.nodes))
         while self.tree.available - unheld < need:
-            stalled = [one for one in self.running if one.open and _left(one) == 0]
-            if stalled:
-                # Its input may be the very output of the one that waits here.
-                self._preempt(max(stalled, key=urgency))
+            victim = self._makes_way(sequence)
+            if victim is not None:
+                self._preempt(victim)
             elif self.running or not self._drop_idle():
                 return False
         self.waiting.remove(sequence)
@@ -254,6 +267,22 @@ class Scheduler:
             sequence.cached = 0
         self.running.append(sequence)
         return True
+
+    def _makes_way(self, sequence: Sequence) -> Sequence | None:
+        """The running sequence that gives its room to this waiting one, None if none should.
+
+        One that waits for input does: it may be the very output of the one that waits here. One
+        for throughput does where this one is for latency, and comes before it.
+        """
+        if sequence.open:
+            return None
+        candidates = [
+            one
+            for one in self.running
+            if (one.open and _left(one) == 0)
+            or (bulk(one) and not bulk(sequence) and urgency(one) > urgency(sequence))
+        ]
+        return max(candidates, key=urgency, default=None)
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Give the sequence blocks for so many tokens; False if it was preempted for want."""
@@ -281,12 +310,12 @@ class Scheduler:
                 raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert id(sequence) not in self._planned, f"op {sequence.op.id} is in this step"
         self.running.remove(sequence)
         self._release(sequence)
         sequence.computed = 0
         sequence.move_to(Phase.WAITING)
         self.waiting.append(sequence)
-        self.waiting.sort(key=urgency)
 
     def _drop_idle(self) -> bool:
         """Unpin the idle context that was used longest ago; False when none is pinned."""
@@ -356,12 +385,3 @@ def _left(sequence: Sequence) -> int:
 
 def _complete(sequence: Sequence) -> bool:
     return not sequence.open and sequence.computed == len(sequence.tokens)
-
-
-def holders(sequences: Iterable[Sequence], contexts: Iterable[Context]) -> dict[int, int]:
-    """How many hold each node, by its id: what the nodes' own counts must say (for tests)."""
-    counts: dict[int, int] = {}
-    for held in itertools.chain((s.held for s in sequences), (c.held for c in contexts)):
-        for node in held:
-            counts[id(node)] = counts.get(id(node), 0) + 1
-    return counts

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from weftline_engine.api import Kind, Op
+from weftline_engine.api import Hints, Kind, Op
 from weftline_engine.embedded.tree import Node
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Open, the application's score and first arrival, the call's own score, its arrival.
+Rank: TypeAlias = tuple[bool, float, int, float, int]
 
 
 class Phase(Enum):
@@ -40,7 +44,7 @@ class Sequence:
 
     `blocks` hold the first `computed` of them (after a step is planned: as if it had run). The
     first `len(held)` of these blocks are nodes of the tree, the others its own. `cached` counts
-    the prompt's tokens that were found in the tree.
+    the prompt's tokens that were found in the tree. `born` is the step before which it was queued.
     """
 
     op: Op
@@ -54,6 +58,12 @@ class Sequence:
     held: list[Node] = field(default_factory=list)
     cached: int = 0
     filled: bool = False  # the whole prompt has been computed once
+    hints: Hints = field(init=False)
+    born: int = 0
+    rank: Rank = (False, 0.0, 0, 0.0, 0)
+
+    def __post_init__(self) -> None:
+        self.hints = self.op.hints
 
     @property
     def generates(self) -> bool:

@@ -1,0 +1,164 @@
+"""Whom a step serves first: what the hints, the age and the places decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftline_engine.api import Hints, Kind, Op
+from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.embedded.sequence import Sequence
+
+
+def make_scheduler(blocks: int = 64, step_tokens: int = 40, max_running: int = 8) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            blocks=blocks, block_size=4, step_tokens=step_tokens, max_running=max_running
+        )
+    )
+
+
+def add(
+    scheduler: Scheduler, name: str, tokens: int, *, open: bool = False, **hints: Any
+) -> Sequence:
+    """A generate whose prompt is its own: so many times a token that no other has."""
+    op = Op(id=name, kind=Kind.GENERATE, context=name, hints=Hints(**hints))
+    arrival = len(scheduler.waiting) + len(scheduler.running)
+    mark = int.from_bytes(name.encode(), "big")
+    one = Sequence(op, arrival, tokens=[mark] * tokens, prompt=tokens, open=open)
+    scheduler.add(one)
+    return one
+
+
+def run(scheduler: Scheduler) -> StepPlan:
+    """Plan and apply a step in which every sampled token is 9."""
+    plan = scheduler.plan()
+    scheduler.apply(plan)
+    for chunk in plan.chunks:
+        if chunk.samples:
+            chunk.sequence.filled = True
+            chunk.sequence.tokens.append(9)
+    return plan
+
+
+def names(plan: StepPlan) -> list[str]:
+    return [chunk.sequence.op.id for chunk in plan.chunks]
+
+
+def test_who_has_least_left_comes_first() -> None:
+    """Latency before throughput, then the application with the least work left, its deepest call
+    first, then arrival; open prompts last, whatever their hints."""
+    scheduler = make_scheduler()
+    add(scheduler, "open", 3, open=True, application="a", work_left=1)
+    add(scheduler, "bulk", 3, application="b", work_left=10, criterion="throughput")
+    add(scheduler, "long", 3, application="c", work_left=4000)
+    add(scheduler, "sink", 3, application="d", work_left=900)
+    add(scheduler, "deep", 3, application="d", work_left=900, depth=2)
+    add(scheduler, "late", 3, application="e", work_left=900)
+    assert names(run(scheduler)) == ["deep", "sink", "late", "long", "bulk", "open"]
+
+
+def test_an_application_moves_as_one() -> None:
+    """Its newest hints say that little is left; its older calls come forward with them."""
+    scheduler = make_scheduler()
+    add(scheduler, "a1", 3, application="a", work_left=3000)
+    add(scheduler, "b1", 3, application="b", work_left=1000)
+    add(scheduler, "a2", 3, application="a", work_left=100)
+    assert names(run(scheduler)) == ["a1", "a2", "b1"]
+
+
+def test_new_hints_take_effect_in_the_next_step() -> None:
+    scheduler = make_scheduler(step_tokens=10, max_running=2)
+    add(scheduler, "first", 30, application="a", work_left=500)
+    second = add(scheduler, "next", 30, application="b", work_left=500)
+    assert names(run(scheduler)) == ["first"]
+    second.hints = Hints(application="b", work_left=5)
+    assert names(run(scheduler)) == ["next"]
+
+
+def test_nothing_starves_behind_shorter_work() -> None:
+    """In every 20 steps comes a call with little left and a prompt as long as 20 steps can take:
+    the long application and the one for throughput are served all the same, in this order."""
+    scheduler = make_scheduler(step_tokens=9, max_running=8)
+    latency = add(scheduler, "long", 8, application="long", work_left=8000)
+    bulk = add(scheduler, "bulk", 8, application="bulk", work_left=8, criterion="throughput")
+    served: dict[str, int] = {}
+    for step in range(9000):
+        if step % 20 == 0:
+            add(scheduler, f"s{step}", 180, application=f"s{step}", work_left=200)
+        for chunk in scheduler.plan().chunks:
+            one = chunk.sequence
+            if chunk.samples:
+                served.setdefault(one.op.id, step)
+                scheduler.drop(one)
+    assert 1000 < served[latency.op.id] < 3000
+    assert served[latency.op.id] < served[bulk.op.id] < 8000
+
+
+def test_the_strictest_bound_limits_what_else_is_in_flight() -> None:
+    """Two of throughput decode together with 20 tokens each. A latency call that bears 25 beside it
+    leaves one of them in the step, the next one that bears 10 none; when they end, both go on."""
+    scheduler = make_scheduler()
+    for name in ("b1", "b2"):
+        add(scheduler, name, 20, criterion="throughput")
+    run(scheduler)
+    assert names(run(scheduler)) == ["b1", "b2"]
+    first = add(scheduler, "l1", 4, token_bound=25)
+    assert names(run(scheduler)) == ["l1", "b1"]
+    second = add(scheduler, "l2", 4, token_bound=10)
+    assert names(run(scheduler)) == ["l1", "l2"]
+    scheduler.drop(first)
+    scheduler.drop(second)
+    assert names(run(scheduler)) == ["b1", "b2"]
+
+
+def test_a_bound_below_one_prompt_still_lets_the_first_run() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, "a", 30, token_bound=0)
+    add(scheduler, "b", 3, token_bound=100)
+    assert names(run(scheduler)) == ["a"]
+
+
+def test_open_prompts_that_wait_take_no_place() -> None:
+    """Two places: six open prompts that have computed what they know leave both to others."""
+    scheduler = make_scheduler(max_running=2)
+    for name in "abcdef":
+        add(scheduler, name, 5, open=True)
+    steps = [names(run(scheduler)) for _ in range(3)]
+    assert steps == [["a", "b"], ["c", "d"], ["e", "f"]]
+    add(scheduler, "x", 3)
+    add(scheduler, "y", 3)
+    assert names(run(scheduler)) == ["x", "y"]
+    assert names(run(scheduler)) == ["x", "y"]
+    assert len(scheduler.running) == 8
+
+
+def test_latency_takes_a_place_and_room_from_throughput() -> None:
+    """One place and 8 blocks, 6 of them taken: the short latency call goes first in both."""
+    scheduler = make_scheduler(blocks=8, max_running=1)
+    bulk = add(scheduler, "bulk", 22, criterion="throughput")
+    assert names(run(scheduler)) == ["bulk"]
+    urgent = add(scheduler, "now", 10)
+    assert names(run(scheduler)) == ["now"]
+    assert scheduler.waiting == [bulk]
+    scheduler.drop(urgent)
+    assert names(run(scheduler)) == ["bulk"]
+
+
+def test_latency_does_not_take_room_from_latency() -> None:
+    """Work that has begun is not thrown away for a call that has a little less left."""
+    scheduler = make_scheduler(blocks=8)
+    add(scheduler, "begun", 22, work_left=100)
+    run(scheduler)
+    add(scheduler, "less", 10, work_left=10)
+    assert names(run(scheduler)) == ["begun"]
+
+
+def test_a_prompt_that_just_got_its_tokens_is_not_preempted_in_the_same_step() -> None:
+    """An open prompt is computed and has nothing more to do; another that finds no room must not
+    take the blocks that this very step writes to."""
+    scheduler = make_scheduler(blocks=6)
+    first = add(scheduler, "a", 16, open=True)
+    second = add(scheduler, "b", 16, open=True)
+    assert names(run(scheduler)) == ["a"]
+    assert (scheduler.running, scheduler.waiting) == ([first], [second])
+    assert scheduler.rests(scheduler.plan())
