@@ -38,7 +38,7 @@ def steps(draw: st.DrawFn) -> list[Rows]:
     return parts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from([(4, 1), (2, 2), (1, 3)]), st.sampled_from([1, 2, 1000]))
 def test_sharing_changes_no_result(
     parts: list[Rows], heads: tuple[int, int], min_pages_saved: int

@@ -1,0 +1,77 @@
+"""The Triton kernels of RMSNorm, RoPE, SiLU-mul and the KV store against their references.
+
+They run in Triton's interpreter. It rounds float32 to bfloat16 otherwise than torch does, by one
+unit in the last place, which is 2**-8 of the value.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weftline_kernels.jit import INTERPRETED
+from weftline_kernels.kv_store import kv_store_reference, kv_store_triton
+from weftline_kernels.rms_norm import rms_norm_reference, rms_norm_triton
+from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
+from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start")
+
+TYPES = [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("shape", [(1, 576), (5, 8), (3, 1), (2, 3, 64)])
+def test_rms_norm(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
+    """Widths that are no power of two, too, and rows of several leading dimensions."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype)
+    assert_close(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5), tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("heads", [(0, 3), (1, 6)])
+def test_rope(dtype: torch.dtype, tolerance: float, heads: tuple[int, int]) -> None:
+    """All heads, or a slice of the fused projection's, of which the others stay out."""
+    torch.manual_seed(0)
+    x = torch.randn(5, heads[1] + 1, 24).to(dtype)[:, heads[0] : heads[1]]
+    positions = torch.tensor([0, 1, 2, 900, 8191])
+    frequencies = 1 / 10000 ** (torch.arange(12) / 12)
+    cos_TH, sin_TH = rope_tables(positions, frequencies, dtype)
+    expected = rope_reference(x.float(), cos_TH[:, 12:].float(), sin_TH[:, 12:].float())
+    found = rope_triton(x, cos_TH, sin_TH)
+    assert found.is_contiguous()
+    assert_close(found, expected.to(dtype), tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("channels", [3, 1100])
+def test_silu_mul(dtype: torch.dtype, tolerance: float, channels: int) -> None:
+    """Less than a block of channels, and more than one."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 2 * channels).to(dtype)
+    assert_close(silu_mul_triton(x), silu_mul_reference(x), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_store_writes_its_slots_and_no_other(dtype: torch.dtype) -> None:
+    """Three KV heads of 20, out of a fused projection, into one layer of a larger cache."""
+    torch.manual_seed(0)
+    x, slots = torch.randn(3, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30])
+    found, expected = (torch.zeros(2, 3, 4, 8, 20, dtype=dtype) for _ in range(2))
+    kv_store_reference(expected[1], x, slots)
+    kv_store_triton(found[1], x, slots)
+    assert torch.equal(found, expected)
+    assert (found != 0).any(-1).sum() == 9
+
+
+def test_kv_store_refuses_a_cache_whose_pages_are_scattered() -> None:
+    """Pages before heads, as others lay them out: the kernel would write elsewhere."""
+    pool = torch.zeros(4, 3, 8, 20).transpose(0, 1)
+    with pytest.raises(ValueError, match="contiguous"):
+        kv_store_triton(pool, torch.zeros(1, 3, 20), torch.tensor([0]))
