@@ -128,7 +128,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What every event says: the op and its attempt, a number that grows by one, the time."""
+    """What every event says: the op and its attempt, a number, the time.
+
+    `sequence` counts the events of the whole engine, of all its ops, by one from 1. A cancelled op
+    ends with `Failed`, whose error is "Cancelled"; an op that had ended says nothing more.
+    """
 
     op: str
     attempt: int

@@ -75,6 +75,7 @@ class NullEngine:
         self._config = config
         self._events: asyncio.Queue[list[api.Event] | None] = asyncio.Queue()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ops: dict[str, api.Op] = {}  # that have not ended
         self._open: dict[str, api.Op] = {}  # waiting for the rest of their prompt
         self._sequence = 0
 
@@ -87,15 +88,18 @@ class NullEngine:
         )
 
     def submit(self, op: api.Op) -> None:
+        self._ops[op.id] = op
         if op.open:
             self._open[op.id] = op
             return
         task = asyncio.create_task(self._run(op))
         self._running[op.id] = task
-        task.add_done_callback(lambda _: self._running.pop(op.id, None))
+        task.add_done_callback(lambda _: self._ended(op, task))
 
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
-        waiting = self._open.pop(op)
+        waiting = self._open.pop(op, None)
+        if waiting is None:
+            return  # it was cancelled
         text = waiting.text or ""
         assert offset == len(text) and isinstance(part, str)
         self.submit(replace(waiting, text=text + part, open=not last))
@@ -104,9 +108,13 @@ class NullEngine:
         """Hints are advice, and this engine takes none."""
 
     def cancel(self, op: str) -> None:
+        if (found := self._ops.pop(op, None)) is None:
+            return
         self._open.pop(op, None)
         if task := self._running.pop(op, None):
             task.cancel()
+        message = "the call was cancelled"
+        self._emit(api.Failed(**self._head(found), error="Cancelled", message=message))
 
     def retain(self, context: str, retention: api.Retention) -> None:
         """There is no KV cache to keep."""
@@ -122,6 +130,10 @@ class NullEngine:
         for task in list(self._running.values()):
             task.cancel()
         self._events.put_nowait(None)
+
+    def _ended(self, op: api.Op, task: asyncio.Task[None]) -> None:
+        if self._running.get(op.id) is task:
+            del self._running[op.id], self._ops[op.id]
 
     async def _run(self, op: api.Op) -> None:
         started = time.monotonic()

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen3Config
 
 from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import Decoder, Model, StepInput
 from weftline_engine.embedded.model_config import read_config
@@ -189,3 +190,15 @@ def test_a_compiler_that_fails_leaves_nothing(
     with pytest.raises(NoCompiler, match="broken"):
         library(tmp_path / "kernels")
     assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_a_new_build_takes_the_place_of_the_old(tiny_directory: Path, tmp_path: Path) -> None:
+    """A build of an older source goes when a new one is made, and not before."""
+    stale = tmp_path / "decoder-0123456789abcdef.so"
+    stale.write_bytes(b"")
+    assert isinstance(load_decoder(tiny_directory, "bfloat16", 16, tmp_path), NativeDecoder)
+    (current,) = tmp_path.glob("*.so")
+    assert current != stale
+    stale.write_bytes(b"")
+    load_decoder(tiny_directory, "bfloat16", 16, tmp_path)
+    assert set(tmp_path.glob("*.so")) == {current, stale}

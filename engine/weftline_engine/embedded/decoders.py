@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -22,7 +23,18 @@ def load_decoder(directory: Path, dtype: str, page_size: int, builds: Path) -> M
     config, weights = read_config(directory), Checkpoint(directory)
     if dtype == "bfloat16" and runs(config, page_size):
         try:
-            return NativeDecoder(config, weights, library(builds))
+            return NativeDecoder(config, weights, _current(builds))
         except NoCompiler as reason:
             print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
     return Decoder(config, weights, getattr(torch, dtype))
+
+
+def _current(builds: Path) -> ctypes.CDLL:
+    """The built C decoder. When a new one was built, those of older sources go: each change of a
+    source, a flag or a compiler would otherwise leave one more. Who runs one keeps it open."""
+    before = set(builds.glob("decoder-*.so"))
+    found = library(builds)
+    if set(builds.glob("decoder-*.so")) - before:
+        for path in before:
+            path.unlink(missing_ok=True)
+    return found
