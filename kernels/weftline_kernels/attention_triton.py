@@ -102,30 +102,13 @@ def attend(
 
 @kernel
 def _attend(
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    o: tl.tensor,
-    part: tl.tensor,
-    lse: tl.tensor,
-    counts: tl.tensor,
-    fields: tl.tensor,
-    pages: tl.tensor,
-    queries: tl.tensor,
-    scale: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    WIDE: tl.constexpr,
-    NARROW: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, o: tl.tensor, part: tl.tensor,
+    lse: tl.tensor, counts: tl.tensor, fields: tl.tensor, pages: tl.tensor, queries: tl.tensor,
+    scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    WIDE: tl.constexpr, NARROW: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_H: tl.constexpr,
     UPCAST: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     """Every tile of every KV head: the wide ones, then on from there the others."""
     first, step = tl.program_id(0), tl.num_programs(0)
     wide = tl.load(counts) * KV_HEADS
@@ -145,29 +128,12 @@ def _attend(
 
 @kernel
 def _tile(
-    at: tl.tensor,
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    o: tl.tensor,
-    part: tl.tensor,
-    lse: tl.tensor,
-    fields: tl.tensor,
-    pages: tl.tensor,
-    queries: tl.tensor,
-    scale: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    M: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    UPCAST: tl.constexpr,
-) -> None:
+    at: tl.tensor, q: tl.tensor, keys: tl.tensor, values: tl.tensor, o: tl.tensor, part: tl.tensor,
+    lse: tl.tensor, fields: tl.tensor, pages: tl.tensor, queries: tl.tensor, scale: tl.tensor,
+    q_row: tl.tensor, q_head: tl.tensor, kv_head: tl.tensor, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_H: tl.constexpr, UPCAST: tl.constexpr,
+) -> None:  # fmt: skip
     """One tile of one KV head. Row m is query m // G with query head m % G of that KV head."""
     head = tl.cast(at % KV_HEADS, tl.int64)
     tile = fields + (at // KV_HEADS) * 6
