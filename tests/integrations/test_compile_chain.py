@@ -33,7 +33,6 @@ from langchain_core.runnables import (
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from langchain_weftline import CannotCompile, ChatWeftline, compile_chain
-from weftline.errors import ConnectionFailed, UnknownModel
 
 from .conftest import StartServer
 from .recording import recorded
@@ -306,14 +305,6 @@ def test_values_of_json(script_url: str) -> None:
     assert compile_chain(chain).invoke("null json") is None
     shown = chain | (lambda found: {"parts": found}) | MERGE | llm | TEXT
     assert compile_chain(shown).invoke("null json") == "merged"
-
-
-def test_failures_of_the_server_name_the_cause(echo_url: str) -> None:
-    """An unknown model, and a server that is not there."""
-    with pytest.raises(UnknownModel, match="nonesuch"):
-        compile_chain(SUM | ChatWeftline(base_url=echo_url, model="nonesuch")).invoke(CHUNKS[0])
-    with pytest.raises(ConnectionFailed, match="weftline serve"):
-        compile_chain(SUM | ChatWeftline(base_url="http://127.0.0.1:1")).invoke(CHUNKS[0])
 
 
 def test_what_cannot_be_compiled_says_so(llm: ChatWeftline) -> None:

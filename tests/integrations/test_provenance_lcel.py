@@ -327,6 +327,7 @@ CASES: dict[str, tuple[Program, list[str]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_server_is_told(name: str, watched: Watched, plain_llm: ChatWeftline) -> None:
     """Templates, values and edges arrive, and the program's result is the plain model's."""

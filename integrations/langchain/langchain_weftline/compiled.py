@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -13,7 +13,7 @@ from langchain_core.callbacks import (
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lowered import Lowered
+from langchain_weftline.lowered import Lowered, Variable, message_facts
 from langchain_weftline.lowering import Run, lower
 from langchain_weftline.runner import arun, astream_text, run, stream_text
 from weftline.http import OnGraph
@@ -42,10 +42,9 @@ class CompiledChain(Runnable[Input, Output]):
     """What `compile_chain` returns.
 
     Callbacks see the compiled chain start and end, and the steps that run in the client, but not
-    the steps that run in the server. A message that ends the chain has content and no usage. The
-    global LLM cache is not asked, and a call whose answer nobody reads is not made. A parser's
-    failure raises what the parser raises; other failures in the server raise
-    `weftline.errors.WeftlineError`.
+    the steps that run in the server. The global LLM cache is not asked, and a call whose answer
+    nobody reads is not made. Failures raise what the parser or the model raises in the plain chain;
+    the server's own `weftline.errors.WeftlineError` is the cause.
     """
 
     def __init__(self, chain: Runnable[Any, Any], on_graph: OnGraph | None = None) -> None:
@@ -110,10 +109,12 @@ class CompiledChain(Runnable[Input, Output]):
             if final is None:
                 yield run(lowered, self._on_graph)
                 continue
-            show = _as_chunks(final.is_message)
-            with closing(stream_text(lowered, final.var, self._on_graph)) as texts:
+            show = _Shown(final, self._on_graph)
+            with closing(stream_text(lowered, final.var, show.on_graph)) as texts:
                 for text in texts:
-                    yield show(text)
+                    yield show.part(text)
+            if final.is_message:
+                yield show.end()
 
     async def _astream(
         self,
@@ -127,14 +128,34 @@ class CompiledChain(Runnable[Input, Output]):
             if final is None:
                 yield await arun(lowered, self._on_graph)
                 continue
-            show = _as_chunks(final.is_message)
-            async with aclosing(astream_text(lowered, final.var, self._on_graph)) as texts:
+            show = _Shown(final, self._on_graph)
+            async with aclosing(astream_text(lowered, final.var, show.on_graph)) as texts:
                 async for text in texts:
-                    yield show(text)
+                    yield show.part(text)
+            if final.is_message:
+                yield show.end()
 
 
-def _as_chunks(is_message: bool) -> Callable[[str], Any]:
-    return (lambda text: AIMessageChunk(content=text)) if is_message else str
+class _Shown:
+    """A streamed result: texts as they are, a message as chunks with its usage in the last."""
+
+    def __init__(self, final: Variable, on_graph: OnGraph | None) -> None:
+        self._final = final
+        self._given = on_graph
+        self._graph: dict[str, Any] = {}
+        self.on_graph = self._keep if final.is_message else on_graph
+
+    def _keep(self, graph: dict[str, Any]) -> None:
+        self._graph = graph
+        if self._given is not None:
+            self._given(graph)
+
+    def part(self, text: str) -> Any:
+        return AIMessageChunk(content=text) if self._final.is_message else text
+
+    def end(self) -> AIMessageChunk:
+        facts = message_facts(self._graph).get(self._final.var, {})
+        return AIMessageChunk(content="", chunk_position="last", **facts)
 
 
 def _drive(steps: Generator[Run, Any, Lowered]) -> Lowered:

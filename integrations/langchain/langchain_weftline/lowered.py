@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from langchain_core.messages import AIMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from pydantic import SecretStr
 
 from langchain_weftline.symbols import (
@@ -90,6 +92,33 @@ class Concatenated:
     parts: tuple[Variable | Constant, ...]
 
 
+Facts = Mapping[str, Mapping[str, Any]]
+"""What messages say beside their content, by variable: usage, and why the text ended."""
+
+
+NO_FACTS: Facts = MappingProxyType({})
+
+
+def message_facts(graph: Mapping[str, Any]) -> Facts:
+    """The facts of every call in a session's graph."""
+    return {
+        call["outputs"][0]: {
+            "usage_metadata": UsageMetadata(
+                input_tokens=call["prompt_tokens"],
+                output_tokens=call["output_tokens"],
+                total_tokens=call["prompt_tokens"] + call["output_tokens"],
+                input_token_details=InputTokenDetails(cache_read=call["cached_tokens"]),
+            ),
+            "response_metadata": {
+                "model_provider": "weftline",
+                "finish_reason": call["steps"][-1]["finish_reason"],
+            },
+        }
+        for call in graph.get("calls", ())
+        if call["steps"]
+    }
+
+
 Tree = Variable | Constant | Mapped | Listed | Concatenated
 
 
@@ -114,9 +143,13 @@ class Lowered:
         [output] = [output for output in outputs if output.semantic_var_id == result.var]
         return None if output.transforms else result
 
-    def build(self, values: Mapping[str, Any]) -> Any:
+    def has_messages(self) -> bool:
+        """Whether a message is a part of the result."""
+        return any(leaf.is_message for leaf in _variables(self.result))
+
+    def build(self, values: Mapping[str, Any], facts: Facts = NO_FACTS) -> Any:
         """The chain's result, from the values of `variables()`. Raises TransformFailed."""
-        return _build(self.result, values)
+        return _build(self.result, values, facts)
 
 
 def _variables(tree: Tree) -> Iterator[Variable]:
@@ -130,17 +163,17 @@ def _variables(tree: Tree) -> Iterator[Variable]:
             yield from _variables(item)
 
 
-def _build(tree: Tree, values: Mapping[str, Any]) -> Any:
+def _build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Variable):
         value = transforms.run(tree.transforms, values[tree.var])
-        return AIMessage(content=value) if tree.is_message else value
+        return AIMessage(content=value, **facts.get(tree.var, {})) if tree.is_message else value
     if isinstance(tree, Mapped):
-        return {key: _build(item, values) for key, item in tree.items}
+        return {key: _build(item, values, facts) for key, item in tree.items}
     if isinstance(tree, Concatenated):
-        return "".join(_build(part, values) for part in tree.parts)
-    items = [_build(item, values) for item in tree.items]
+        return "".join(_build(part, values, facts) for part in tree.parts)
+    items = [_build(item, values, facts) for item in tree.items]
     return tuple(items) if tree.is_tuple else items
 
 

@@ -127,7 +127,7 @@ def strings_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str
         yield path or "message", str(value.text)
     elif isinstance(value, Document):
         yield path or "document", value.page_content
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for key, item in value.items():
             yield from strings_in(item, f"{path}.{key}" if path else str(key), depth + 1)
     elif isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -217,7 +217,7 @@ class Listener(BaseCallbackHandler):
         template = self._templates.find(serialized)
         if template is None:
             return None
-        if isinstance(inputs, Mapping):
+        if isinstance(inputs, dict):
             return by_template(template, inputs, texts)
         names = template.input_variables
         return by_template(template, {names[0]: inputs}, texts) if len(names) == 1 else None

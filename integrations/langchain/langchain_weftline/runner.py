@@ -6,25 +6,15 @@ event loop meets another's sockets.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from typing import Any
 
-from langchain_core.exceptions import OutputParserException
-
-from langchain_weftline.lowered import Lowered
+from langchain_weftline.failures import own_failures
+from langchain_weftline.lowered import Lowered, message_facts
 from weftline import AsyncClient, Client
-from weftline.errors import TransformFailed
 from weftline.http import OnGraph
 from weftline.session import Answer
-
-_INVALID_JSON = "Invalid json output: "
-_BUILTIN_ERRORS: dict[str, type[Exception]] = {
-    "IndexError": IndexError,
-    "KeyError": KeyError,
-    "TypeError": TypeError,
-    "ValueError": ValueError,
-}
 
 
 def run(lowered: Lowered, on_graph: OnGraph | None) -> Any:
@@ -33,8 +23,8 @@ def run(lowered: Lowered, on_graph: OnGraph | None) -> Any:
     if not names:
         return lowered.build({})
     url, key = _address(lowered)
-    with _own_failures(lowered), Client(url, key) as client:
-        answer = client.run(lowered.calls, names, graph=on_graph is not None)
+    with own_failures(lowered.calls), Client(url, key) as client:
+        answer = client.run(lowered.calls, names, graph=_wants_graph(lowered, on_graph))
         return _result(lowered, answer, on_graph)
 
 
@@ -44,22 +34,28 @@ async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
     if not names:
         return lowered.build({})
     url, key = _address(lowered)
-    with _own_failures(lowered):
+    with own_failures(lowered.calls):
         async with AsyncClient(url, key) as client:
-            answer = await client.run(lowered.calls, names, graph=on_graph is not None)
+            answer = await client.run(lowered.calls, names, graph=_wants_graph(lowered, on_graph))
             return _result(lowered, answer, on_graph)
 
 
 def _result(lowered: Lowered, answer: Answer, on_graph: OnGraph | None) -> Any:
-    if on_graph is not None and answer.graph is not None:
-        on_graph(dict(answer.graph))
-    return lowered.build(answer.values)
+    graph = dict(answer.graph or {})
+    if on_graph is not None:
+        on_graph(graph)
+    return lowered.build(answer.values, message_facts(graph))
+
+
+def _wants_graph(lowered: Lowered, on_graph: OnGraph | None) -> bool:
+    """A message has its usage from the graph."""
+    return on_graph is not None or lowered.has_messages()
 
 
 def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Generator[str, None, None]:
     """The text of the result's only variable, as it is generated."""
     url, key = _address(lowered)
-    with _own_failures(lowered), Client(url, key) as client:
+    with own_failures(lowered.calls), Client(url, key) as client:
         yield from client.stream(lowered.calls, var, on_graph=on_graph)
 
 
@@ -68,7 +64,7 @@ async def astream_text(
 ) -> AsyncGenerator[str, None]:
     """The text of the result's only variable, as it is generated."""
     url, key = _address(lowered)
-    with _own_failures(lowered):
+    with own_failures(lowered.calls):
         async with (
             AsyncClient(url, key) as client,
             aclosing(client.stream(lowered.calls, var, on_graph=on_graph)) as texts,
@@ -81,34 +77,3 @@ def _address(lowered: Lowered) -> tuple[str, str]:
     server = lowered.server
     assert server is not None, "a variable has a call, and a call has a model"
     return server.base_url, server.api_key.get_secret_value()
-
-
-@contextmanager
-def _own_failures(lowered: Lowered) -> Iterator[None]:
-    """Raise what a parser or a step that failed in the server would have raised here."""
-    try:
-        yield
-    except TransformFailed as failure:
-        raise as_langchain(failure, lowered) from failure
-
-
-def as_langchain(failure: TransformFailed, lowered: Lowered) -> Exception:
-    """What the parser or the step itself would have raised."""
-    message = failure.message
-    if message.startswith(_INVALID_JSON):
-        return OutputParserException(message, llm_output=message.removeprefix(_INVALID_JSON))
-    name, _, rest = message.partition(": ")
-    error = _BUILTIN_ERRORS.get(name)
-    if error is None:
-        return failure
-    if error is KeyError:  # its text is the key's repr; the key itself stands in the calls
-        keys = {repr(key): key for key in _keys(lowered)}
-        return KeyError(keys.get(rest, rest))
-    return error(rest)
-
-
-def _keys(lowered: Lowered) -> Iterator[str | int]:
-    for call in lowered.calls:
-        for placeholder in call.placeholders:
-            for spec in placeholder.transforms:
-                yield from spec.get("keys", ())

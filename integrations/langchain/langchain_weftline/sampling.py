@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.failures import as_model
 from langchain_weftline.symbols import CannotCompile
+from weftline.errors import InvalidRequest
 from weftline.protocol import Sampling
 
 _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
@@ -41,4 +43,8 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     stop = options.pop("stop", None) or ()
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     name = payload.get("model")
-    return CallOptions(Sampling(**options, **extra), None if name == "default" else name)
+    try:
+        sampling = Sampling(**options, **extra)
+    except InvalidRequest as error:
+        raise as_model(error) from error
+    return CallOptions(sampling, None if name == "default" else name)

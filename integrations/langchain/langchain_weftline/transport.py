@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import openai
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx as httpx
 else:
     # Of its two kinds the one that the installed openai client is made of.
     _base = next(c for c in openai.DefaultAsyncHttpxClient.__mro__ if c.__name__ == "AsyncClient")
