@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from weftline import AsyncClient, Client, Output, semantic_function
 from weftline.errors import ConnectionFailed, NoProducer, Timeout, UnknownSession
+from weftline_server import cli
 
 
 @semantic_function
@@ -109,3 +111,19 @@ def test_errors_reach_the_caller(slow_url: str) -> None:
             said.get()
     with pytest.raises(ConnectionFailed, match="weftline serve"):
         Client("http://127.0.0.1:9").session()
+
+
+def test_trace_draws_a_session(
+    slow_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints the chart and writes the picture where it says."""
+    with Client(slow_url) as client, client.session() as session:
+        semantic_function(_shout)("one two").get()
+        picture = tmp_path / "run.svg"
+        command = ["trace", session.id, "--base-url", slow_url, "--output", str(picture)]
+        assert cli.main(command) == 0
+    said = capsys.readouterr().out
+    assert "_shout |" in said and f"picture: {picture}" in said
+    assert "_shout" in picture.read_text()
+    assert cli.main(["trace", "s_gone", "--base-url", slow_url]) == 1
+    assert "no session 's_gone'" in capsys.readouterr().err
