@@ -17,6 +17,7 @@ from weftline_engine.api import Engine, EngineDied
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
+from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.logs import LogFormat, configure
 from weftline_server.schedule.policy import POLICIES
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until-stdin-closes",
         action="store_true",
         help="stop at the end of standard input, which comes when the starting program ends",
+    )
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=10.0,
+        help="seconds that running calls have after SIGTERM (default: %(default)g)",
     )
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning"))
     parser.add_argument(
@@ -99,41 +106,25 @@ def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
     return {"torch": lambda: ProcessEngine(embedded)}
 
 
-class _Server(uvicorn.Server):
-    """Says on standard output, in one line, when it serves; programs wait for that line."""
-
-    def __init__(self, url: str, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._url = url
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print(f"weftline serves on {self._url}", flush=True)
-
-    def on_stdin(self) -> None:
-        """Stop at the end of standard input; what it says before is not for us."""
-        if not os.read(sys.stdin.fileno(), 4096):
-            asyncio.get_running_loop().remove_reader(sys.stdin)
-            self.should_exit = True
-
-
 async def _serve(
     config: ServerConfig, engines: Mapping[str, Callable[[], Engine]], args: argparse.Namespace
 ) -> int:
     listener = _listen(config)
     port = listener.getsockname()[1]
     app = create_app(config, engines)
-    server = _Server(
+    server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
             app,
             log_level=args.log_level,
             log_config=None,  # its lines go where ours go
             access_log=False,
-            timeout_graceful_shutdown=10,
+            timeout_graceful_shutdown=FLUSH_S,
             lifespan="on",
             ws="none",
         ),
+        app,
+        args.drain_s,
     )
     if args.until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, UnknownSession
 from weftline_server.session.budget import Budget
+from weftline_server.session.call import CallState
 from weftline_server.session.session import Session
 
 
@@ -72,6 +73,16 @@ class Registry:
             raise Overloaded(
                 f"{queued} calls wait for an engine already: try again later", retry_after_s=1.0
             )
+
+    def busy(self) -> bool:
+        """Whether a call of any session is on an engine, or on its way there."""
+        under_way = (CallState.QUEUED, CallState.RUNNING)
+        return any(
+            run.state in under_way
+            for session in self._sessions.values()
+            if session.work_left
+            for run in session.calls.values()
+        )
 
     def aged(self, now: float) -> list[Session]:
         """Sessions that are older than their budget."""

@@ -1,0 +1,91 @@
+"""The HTTP server of `weftline serve`: says when it serves, and drains before it ends.
+
+The first SIGTERM or SIGINT starts the drain: `GET /health/ready` turns to 503, new work is refused,
+and what runs may finish. Only then are connections closed. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from weftline_server.session.driver import Driver
+
+log = logging.getLogger("weftline.server")
+
+POLL_S = 0.02  # how often a drain looks whether calls still run
+FLUSH_S = 3  # for the last answers, once nothing runs
+HURRY_S = 1.5  # after a second signal, whatever still holds
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with a drain of at most `drain_s` seconds before its shutdown."""
+
+    def __init__(self, url: str, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:
+        super().__init__(config)
+        self._url = url
+        self._app = app
+        self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            print(f"weftline serves on {self._url}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second; runs between two lines of anything."""
+        self._signals += 1
+        if sig == signal.SIGINT:
+            self._captured_signals.append(sig)  # the command line reports the interrupt
+        if self._loop is None or not self.started:
+            self.should_exit = True
+        elif self._signals == 1:
+            self._loop.call_soon_threadsafe(self.drain)
+        else:
+            self._loop.call_soon_threadsafe(self._end_now)
+            last = threading.Timer(HURRY_S, os._exit, (1,))
+            last.daemon = True
+            last.start()
+
+    def on_stdin(self) -> None:
+        """Drain at the end of standard input; what it says before is not for us."""
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+            self.drain()
+
+    def drain(self) -> None:
+        """Take no new work from now on, and exit when what runs has ended."""
+        self._app.state.draining = True
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        driver: Driver = self._app.state.driver
+        try:
+            async with asyncio.timeout(self._drain_s):
+                while driver.registry.busy():  # noqa: ASYNC110 - sessions tell nobody of an end
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("calls still ran after %g s and are cancelled", self._drain_s)
+        await driver.shut_down()
+        self.should_exit = True
+
+    def _end_now(self) -> None:
+        log.warning("a second signal: ending without waiting for calls")
+        if self._draining is not None:
+            self._draining.cancel()
+        self.config.timeout_graceful_shutdown = 0
+        self.should_exit = True
