@@ -49,12 +49,19 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+# Alternatives that a request may see for each token, as in OpenAI's API.
+MOST_LOGPROBS = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to decode, every value decided (the server has filled in the defaults).
 
     `temperature` 0 is greedy; `top_k` 0 is off. `stop` strings end the text before them. `seed`
-    None lets the engine choose one.
+    None lets the engine choose one. `min_p` leaves out what is less likely than this share of the
+    likeliest. The penalties of presence and frequency count the output (OpenAI's), that of
+    repetition the prompt too, and divides (Keskar et al. 2019; 1 is off). `logprobs` asks for the
+    log probability of each token and for so many alternatives, at most MOST_LOGPROBS; None is off.
     """
 
     max_tokens: int
@@ -65,6 +72,11 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +159,18 @@ class Accepted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Event):
-    """Generated tokens from `offset` on, and the text that they complete (perhaps none yet)."""
+    """Generated tokens from `offset` on, and the text that they complete (perhaps none yet).
+
+    Where the op asks for them: the natural log of each token's probability by the model alone, and
+    the likeliest tokens with theirs, best first, those of the first token before the second's.
+    """
 
     offset: int
     tokens: tuple[int, ...]
     text: str
+    logprobs: tuple[float, ...] = ()
+    top_tokens: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,17 @@ ROWS = 6
 
 
 def plain_choice(logits: npt.NDArray[np.float64], params: SamplingParams, uniform: float) -> int:
-    """Temperature, then top_k, then top_p, then the inverse of the distribution function.
+    """Temperature, then min_p, then top_k, then top_p, then the inverse of the distribution
+    function.
 
-    Candidates stand in falling order where top_k or top_p is on, else in the vocabulary's.
+    Candidates stand in falling order where one of these is on, else in the vocabulary's.
     """
     if params.temperature == 0:
         return int(logits.argmax())
     x = logits / np.float64(np.float32(params.temperature))
-    cut = params.top_k > 0 or params.top_p < 1
+    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     order = np.argsort(-x, kind="stable") if cut else np.arange(len(x))
+    order = order[np.exp(x[order] - x.max()) >= np.float32(params.min_p)]
     if params.top_k > 0:
         order = order[: params.top_k]
     p = np.exp(x[order] - x.max())
@@ -47,6 +49,7 @@ params_strategy = st.builds(
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 3, 40, 5000]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
     seed=st.integers(0, 2**70),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weftline_engine.api import Kind, Op
+from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams
 from weftline_engine.embedded.sequence import Context
 
 
@@ -29,6 +29,22 @@ def check(op: Op, contexts: Mapping[str, Context], vocabulary: int) -> None:
         raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
     if op.kind is Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
         raise Refused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
+    if op.sampling is not None:
+        _check_sampling(op.sampling)
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    # name: (value, least, most); a value that is no number lies in no range.
+    ranges = {
+        "min_p": (params.min_p, 0, 1),
+        "presence_penalty": (params.presence_penalty, -2, 2),
+        "frequency_penalty": (params.frequency_penalty, -2, 2),
+        "repetition_penalty": (params.repetition_penalty, 0.01, 100),
+        "logprobs": (params.logprobs or 0, 0, MOST_LOGPROBS),
+    }
+    for name, (value, least, most) in ranges.items():
+        if not least <= value <= most:
+            raise Refused("InvalidRequest", f"{name} is {value}, and must lie in {least} to {most}")
 
 
 def check_tokens(tokens: Sequence[int], vocabulary: int) -> None:

@@ -31,7 +31,7 @@ from weftline_engine.embedded.admission import Refused, check, check_tokens
 from weftline_engine.embedded.batch import step_input
 from weftline_engine.embedded.live import Live
 from weftline_engine.embedded.model import Model
-from weftline_engine.embedded.sampling import SamplingTable, sample
+from weftline_engine.embedded.sampler import Logprobs, Sampler
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 from weftline_engine.embedded.text import Detokenizer, StopScanner
@@ -66,7 +66,7 @@ class Core:
         self._arrivals = 0
         self._live: dict[str, Live] = {}
         self._held: list[Live] = []  # wait for their parent context
-        self._table = SamplingTable(config.max_running)
+        self._sampler = Sampler(config.max_running, decoder.config.vocabulary, decoder.config.eos)
         self._events: list[Event] = []
         self._number = 0
         self._quiet = True  # no step has anything to do until something comes
@@ -224,18 +224,22 @@ class Core:
         if sampling:
             if self._probe is not None:
                 self._probe(logits_RV, [live.op.id for live in sampling])
-            rows = self._table.rows(
-                [live.slot for live in sampling], [live.sequence.output for live in sampling]
+            for live in sampling:
+                if not live.sequence.filled:
+                    self._sampler.begin(live.slot, live.params, live.sequence.tokens)
+            chosen = self._sampler.choose(
+                logits_RV,
+                [live.slot for live in sampling],
+                [live.sequence.output for live in sampling],
             )
-            tokens = sample(logits_RV, rows, self.decoder.config.eos).tolist()
-            for live, token in zip(sampling, tokens, strict=True):
-                self._take(live, token)
+            for live, token, said in zip(sampling, chosen.tokens, chosen.logprobs, strict=True):
+                self._take(live, token, said)
         for chunk in plan.chunks:
             one = chunk.sequence
             if not one.generates and not one.open and one.computed == len(one.tokens):
                 self._filled(self._live[one.op.id])
 
-    def _take(self, live: Live, token: int) -> None:
+    def _take(self, live: Live, token: int, said: Logprobs) -> None:
         """A generate has its next token, or -1 for NaN."""
         sequence, params = live.sequence, live.params
         if token < 0:
@@ -251,7 +255,7 @@ class Core:
         at_end = token in self.decoder.config.eos and not params.ignore_eos
         full = produced >= params.max_tokens or len(sequence.tokens) >= self.limit
         text, stopped = live.text(token, at_end=at_end, full=full)
-        self._emit(live, Part, offset=produced - 1, tokens=(token,), text=text)
+        self._emit(live, Part, offset=produced - 1, tokens=(token,), text=text, **said)
         if at_end or stopped:
             self._finish(live, FinishReason.STOP)
         elif full:
@@ -299,7 +303,7 @@ class Core:
     def _forget(self, live: Live) -> None:
         del self._live[live.op.id]
         if live.slot >= 0:
-            self._table.remove(live.slot)
+            self._sampler.remove(live.slot)
 
     def _release_children(self, context: Context) -> None:
         """The ops that waited for `context` go on, or fail where it will never be."""
@@ -332,7 +336,7 @@ class Core:
         if op.kind is Kind.GENERATE:
             params = live.params
             seed = params.seed if params.seed is not None else self._seed + 0x51ED * live.number
-            live.slot = self._table.add(params, seed)
+            live.slot = self._sampler.add(params, seed)
             live.scanner = StopScanner(params.stop)
 
     def _fit(self, live: Live) -> bool:

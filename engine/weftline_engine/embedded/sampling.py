@@ -1,4 +1,5 @@
-"""Chooses the next token of every row of a step at once: greedy, temperature, top_k, top_p, seed.
+"""Chooses the next token of every row of a step at once: greedy, or by temperature, min_p, top_k,
+top_p and seed.
 
 R = rows, V = vocabulary, Z = candidates of a row in falling order of probability.
 """
@@ -27,8 +28,23 @@ class Rows:
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
+    min_p: npt.NDArray[np.float32]
+    logprobs: npt.NDArray[np.int64]  # alternatives wanted, -1 for nothing
     uniform: npt.NDArray[np.float64]
     banned: npt.NDArray[np.bool_]
+
+
+_ROW = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
+        ("min_p", np.float32),
+        ("logprobs", np.int64),
+        ("seed", np.uint64),
+        ("min_tokens", np.int64),
+    ]
+)
 
 
 class SamplingTable:
@@ -36,22 +52,19 @@ class SamplingTable:
 
     def __init__(self, capacity: int) -> None:
         self._free = list(range(capacity - 1, -1, -1))
-        self._temperature = np.zeros(capacity, np.float32)
-        self._top_p = np.ones(capacity, np.float32)
-        self._top_k = np.zeros(capacity, np.int64)
-        self._seed = np.zeros(capacity, np.uint64)
-        self._min_tokens = np.zeros(capacity, np.int64)
+        self._rows = np.zeros(capacity, _ROW)
 
     def add(self, params: SamplingParams, seed: int) -> int:
         """Enter a request; returns its slot, which `remove` gives back."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self._temperature[slot] = params.temperature
-        self._top_p[slot] = params.top_p
-        self._top_k[slot] = params.top_k
-        self._seed[slot] = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-        self._min_tokens[slot] = params.min_tokens
+        self._rows[slot] = (
+            *(params.temperature, params.top_p, params.top_k, params.min_p),
+            -1 if params.logprobs is None else params.logprobs,
+            np.uint64(seed & 0xFFFFFFFFFFFFFFFF),
+            params.min_tokens,
+        )
         return slot
 
     def remove(self, slot: int) -> None:
@@ -59,23 +72,21 @@ class SamplingTable:
 
     def rows(self, slots: Sequence[int], produced: Sequence[int]) -> Rows:
         """The rows of a step; `produced` counts the tokens that each has generated so far."""
-        at, count = np.asarray(slots, np.int64), np.asarray(produced, np.int64)
+        found, count = self._rows[np.asarray(slots, np.int64)], np.asarray(produced, np.int64)
         return Rows(
-            self._temperature[at],
-            self._top_p[at],
-            self._top_k[at],
-            uniforms(self._seed[at], count.astype(np.uint64)),
-            count < self._min_tokens[at],
+            found["temperature"],
+            found["top_p"],
+            found["top_k"],
+            found["min_p"],
+            found["logprobs"],
+            uniforms(found["seed"], count.astype(np.uint64)),
+            count < found["min_tokens"],
         )
 
     def _grow(self) -> None:
-        size = len(self._seed)
+        size = len(self._rows)
         self._free.extend(range(2 * size - 1, size - 1, -1))
-        self._temperature = np.concatenate([self._temperature, np.zeros(size, np.float32)])
-        self._top_p = np.concatenate([self._top_p, np.ones(size, np.float32)])
-        self._top_k = np.concatenate([self._top_k, np.zeros(size, np.int64)])
-        self._seed = np.concatenate([self._seed, np.zeros(size, np.uint64)])
-        self._min_tokens = np.concatenate([self._min_tokens, np.zeros(size, np.int64)])
+        self._rows = np.concatenate([self._rows, np.zeros(size, _ROW)])
 
 
 def uniforms(
@@ -109,7 +120,7 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
     tokens = token_R.numpy().copy()
     finite = torch.isfinite(best_R).numpy()
     drawn = np.flatnonzero((rows.temperature > 0) & finite)
-    cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0)
+    cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
     for part, draw in ((drawn[~cut], _draw_any), (drawn[cut], _draw_cut)):
         if len(part):
             tokens[part] = draw(logits_RV, rows, part)
@@ -124,7 +135,8 @@ def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.
 
 
 def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """Draw from the `top_k` likeliest, and of these from the fewest that reach `top_p`.
+    """Draw from what reaches `min_p` of the likeliest, of that from the `top_k` likeliest, and of
+    these from the fewest that reach `top_p`.
 
     Sorts some candidates first, and all of them for the rows where that was too few.
     """
@@ -134,6 +146,8 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.
     for count in (min(_CANDIDATES, vocabulary), vocabulary):
         chosen = part[todo]
         x_RV = _tempered(logits_RV, rows, chosen)
+        min_p_R1 = torch.from_numpy(rows.min_p[chosen].astype(np.float64))[:, None]
+        x_RV = x_RV.masked_fill(x_RV < x_RV.amax(-1, keepdim=True) + min_p_R1.log(), float("-inf"))
         x_RZ, ids_RZ = torch.topk(x_RV, count, dim=-1)
         top_k_R = torch.from_numpy(rows.top_k[chosen])
         limit_R = torch.where(top_k_R > 0, top_k_R, vocabulary)
@@ -145,7 +159,9 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.
         top_p_R = torch.from_numpy(rows.top_p[chosen].astype(np.float64))
         before_RZ = p_RZ.cumsum(-1) - p_RZ
         kept_RZ = p_RZ.masked_fill(before_RZ >= top_p_R[:, None], 0.0)
-        enough = (limit_R <= count) | (p_RZ.sum(-1) >= top_p_R) | (count == vocabulary)
+        # Behind one that cannot come stands nothing that can.
+        all_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
+        enough = all_R | (p_RZ.sum(-1) >= top_p_R)
         index = _invert(kept_RZ, torch.from_numpy(rows.uniform[chosen]))
         found = ids_RZ[torch.arange(len(chosen)), torch.from_numpy(index)].numpy()
         ready = enough.numpy()

@@ -1,0 +1,89 @@
+"""From a step's logits to its tokens: penalties, bans, the draw, and log probabilities.
+
+R = rows, W = rows whose log probabilities are wanted, V = vocabulary, A = alternatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.penalties import Penalties
+from weftline_engine.embedded.sampling import SamplingTable, sample
+
+
+class Logprobs(TypedDict, total=False):
+    """The fields of a Part that say how likely its token was."""
+
+    logprobs: tuple[float, ...]
+    top_tokens: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token for each row, -1 where its logits are not finite, and what is asked about it."""
+
+    tokens: list[int]
+    logprobs: list[Logprobs]
+
+
+class Sampler:
+    """The running generates' sampling parameters and counts, by slot."""
+
+    def __init__(self, capacity: int, vocabulary: int, eos: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._eos = eos
+        self._table = SamplingTable(capacity)
+        self._penalties = Penalties(capacity)
+
+    def add(self, params: SamplingParams, seed: int) -> int:
+        """Enter a request; returns its slot, which `remove` gives back."""
+        return self._table.add(params, seed)
+
+    def begin(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
+        """The request's prompt is complete, and its first token comes next."""
+        self._penalties.begin(slot, params, prompt, self._vocabulary)
+
+    def remove(self, slot: int) -> None:
+        self._table.remove(slot)
+        self._penalties.end(slot)
+
+    def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
+        """The next token of each row; `produced` counts those before. May change `logits_RV`."""
+        at_R = np.asarray(slots, np.int64)
+        rows = self._table.rows(slots, produced)
+        which_W = np.flatnonzero(rows.logprobs >= 0)
+        # Of the model alone, before penalties and bans change it.
+        plain_WV = torch.log_softmax(logits_RV[which_W].double(), -1) if len(which_W) else None
+        self._penalties.apply(logits_RV, at_R)
+        tokens_R = sample(logits_RV, rows, self._eos)
+        self._penalties.count(at_R, tokens_R)
+        said: list[Logprobs] = [{}] * len(slots)
+        if plain_WV is not None:
+            found = _logprobs(plain_WV, tokens_R[which_W], rows.logprobs[which_W])
+            for row, one in zip(which_W.tolist(), found, strict=True):
+                said[row] = one
+        return Chosen(tokens_R.tolist(), said)
+
+
+def _logprobs(
+    plain_WV: Tensor, tokens_W: npt.NDArray[np.int64], counts_W: npt.NDArray[np.int64]
+) -> list[Logprobs]:
+    """Of each row's token and its so many likeliest, all rows at once."""
+    index_W1 = torch.from_numpy(tokens_W).clamp(min=0)[:, None]
+    own_W = plain_WV.gather(1, index_W1)[:, 0].tolist()
+    most = min(int(counts_W.max()), plain_WV.shape[1])
+    top = torch.topk(plain_WV, most, dim=-1)
+    ids_WA, values_WA = top.indices.tolist(), top.values.tolist()
+    return [
+        {"logprobs": (own,), "top_tokens": tuple(ids[:n]), "top_logprobs": tuple(values[:n])}
+        for own, ids, values, n in zip(own_W, ids_WA, values_WA, counts_W.tolist(), strict=True)
+    ]

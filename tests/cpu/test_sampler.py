@@ -1,0 +1,173 @@
+"""Penalties, log probabilities and limits of an output, against a plain reading of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weftline_engine.api import FinishReason, Kind, Op, Part, SamplingParams
+from weftline_engine.embedded.sampler import Sampler
+
+Make = Callable[..., Any]
+GREEDY = SamplingParams(max_tokens=9, temperature=0)
+REQUESTS = [
+    GREEDY,
+    replace(GREEDY, presence_penalty=1.5),
+    replace(GREEDY, frequency_penalty=0.7, presence_penalty=-0.3),
+    replace(GREEDY, repetition_penalty=1.9),
+    replace(GREEDY, repetition_penalty=0.8, frequency_penalty=2.0, logprobs=2),
+    replace(GREEDY, logprobs=0),
+]
+
+
+def penalised(
+    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
+) -> list[float]:
+    """Token by token: repetition, then frequency and presence."""
+    changed = []
+    for token, x in enumerate(logits):
+        if token in prompt or token in output:
+            x = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
+        x -= params.frequency_penalty * output.count(token)
+        x -= params.presence_penalty * (token in output)
+        changed.append(x)
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
+    """Six requests decode 30 tokens of a vocabulary of 8 together; their slots were others'."""
+    generator = np.random.default_rng(seed)
+    sampler = Sampler(2, 8, ())
+    before = [sampler.add(REQUESTS[2], 0) for _ in range(3)]
+    for slot in before:
+        sampler.begin(slot, REQUESTS[2], [1, 2, 3])
+        sampler.choose(torch.zeros(1, 8), [slot], [0])
+    for slot in before:
+        sampler.remove(slot)
+    slots = [sampler.add(params, 0) for params in REQUESTS]
+    prompts = generator.integers(0, 8, (6, 3)).tolist()
+    for slot, params, prompt in zip(slots, REQUESTS, prompts, strict=True):
+        sampler.begin(slot, params, prompt)
+    outputs: list[list[int]] = [[] for _ in REQUESTS]
+    for step in range(30):
+        order = generator.permutation(6)[: 1 + step % 6].tolist()
+        logits = generator.normal(size=(len(order), 8)) * 3
+        chosen = sampler.choose(
+            torch.from_numpy(logits.copy()), [slots[i] for i in order], [step] * len(order)
+        )
+        for row, i in enumerate(order):
+            expected = penalised(logits[row].tolist(), REQUESTS[i], prompts[i], outputs[i])
+            assert chosen.tokens[row] == int(np.argmax(expected))
+            outputs[i].append(chosen.tokens[row])
+            plain = np.log(np.exp(logits[row]) / np.exp(logits[row]).sum())
+            best = np.argsort(-plain)[: REQUESTS[i].logprobs or 0].tolist()
+            said = chosen.logprobs[row]
+            if REQUESTS[i].logprobs is None:
+                assert said == {}
+                continue
+            assert said["logprobs"] == pytest.approx([plain[chosen.tokens[row]]])
+            assert said["top_tokens"] == tuple(best)
+            assert said["top_logprobs"] == pytest.approx(plain[best].tolist())
+
+
+def test_a_row_of_nan_counts_nothing() -> None:
+    sampler = Sampler(2, 4, ())
+    params = replace(GREEDY, presence_penalty=2.0, logprobs=1)
+    slots = [sampler.add(params, 0), sampler.add(params, 0)]
+    for slot in slots:
+        sampler.begin(slot, params, [0])
+    logits = torch.tensor([[0.0, 1.0, 0.5, 0.0], [float("nan")] * 4])
+    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, -1]
+    logits[1] = logits[0]
+    assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, 1]
+
+
+def ops(tokens_of: Make) -> list[Op]:
+    """One of each way to sample, on prompts of different lengths."""
+    ways: list[dict[str, Any]] = [
+        {},
+        {"min_p": 0.1, "temperature": 1.5},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3, "top_k": 20, "logprobs": 3},
+        {"top_p": 0.8, "logprobs": 0},
+    ]
+    return [
+        Op(
+            id=f"op{i}",
+            kind=Kind.GENERATE,
+            context=f"op{i}",
+            tokens=tokens_of(i, 10 + 7 * i),
+            sampling=SamplingParams(max_tokens=20, seed=i, ignore_eos=True, **way),
+        )
+        for i, way in enumerate(ways)
+    ]
+
+
+def test_a_seed_gives_the_same_alone_in_a_batch_and_after_preemption(
+    make_bench: Make, tokens_of: Make
+) -> None:
+    """All five together, one by one, and together in a pool that holds two of them."""
+    alone = [make_bench().run(op)[0].tokens for op in ops(tokens_of)]
+    assert [out.tokens for out in make_bench().run(*ops(tokens_of))] == alone
+    small = make_bench(blocks=14, block_size=8, step_tokens=70)
+    assert [out.tokens for out in small.run(*ops(tokens_of))] == alone
+    assert len({tuple(tokens) for tokens in alone}) == 5
+
+
+def test_parts_carry_the_log_probabilities_that_were_asked_for(
+    make_bench: Make, tokens_of: Make
+) -> None:
+    outcomes = make_bench().run(*ops(tokens_of))
+    counts = []
+    for outcome in outcomes:
+        parts = [event for event in outcome.events if isinstance(event, Part)]
+        (shape,) = {(len(p.logprobs), len(p.top_tokens), len(p.top_logprobs)) for p in parts}
+        counts.append(shape)
+        for part in parts:
+            if part.tokens[0] in part.top_tokens:
+                at = part.top_tokens.index(part.tokens[0])
+                assert part.top_logprobs[at] == part.logprobs[0]
+    assert counts == [(0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 3, 3), (1, 0, 0)]
+
+
+def test_the_end_of_text_is_kept_back_or_ignored(
+    make_bench: Make, generate: Make, tokens_of: Make
+) -> None:
+    """The model is made to prefer its end token 0: it ends the output at once, or after the fewest
+    tokens that are asked for, or never."""
+
+    def probe(logits_RV: torch.Tensor, names: list[str]) -> None:
+        logits_RV[:, 0] = 1e4
+
+    def run(**options: Any) -> tuple[int, FinishReason]:
+        outcome = make_bench(probe=probe).run(generate("op", tokens_of(1, 9), **options))[0]
+        return len(outcome.tokens), outcome.finished.reason
+
+    assert run(ignore_eos=False) == (1, FinishReason.STOP)
+    assert run(ignore_eos=False, min_tokens=4) == (5, FinishReason.STOP)
+    assert run(ignore_eos=True) == (12, FinishReason.LENGTH)
+    assert run(ignore_eos=False, min_tokens=9, max_tokens=6) == (6, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"logprobs": 21}, "0 to 20"),
+    ],
+)
+def test_what_lies_outside_its_range_is_refused(
+    options: dict[str, Any], says: str, make_bench: Make, generate: Make
+) -> None:
+    failed = make_bench().run(generate("op", [1, 2], **options))[0].failed
+    assert failed.error == "InvalidRequest"
+    assert says in failed.message
