@@ -138,8 +138,7 @@ def _tile(
     head = tl.cast(at % KV_HEADS, tl.int64)
     tile = fields + (at // KV_HEADS) * 6
     pages += tl.load(tile)
-    begin, length = tl.load(tile + 1), tl.load(tile + 2)
-    count = tl.load(tile + 4)
+    begin, length, count = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 4)
     m, h = tl.arange(0, M), tl.arange(0, BLOCK_H)
     here_M = m < count * GROUP
     query = queries + (tl.load(tile + 3) + m // GROUP) * 3
@@ -149,8 +148,7 @@ def _tile(
     head_M = head * GROUP + m % GROUP
     here_MH = here_M[:, None] & (h < WIDTH)[None, :]
     q_MH = tl.load(q + (row_M * q_row + head_M * q_head)[:, None] + h[None, :], here_MH, other=0.0)
-    keys += head * kv_head
-    values += head * kv_head
+    keys, values = keys + head * kv_head, values + head * kv_head
     if UPCAST:
         q_MH = q_MH.to(tl.float32)
     top_M = tl.full([M], float("-inf"), tl.float32)
@@ -178,18 +176,16 @@ def _tile(
         acc_MH = acc_MH * keep_M[:, None]
         acc_MH += tl.dot(p_ML.to(value_LH.dtype), value_LH, input_precision="ieee")
         top_M = new_M
-    blind_M = sum_M == 0.0
-    acc_MH = acc_MH / tl.where(blind_M, 1.0, sum_M)[:, None]
     # The sum is at least 1 where anything was seen; a blind row's top is -inf, and so its lse.
-    lse_M = top_M + tl.log2(tl.where(blind_M, 1.0, sum_M))
-    alone_MH = here_MH & (slot_M < 0)[:, None]
+    sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)
+    acc_MH, lse_M = acc_MH / sum_M[:, None], top_M + tl.log2(sum_M)
     out_M = (row_M * KV_HEADS * GROUP + head_M) * WIDTH
-    tl.store(o + out_M[:, None] + h[None, :], acc_MH.to(o.dtype.element_ty), mask=alone_MH)
+    at_MH = here_MH & (slot_M < 0)[:, None]
+    tl.store(o + out_M[:, None] + h[None, :], acc_MH.to(o.dtype.element_ty), mask=at_MH)
     put_M = (slot_M + tl.load(tile + 5)) * KV_HEADS * GROUP + head_M
-    merged_M = here_M & (slot_M >= 0)
-    merged_MH = here_MH & (slot_M >= 0)[:, None]
-    tl.store(part + (put_M * WIDTH)[:, None] + h[None, :], acc_MH, mask=merged_MH)
-    tl.store(lse + put_M, lse_M, mask=merged_M)
+    at_MH = here_MH & (slot_M >= 0)[:, None]
+    tl.store(part + (put_M * WIDTH)[:, None] + h[None, :], acc_MH, mask=at_MH)
+    tl.store(lse + put_M, lse_M, mask=here_M & (slot_M >= 0))
 
 
 @kernel

@@ -1,0 +1,122 @@
+"""What the kernels do on a CUDA device: right, how near the roof, and what a decode step gains.
+
+    PYTHONPATH=client:server:engine:kernels python bench/gpu.py [--dry-run]
+
+Needs torch and triton alone. Prints JSON, and writes it to bench/results/DATE-MACHINE/gpu.json.
+`--dry-run` runs every part on the CPU in Triton's interpreter, at shapes whose times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+
+if "--dry-run" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
+
+import gpu_attention
+import gpu_checks
+import gpu_report
+import gpu_step
+import torch
+import triton
+
+from weftline_kernels.work_list import Rows
+
+BUDGET_S = 420.0  # of the eight minutes, the rest being for tests and compilation
+
+
+def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str, object]:
+    """Part (b); the most telling rows first, for what the time does not reach is left out."""
+    bandwidth = gpu_attention.copy_bandwidth(device)
+    shapes: tuple[gpu_attention.Shape, ...] = gpu_attention.SHAPES
+    cases = [(p, b) for p in (6000, 2048) for b in (16, 32, 8, 64)]
+    suffix = 500
+    if dry:
+        shapes, cases, suffix = (gpu_attention.Shape("tiny", 4, 2, 16),), [(40, 3)], 9
+    rows, left_out = [], 0
+    for shape in shapes:
+        for prefix, batch in cases:
+            if time.monotonic() > deadline:
+                left_out += 1
+                continue
+            row = gpu_attention.measure(shape, batch, prefix, suffix, bandwidth, device)
+            print(json.dumps(row), file=sys.stderr)
+            rows.append(row)
+    return {"copy_gb_s": bandwidth / 1e9, "rows": rows, "rows_left_out_for_time": left_out}
+
+
+def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, object]:
+    """Part (c): the decode step of a dummy LLaMA-7B, at batch 32 behind 6,000 common tokens."""
+    dims, batch, prefix, suffix, repeat = gpu_step.Dims(), 32, 6000, 500, 15
+    if dry:
+        dims = gpu_step.Dims(1, 32, 2, 2, 16, 24, 40)
+        batch, prefix, suffix, repeat = 3, 32, 6, 1
+    model = gpu_step.DummyModel(dims, device)
+    modes = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
+    found: dict[str, object] = {
+        "decoder": "made of the kernels alone, without scheduler and sampling",
+        "batch": batch,
+        "prefix": prefix,
+        "suffix": suffix,
+    }
+    for name, (copied, shared) in modes.items():
+        pages = gpu_step.tables(prefix, [prefix + suffix] * batch, copied=copied)
+        if not gpu_step.fits(dims, 1 + pages[-1][-1], device):
+            found[f"{name}_ms"] = "does not fit"
+            continue
+        parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(pages)]
+        decode = gpu_step.Decode(model, parts, shared=shared)
+        found[f"{name}_ms"] = gpu_step.step_seconds(decode, parts, repeat) * 1e3
+        tokens = (prefix if shared else batch * prefix) + batch * suffix
+        must = model.weight_bytes + tokens * dims.token_bytes
+        found[f"{name}_roof_ms"] = must / bandwidth * 1e3
+        del decode
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dry-run", action="store_true")
+    dry = parser.parse_args().dry_run
+    if not dry and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
+    device = torch.device("cpu" if dry else "cuda")
+    start = time.monotonic()
+    dtypes = (torch.float32,) if dry else tuple(gpu_checks.TOLERANCE)
+    if dry:
+        gpu_checks.CHECKS = {
+            name: check for name, check in gpu_checks.CHECKS.items() if "attention" not in name
+        }
+    report: dict[str, object] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
+        "versions": {
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        },
+        "kernels": gpu_report.kernel_hashes(),
+    }
+    checks = list(gpu_checks.run(device, dtypes))
+    attention = attention_rows(device, start + 0.6 * BUDGET_S, dry)
+    bandwidth = float(str(attention["copy_gb_s"])) * 1e9
+    report |= {"checks": checks, "attention": attention}
+    report["decode_step"] = step_rows(device, bandwidth, dry)
+    report["seconds"] = round(time.monotonic() - start, 1)
+    print(json.dumps(report, indent=2))
+    if not dry:
+        date, name = str(report["date"]), str(report["device"])
+        print(f"written to {gpu_report.write(report, date, name, 'gpu.json')}", file=sys.stderr)
+    if not all(check["ok"] for check in checks):
+        sys.exit("a kernel differs from its reference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Times tree decode of one layer against the bytes it must read, and against others' attention.
+
+A = (q, keys, values) -> o of a layer. Each timed call reads a cache of its own, larger together
+than the L2 of the device, as the layers of a model are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weftline_kernels.attention_triton import TritonAttention
+from weftline_kernels.work_list import Rows, build
+
+PAGE = 16
+LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The attention of a model."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    width: int
+
+
+SHAPES = (Shape("LLaMA-7B", 32, 32, 128), Shape("Llama-3-8B", 32, 8, 128))
+
+
+def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[Rows]:
+    """A decode step of `batch` sequences with `prefix` common tokens and each its own suffix."""
+    common, used = list(range(prefix // PAGE)), prefix // PAGE
+    parts = []
+    for i, suffix in zip(range(batch), suffixes, strict=True):
+        length = prefix % PAGE + suffix
+        own = -(-length // PAGE)
+        parts.append(Rows([*common, *range(used, used + own)], i, 1, prefix + suffix - 1))
+        used += own
+    return parts
+
+
+def seconds(run: Callable[[int], object], layers: int, device: torch.device) -> float:
+    """Median time of a call; `run(i)` uses cache i. On CUDA out of a captured graph."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run(0)
+        return time.perf_counter() - start
+    for i in range(layers):
+        run(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(layers):
+            run(i)
+    times = []
+    for _ in range(25):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / layers)
+    return sorted(times)[len(times) // 2]
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes: the roof that the percentages are of."""
+    size = 2**30 if device.type == "cuda" else 2**22
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds(lambda _: target.copy_(source), 1, device)
+
+
+def measure(
+    shape: Shape, batch: int, prefix: int, suffix: int, bandwidth: float, device: torch.device
+) -> dict[str, object]:
+    """A row: µs a layer, GB/s and % of the roof for tree decode, and µs of the others."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16
+    parts = shared_parts(batch, prefix, [suffix] * batch)
+    pages = 1 + parts[-1].pages[-1]
+    q = torch.randn(batch, shape.heads, shape.width, device=device).to(dtype)
+    caches = [
+        torch.empty(2, shape.kv_heads, pages, PAGE, shape.width, device=device, dtype=dtype)
+        .normal_()
+        for _ in range(LAYERS if device.type == "cuda" else 1)
+    ]  # fmt: skip
+    token = 2 * shape.kv_heads * shape.width * dtype.itemsize
+    must = (prefix + batch * suffix) * token
+    unshared = batch * (prefix + suffix) * token
+    tree = TritonAttention(build(parts, PAGE, min_pages_saved=1), shape.width**-0.5)
+    paged = TritonAttention(build(parts, PAGE, min_pages_saved=10**9), shape.width**-0.5)
+
+    def timed(attention: TritonAttention) -> float:
+        return seconds(lambda i: attention(q, *caches[i]), len(caches), device)
+
+    tree_s, paged_s = timed(tree), timed(paged)
+    row: dict[str, object] = {
+        "shape": shape.name,
+        "batch": batch,
+        "prefix": prefix,
+        "suffix": suffix,
+        "tree_us": tree_s * 1e6,
+        "tree_gb_s": must / tree_s / 1e9,
+        "tree_percent_of_roof": 100 * must / tree_s / bandwidth,
+        "pages_shared_us": paged_s * 1e6,
+        "pages_shared_percent_of_roof": 100 * unshared / paged_s / bandwidth,
+    }
+    others = {"sdpa_us": sdpa, "flashinfer_us": flashinfer}
+    for name, other in others.items():
+        try:
+            run = other(shape, parts, q, caches[0])
+            row[name] = (
+                run if isinstance(run, str) else seconds(lambda _, r=run: r(), 1, device) * 1e6
+            )
+        except RuntimeError as error:  # theirs: it does not fit, or knows not this device
+            row[name] = f"failed: {str(error)[:200]}"
+    return row
+
+
+def sdpa(
+    shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
+) -> Callable[[], object] | str:
+    """torch's attention over pages gathered beforehand, which is not in its time."""
+    length = parts[0].start + 1
+    needed = len(parts) * length * 2 * shape.kv_heads * shape.width * 2
+    if cache.is_cuda and needed > 0.9 * torch.cuda.mem_get_info()[0]:
+        return "does not fit"
+    tables = torch.tensor([list(part.pages) for part in parts], device=cache.device)
+    keys, values = (
+        torch.stack([side[:, table].flatten(1, 2)[:, :length] for table in tables])
+        for side in cache
+    )
+    q_BN1H = q_RNH[:, :, None]
+    return lambda: F.scaled_dot_product_attention(
+        q_BN1H, keys, values, enable_gqa=shape.heads != shape.kv_heads
+    )
+
+
+def flashinfer(
+    shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
+) -> Callable[[], object] | str:
+    """FlashInfer's paged decode on the same pages, where it is installed."""
+    if not cache.is_cuda or importlib.util.find_spec("flashinfer") is None:
+        return "not installed"
+    module = importlib.import_module("flashinfer")
+    device = cache.device
+    workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
+    counts = torch.tensor([0, *(len(part.pages) for part in parts)], dtype=torch.int32)
+    pages = torch.tensor([page for part in parts for page in part.pages], dtype=torch.int32)
+    last = torch.tensor([part.start % PAGE + 1 for part in parts], dtype=torch.int32)
+    wrapper.plan(
+        *(counts.cumsum(0, dtype=torch.int32).to(device), pages.to(device), last.to(device)),
+        *(shape.heads, shape.kv_heads, shape.width, PAGE),
+        q_data_type=q_RNH.dtype,
+        kv_data_type=q_RNH.dtype,
+    )
+    sides = tuple(side.transpose(0, 1).contiguous() for side in cache)
+    return lambda: wrapper.run(q_RNH, sides)

@@ -1,0 +1,123 @@
+"""Every kernel against its reference on a device: what `make gpu` and tests/gpu run first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from weftline_kernels.attention import attention_reference
+from weftline_kernels.attention_triton import TritonAttention
+from weftline_kernels.kv_store import kv_store_reference, kv_store_triton
+from weftline_kernels.rms_norm import rms_norm_reference, rms_norm_triton
+from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
+from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
+from weftline_kernels.work_list import Rows, build
+
+PAGE = 16
+# The largest difference allowed, in units of the largest value: rounding of the result, and in
+# attention that of the weights before they meet the values.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+Check = Callable[[torch.device, torch.dtype], float]
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, in units of the largest expected value (NaN stays NaN)."""
+    found, expected = found.double().cpu(), expected.double().cpu()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+
+
+def rms_norm_check(device: torch.device, dtype: torch.dtype) -> float:
+    x, weight = _random(device, dtype, 33, 4096), _random(device, dtype, 4096)
+    return difference(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+
+
+def rope_check(device: torch.device, dtype: torch.dtype) -> float:
+    x = _random(device, dtype, 17, 48, 128)[:, :40]
+    positions = torch.arange(17, device=device) * 401
+    frequencies = 1 / 10000 ** (torch.arange(64, device=device) / 64)
+    cos, sin = rope_tables(positions, frequencies, dtype)
+    expected = rope_reference(x.float(), cos[:, 64:].float(), sin[:, 64:].float())
+    return difference(rope_triton(x, cos, sin), expected)
+
+
+def silu_mul_check(device: torch.device, dtype: torch.dtype) -> float:
+    x = _random(device, dtype, 33, 2 * 11008)
+    return difference(silu_mul_triton(x), silu_mul_reference(x))
+
+
+def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
+    x = _random(device, dtype, 50, 24, 128)[:, 8:16]
+    slots = torch.randperm(64 * PAGE, device=device)[:50]
+    found, expected = (torch.zeros(8, 64, PAGE, 128, device=device, dtype=dtype) for _ in range(2))
+    kv_store_reference(expected, x, slots)
+    kv_store_triton(found, x, slots)
+    return difference(found, expected)
+
+
+def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
+    """Attention of a step with all that can be shared shared, in splits of 64 tokens."""
+
+    def check(device: torch.device, dtype: torch.dtype) -> float:
+        work = build(parts, PAGE, min_pages_saved=1)
+        pages = 1 + max(max(part.pages) for part in parts)
+        q = _random(device, dtype, work.rows, kv_heads * group, 128)
+        cache = _random(device, dtype, 2, kv_heads, pages, PAGE, 128)
+        found = TritonAttention(work, 128**-0.5, split=64)(q, cache[0], cache[1])
+        exact = (x.double().cpu() for x in (q, cache[0], cache[1]))
+        return difference(found, attention_reference(work, 128**-0.5)(*exact))
+
+    return check
+
+
+def tree(levels: int) -> list[Rows]:
+    """Two branches a level, each of 37 tokens' worth of whole pages, and 5 own tokens a leaf."""
+    tables: list[list[int]] = [[]]
+    used = 0
+    for _ in range(levels):
+        grown = []
+        for table in tables:
+            for _ in range(2):
+                grown.append([*table, *range(used, used + 3)])
+                used += 3
+        tables = grown
+    return [Rows([*table, used + i], i, 1, len(table) * PAGE + i % 7)
+            for i, table in enumerate(tables)]  # fmt: skip
+
+
+def chunk_behind_prefix() -> list[Rows]:
+    """A prompt's 150 tokens behind 10 shared pages, and three tokens that read these too."""
+    prefix = list(range(10))
+    decode = [Rows([*prefix, 30 + i], i, 1, 10 * PAGE + 3 * i) for i in range(3)]
+    return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * PAGE)]
+
+
+CHECKS: dict[str, Check] = {
+    "rms_norm": rms_norm_check,
+    "rope": rope_check,
+    "silu_mul": silu_mul_check,
+    "kv_store": kv_store_check,
+    **{
+        f"attention {name}, {kv_heads} KV heads of {group}": attention_check(kv_heads, group, parts)
+        for kv_heads, group in ((4, 1), (2, 3), (2, 4))
+        for name, parts in (
+            ("tree of 4 levels", tree(4)),
+            ("chunk behind a prefix", chunk_behind_prefix()),
+        )
+    },
+}
+
+
+def run(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> Iterator[dict[str, object]]:
+    """A row for each kernel and type; `ok` is False where it differs, or gives NaN."""
+    for name, check in CHECKS.items():
+        for dtype in dtypes:
+            torch.manual_seed(0)
+            found = check(device, dtype)
+            ok = found <= TOLERANCE[dtype]
+            yield {"kernel": name, "dtype": str(dtype)[6:], "difference": found, "ok": ok}
+
+
+def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)

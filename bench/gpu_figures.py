@@ -1,0 +1,135 @@
+"""Replays figures 15 and 16 of the Parrot paper: decoding behind one long common prefix.
+
+    PYTHONPATH=client:server:engine:kernels python bench/gpu_figures.py --fig 15 [--dry-run]
+
+Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length: mean
+latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
+LLaMA-7B, tiles planned anew for every step; prompts count as filled before. Three ways: "tree"
+shares the prefix in attention, "pages_shared" only in memory, "off" copies it where that fits.
+The figure counts only if pages_shared itself reaches 80 % of its own roof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if "--dry-run" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
+
+import gpu_attention
+import gpu_report
+import gpu_step
+import torch
+
+from weftline_kernels.work_list import Rows
+
+BUDGET_S = 400.0
+MODES = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
+LENGTHS = Path(__file__).with_name("parrot_figures.json")
+# Figure 16: (batch, tokens of each output). Not all of the paper's points, to stay in the time.
+POINTS_16 = ((32, 200), (32, 800), (64, 100), (64, 480))
+BATCHES_15 = (8, 16, 32, 64)
+COUNTED_FROM = 0.8
+
+
+def replay(
+    model: gpu_step.DummyModel,
+    prefix: int,
+    lengths: list[tuple[int, int]],
+    mode: str,
+    bandwidth: float,
+    deadline: float,
+) -> dict[str, object] | str:
+    """Decode all (prompt, output) at once; latencies, and the part of the roof that was reached."""
+    copied, shared = MODES[mode]
+    tables = gpu_step.tables(prefix, [sum(one) for one in lengths], copied=copied)
+    if not gpu_step.fits(model.dims, 1 + tables[-1][-1], model.device):
+        return "does not fit"
+    whole = [
+        Rows(table, i, 1, sum(one) - 1)
+        for i, (table, one) in enumerate(zip(tables, lengths, strict=True))
+    ]
+    decode = gpu_step.Decode(model, whole, shared=shared)
+    decode.load(whole)
+    decode.run()  # compiles and captures
+    start, must, ends = time.perf_counter(), 0, [0.0] * len(lengths)
+    for step in range(max(output for _, output in lengths)):
+        if time.monotonic() > deadline:
+            return "left out for time"
+        alive = [i for i, (_, output) in enumerate(lengths) if step < output]
+        decode.load([Rows(tables[i], row, 1, lengths[i][0] + step) for row, i in enumerate(alive)])
+        decode.run()
+        tokens = sum(lengths[i][0] + step + 1 for i in alive)
+        read = tokens - (len(alive) - 1) * prefix if shared else tokens
+        must += model.weight_bytes + read * model.dims.token_bytes
+        finished = [i for i in alive if lengths[i][1] == step + 1]
+        if finished:
+            gpu_step.synchronize(model.device)
+            for i in finished:
+                ends[i] = time.perf_counter() - start
+    return {
+        "mean_latency_s": sum(ends) / len(ends),
+        "ms_a_token": 1e3 * sum(e / n for e, (_, n) in zip(ends, lengths, strict=True)) / len(ends),
+        "part_of_roof": must / bandwidth / max(ends),
+    }
+
+
+def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list[tuple[int, int]]]]:
+    """(batch, lengths) of each point of the figure."""
+    pairs = [(int(prompt), int(output)) for prompt, output in data["prompt_and_output_tokens"]]
+    if dry:
+        return [(2, [(37, 2), (40, 1)])]
+    if figure == 15:
+        return [(batch, pairs[:batch]) for batch in BATCHES_15]
+    return [(batch, [(p, output) for p, _ in pairs[:batch]]) for batch, output in POINTS_16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fig", type=int, choices=(15, 16), required=True)
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
+    dry, figure = options.dry_run, options.fig
+    if not dry and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
+    device = torch.device("cpu" if dry else "cuda")
+    deadline = time.monotonic() + BUDGET_S
+    data = json.loads(LENGTHS.read_text())
+    prefix = 32 if dry else int(data["shared_prefix_tokens"])
+    dims = gpu_step.Dims(1, 32, 2, 2, 16, 24, 40) if dry else gpu_step.Dims()
+    bandwidth = gpu_attention.copy_bandwidth(device)
+    model = gpu_step.DummyModel(dims, device)
+    rows: list[dict[str, object]] = []
+    for batch, lengths in points(figure, data, dry):
+        row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}
+        for mode in MODES:
+            row[mode] = replay(model, prefix, lengths, mode, bandwidth, deadline)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        base = row["pages_shared"]
+        row["counts"] = isinstance(base, dict) and base["part_of_roof"] >= COUNTED_FROM
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr)
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
+        "figure": figure,
+        "copy_gb_s": bandwidth / 1e9,
+        "kernels": gpu_report.kernel_hashes(),
+        "rows": rows,
+    }
+    print(json.dumps(report, indent=2))
+    if not dry:
+        name = f"gpu-figure-{figure}.json"
+        gpu_report.write(report, str(report["date"]), str(report["device"]), name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Results of a GPU and the kernels they were taken with: hashes, where a report goes, what is old.
+
+Needs the standard library alone, so that a test without torch can hold results to their kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+KERNELS = ROOT / "kernels" / "weftline_kernels"
+
+
+def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
+    """SHA-256 of each of our Python files that a device's speed depends on, by its name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob("*.py"))
+    }
+
+
+def changed(report: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """The kernels of `report` that are others now, or gone; empty where its numbers still hold."""
+    return [name for name, digest in report["kernels"].items() if now.get(name) != digest]
+
+
+def stale(results: Path, now: Mapping[str, str]) -> list[str]:
+    """A sentence for each machine and file whose newest report is older than its kernels."""
+    newest: dict[tuple[str, str], Path] = {}
+    for path in sorted(results.glob("*/gpu*.json")):
+        newest[path.parent.name[11:], path.name] = path  # folders are DATE-MACHINE, in order
+    found = {path: changed(json.loads(path.read_text()), now) for path in newest.values()}
+    return [
+        f"{path.relative_to(results)} is older than {', '.join(names)}: run make gpu again"
+        for path, names in found.items()
+        if names
+    ]
+
+
+def write(report: Mapping[str, Any], date: str, machine: str, name: str) -> Path:
+    """Write `report` to bench/results/DATE-MACHINE/NAME and return where."""
+    machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    path = RESULTS / f"{date}-{machine}" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    return path
