@@ -62,6 +62,8 @@ class SamplingParams:
     likeliest. The penalties of presence and frequency count the output (OpenAI's), that of
     repetition the prompt too, and divides (Keskar et al. 2019; 1 is off). `logprobs` asks for the
     log probability of each token and for so many alternatives, at most MOST_LOGPROBS; None is off.
+    `constraint` is the JSON text of what the output must be: {"json_schema": {...}},
+    {"regex": "..."} or {"choice": ["...", ...]}; it goes before `min_tokens` and `ignore_eos`.
     """
 
     max_tokens: int
@@ -77,6 +79,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    constraint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.embedded.constraint import Grammars
 from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model_config import ModelError, read_json
@@ -45,7 +47,13 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         max_running=options.max_running,
         step_tokens=options.step_tokens,
     )
-    core = Core(decoder, config, ByteDetokenizer(tokenizer), seed=options.seed)
+    core = Core(
+        decoder,
+        config,
+        ByteDetokenizer(tokenizer),
+        grammars=_grammars(path, decoder.config.vocabulary, decoder.config.eos),
+        seed=options.seed,
+    )
     texts = _tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,
@@ -62,6 +70,17 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         default_sampling=_default_sampling(directory),
     )
     return core, description
+
+
+def _grammars(path: Path, vocabulary: int, eos: Sequence[int]) -> Grammars | None:
+    """What follows constraints; None where llguidance is not installed."""
+    try:
+        from weftline_engine.grammars import TokenGrammars
+    except ModuleNotFoundError as missing:
+        if missing.name != "llguidance":
+            raise
+        return None
+    return TokenGrammars(path.read_text(encoding="utf-8"), vocabulary, eos)
 
 
 def _free_memory() -> int:

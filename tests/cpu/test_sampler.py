@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from weftline_engine.api import FinishReason, Kind, Op, Part, SamplingParams
+from weftline_engine.embedded.constraint import NoGrammars
 from weftline_engine.embedded.sampler import Sampler
 
 Make = Callable[..., Any]
@@ -43,7 +44,7 @@ def penalised(
 def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
     """Six requests decode 30 tokens of a vocabulary of 8 together; their slots were others'."""
     generator = np.random.default_rng(seed)
-    sampler = Sampler(2, 8, ())
+    sampler = Sampler(2, 8, (), NoGrammars())
     before = [sampler.add(REQUESTS[2], 0) for _ in range(3)]
     for slot in before:
         sampler.begin(slot, REQUESTS[2], [1, 2, 3])
@@ -77,7 +78,7 @@ def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
 
 
 def test_a_row_of_nan_counts_nothing() -> None:
-    sampler = Sampler(2, 4, ())
+    sampler = Sampler(2, 4, (), NoGrammars())
     params = replace(GREEDY, presence_penalty=2.0, logprobs=1)
     slots = [sampler.add(params, 0), sampler.add(params, 0)]
     for slot in slots:

@@ -29,6 +29,7 @@ from weftline_engine.api import (
 )
 from weftline_engine.embedded.admission import Refused, check, check_tokens
 from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.constraint import BadConstraint, Grammars, NoGrammars
 from weftline_engine.embedded.live import Live
 from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.sampler import Logprobs, Sampler
@@ -50,6 +51,7 @@ class Core:
         config: SchedulerConfig,
         detokenizer: Detokenizer,
         *,
+        grammars: Grammars | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         probe: Callable[[Tensor, list[str]], None] | None = None,
@@ -66,7 +68,10 @@ class Core:
         self._arrivals = 0
         self._live: dict[str, Live] = {}
         self._held: list[Live] = []  # wait for their parent context
-        self._sampler = Sampler(config.max_running, decoder.config.vocabulary, decoder.config.eos)
+        self._grammars = grammars or NoGrammars()
+        self._sampler = Sampler(
+            config.max_running, decoder.config.vocabulary, decoder.config.eos, self._grammars
+        )
         self._events: list[Event] = []
         self._number = 0
         self._quiet = True  # no step has anything to do until something comes
@@ -90,8 +95,13 @@ class Core:
         live = Live(sequence, context)
         try:
             check(op, self.scheduler.contexts, self.decoder.config.vocabulary)
+            if op.sampling is not None and op.sampling.constraint is not None:
+                live.matcher = self._grammars.compile(op.sampling.constraint)
         except Refused as refusal:
             self._fail(live, refusal.error, str(refusal))
+            return
+        except BadConstraint as reason:
+            self._fail(live, "InvalidRequest", str(reason))
             return
         self._live[op.id] = live
         self.scheduler.contexts[op.context] = context
@@ -252,11 +262,17 @@ class Core:
             live.stream = self._detokenizer.stream(sequence.tokens[-8:])
         sequence.tokens.append(token)
         produced = sequence.output
-        at_end = token in self.decoder.config.eos and not params.ignore_eos
+        matcher = live.matcher
+        if matcher is not None and matcher.error:
+            self._fail(live, "EngineFailed", f"the constraint failed: {matcher.error[:300]}")
+            return
+        heeds_end = matcher is not None or not params.ignore_eos
+        at_end = heeds_end and token in self.decoder.config.eos
         full = produced >= params.max_tokens or len(sequence.tokens) >= self.limit
-        text, stopped = live.text(token, at_end=at_end, full=full)
+        ended = matcher is not None and matcher.ended
+        text, stopped = live.text(token, at_end=at_end, full=full or ended)
         self._emit(live, Part, offset=produced - 1, tokens=(token,), text=text, **said)
-        if at_end or stopped:
+        if at_end or stopped or ended:
             self._finish(live, FinishReason.STOP)
         elif full:
             self._finish(live, FinishReason.LENGTH)
@@ -336,7 +352,7 @@ class Core:
         if op.kind is Kind.GENERATE:
             params = live.params
             seed = params.seed if params.seed is not None else self._seed + 0x51ED * live.number
-            live.slot = self._sampler.add(params, seed)
+            live.slot = self._sampler.add(params, seed, live.matcher)
             live.scanner = StopScanner(params.stop)
 
     def _fit(self, live: Live) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Op, SamplingParams
+from weftline_engine.embedded.constraint import Matcher
 from weftline_engine.embedded.sequence import Context, Sequence
 from weftline_engine.embedded.text import StopScanner, TokenStream
 
@@ -17,6 +18,7 @@ class Live:
     context: Context
     stream: TokenStream | None = None
     scanner: StopScanner = field(default_factory=lambda: StopScanner(()))
+    matcher: Matcher | None = None
     slot: int = -1
     started: float = 0.0
     filled: float = 0.0

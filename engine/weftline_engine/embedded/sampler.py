@@ -6,7 +6,7 @@ R = rows, W = rows whose log probabilities are wanted, V = vocabulary, A = alter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.constraint import Grammars, Matcher, forbid
 from weftline_engine.embedded.penalties import Penalties
 from weftline_engine.embedded.sampling import SamplingTable, sample
 
@@ -38,15 +39,25 @@ class Chosen:
 class Sampler:
     """The running generates' sampling parameters and counts, by slot."""
 
-    def __init__(self, capacity: int, vocabulary: int, eos: Sequence[int]) -> None:
+    def __init__(
+        self, capacity: int, vocabulary: int, eos: Sequence[int], grammars: Grammars
+    ) -> None:
         self._vocabulary = vocabulary
         self._eos = eos
         self._table = SamplingTable(capacity)
         self._penalties = Penalties(capacity)
+        self._grammars = grammars
+        self._matchers: dict[int, Matcher] = {}  # by slot
 
-    def add(self, params: SamplingParams, seed: int) -> int:
+    def add(self, params: SamplingParams, seed: int, matcher: Matcher | None = None) -> int:
         """Enter a request; returns its slot, which `remove` gives back."""
-        return self._table.add(params, seed)
+        if matcher is not None:
+            # When the constraint allows only the end, a ban of that would leave nothing.
+            params = replace(params, min_tokens=0)
+        slot = self._table.add(params, seed)
+        if matcher is not None:
+            self._matchers[slot] = matcher
+        return slot
 
     def begin(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
         """The request's prompt is complete, and its first token comes next."""
@@ -55,6 +66,7 @@ class Sampler:
     def remove(self, slot: int) -> None:
         self._table.remove(slot)
         self._penalties.end(slot)
+        self._matchers.pop(slot, None)
 
     def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
         """The next token of each row; `produced` counts those before. May change `logits_RV`."""
@@ -64,8 +76,18 @@ class Sampler:
         # Of the model alone, before penalties and bans change it.
         plain_WV = torch.log_softmax(logits_RV[which_W].double(), -1) if len(which_W) else None
         self._penalties.apply(logits_RV, at_R)
+        bound = [row for row, slot in enumerate(slots) if slot in self._matchers]
+        matchers = [self._matchers[slots[row]] for row in bound]
+        if bound:
+            forbid(logits_RV, bound, self._grammars.masks(matchers))
         tokens_R = sample(logits_RV, rows, self._eos)
         self._penalties.count(at_R, tokens_R)
+        if bound:
+            chosen = tokens_R[bound].tolist()
+            moved = [
+                (one, token) for one, token in zip(matchers, chosen, strict=True) if token >= 0
+            ]
+            self._grammars.advance([one for one, _ in moved], [token for _, token in moved])
         said: list[Logprobs] = [{}] * len(slots)
         if plain_WV is not None:
             found = _logprobs(plain_WV, tokens_R[which_W], rows.logprobs[which_W])

@@ -1,0 +1,123 @@
+"""Outputs held to a schema, a pattern or a choice, with llguidance on the tiny random model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+
+from weftline_engine.api import FinishReason
+from weftline_engine.grammars import MOST_BYTES, TokenGrammars
+
+Make = Callable[..., Any]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["age", "ok"],
+    "additionalProperties": False,
+}
+CHOICES = ["yes", "no", 'perh\u00e4ps "so"']
+
+
+@pytest.fixture
+def make(make_bench: Make, tiny_directory: Path) -> Make:
+    tokenizer = Tokenizer.from_file(str(tiny_directory / "tokenizer.json"))
+    # Forced text is tokenised as the tokenizer would: it must read bytes and not characters.
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    grammars = TokenGrammars(tokenizer.to_str(), 256, [0])
+    return lambda **options: make_bench(grammars=grammars, **options)
+
+
+def options(constraint: dict[str, Any], **more: Any) -> dict[str, Any]:
+    text = json.dumps(constraint)
+    return {"constraint": text, "max_tokens": 60, "temperature": 1.0, "seed": 1, **more}
+
+
+def test_outputs_are_what_their_constraints_allow(
+    make: Make, generate: Make, tokens_of: Make
+) -> None:
+    """Twelve constrained requests beside one that is free: which gives what it gives alone."""
+    free = generate("free", tokens_of(99, 20))
+    alone = make().run(free)[0].tokens
+    kinds = [
+        options({"json_schema": SCHEMA}),
+        options({"regex": "[a-f]{3}-[0-9]{2}"}),
+        options({"choice": CHOICES}, min_tokens=40),
+        options({"choice": CHOICES}, temperature=0.0, presence_penalty=2.0),
+    ]
+    ops = [
+        generate(f"op{i}", tokens_of(i, 9 + i), **{**kinds[i % 4], "seed": i}) for i in range(12)
+    ]
+    *found, beside = make().run(*ops, free)
+    for i, outcome in enumerate(found):
+        assert outcome.finished.reason is FinishReason.STOP
+        match i % 4:
+            case 0:
+                value = json.loads(outcome.text)
+                assert value.keys() == {"age", "ok"} and 0 <= value["age"] <= 99
+            case 1:
+                assert re.fullmatch("[a-f]{3}-[0-9]{2}", outcome.text)
+            case _:
+                assert outcome.text in CHOICES
+    assert beside.tokens == alone
+    assert len({outcome.text for outcome in found[1::4]}) == 3
+
+
+def test_a_constraint_survives_preemption(make: Make, generate: Make, tokens_of: Make) -> None:
+    """Six requests of which the pool holds two give what each gives alone."""
+    ops = [
+        generate(f"op{i}", tokens_of(i, 20), **options({"regex": "[a-z]{30}"}, seed=i))
+        for i in range(6)
+    ]
+    alone = [make().run(op)[0].text for op in ops]
+    small = make(blocks=14, block_size=8, step_tokens=70).run(*ops)
+    assert [outcome.text for outcome in small] == alone
+
+
+def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -> None:
+    def probe(logits_RV: Tensor, ops: list[str]) -> None:
+        if "bad" in ops:
+            logits_RV[ops.index("bad")] = float("nan")
+
+    words = options({"choice": CHOICES})
+    bad, good = make(probe=probe).run(generate("bad", [1], **words), generate("good", [1], **words))
+    assert "not finite" in bad.failed.message
+    assert good.text in CHOICES
+
+
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        ("{", "not JSON"),
+        ("[" * 50_000, "not JSON"),
+        ("[]", "a constraint is"),
+        ('{"regex": "a", "choice": ["b"]}', "a constraint is"),
+        ('{"choice": []}', "a constraint is"),
+        ('{"choice": ["a", 1]}', "every choice"),
+        ('{"regex": "a("}', "cannot be followed"),
+        ('{"json_schema": {"type": "nonsense"}}', "cannot be followed"),
+        ('{"json_schema": {"$ref": "http://example.com/x"}}', "cannot be followed"),
+        (json.dumps({"regex": "a" * MOST_BYTES}), "longer than"),
+    ],
+)  # fmt: skip
+def test_a_bad_constraint_is_refused(
+    constraint: str, says: str, make: Make, generate: Make
+) -> None:
+    failed = make().run(generate("op", [1, 2], constraint=constraint))[0].failed
+    assert failed.error == "InvalidRequest"
+    assert says in failed.message
+
+
+def test_without_llguidance_constraints_are_refused(make_bench: Make, generate: Make) -> None:
+    failed = make_bench().run(generate("op", [1, 2], **options({"choice": ["a"]})))[0].failed
+    assert (failed.error, "llguidance" in failed.message) == ("InvalidRequest", True)
