@@ -78,6 +78,7 @@ async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> Non
         {"text": text[1:], "from_var": var},
         {"text": "not its text", "name": "other", "from_var": var},
         {"text": "no such", "from_var": "nowhere"},
+        {"text": " nor this", "from_var": var},
     ]
     prompt = "".join(piece["text"] for piece in pieces)
     second = await chat(server, prompt, weftline=said("run", pieces, name="second"))
@@ -87,7 +88,7 @@ async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> Non
         {"from": ids["call_id"], "to": second["weftline"]["call_id"], "semantic_var_id": var}
     ]
     assert graph["calls"][1]["template"].splitlines() == [
-        "user: Now: {{input:story}}{{input:text}}{{input:other}}no such",
+        "user: Now: {{input:story}}{{input:text}}{{input:other}}no such nor this",
         "assistant: {{output:out}}",
     ]
     elsewhere = await chat(server, prompt, weftline=said("another run", pieces))
