@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -q
 suite = @if ls $(1)/test_*.py >/dev/null 2>&1; then echo "$(2)" && $(2); fi
 
 help: ## say what the verbs do
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(INSTALLED) ## make .venv with everything the other verbs need
 

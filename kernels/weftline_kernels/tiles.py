@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weftline_kernels.jit import power_of_two
-from weftline_kernels.work_list import Item, WorkList
+from weftline_kernels.work_list import WorkList
 
 Ints32 = npt.NDArray[np.int32]
 
@@ -66,26 +66,33 @@ def cut(work: WorkList, page_size: int, group: int, split: int) -> Tiles:
         raise ValueError(f"a split of {split} tokens cuts a page of {page_size}")
     narrow_rows = max(MIN_ROWS, power_of_two(group))
     wide_rows = max(WIDE_ROWS, narrow_rows)
-    wide: list[Ints32] = []
-    narrow: list[Ints32] = []
-    parts: list[npt.NDArray[np.int64]] = []
-    pages_before = queries_before = 0
-    for item in work.items:
-        is_narrow = len(item.queries) * group <= narrow_rows
-        block = (narrow_rows if is_narrow else wide_rows) // group
-        fields, item_parts = _cut_item(item, block, split)
-        fields[:, 0] = fields[:, 1] // page_size + pages_before
-        fields[:, 3] += queries_before
-        (narrow if is_narrow else wide).append(fields)
-        parts.append(item_parts)
-        pages_before += len(item.pages)
-        queries_before += len(item.queries)
     rows_Q = np.concatenate([item.queries for item in work.items])
-    slot_Q, first_R = _slots(rows_Q, np.concatenate(parts), work.rows)
     visible_Q = np.concatenate([item.visible for item in work.items])
+    queries_I = np.array([len(item.queries) for item in work.items])
+    pages_I = np.array([len(item.pages) for item in work.items])
+    before_I = np.cumsum(queries_I) - queries_I
+    wide_I = queries_I * group > narrow_rows
+    block_I = np.where(wide_I, wide_rows, narrow_rows) // group
+    blocks_I = -(-queries_I // block_I)
+
+    item_B, index_B = _spread(blocks_I)
+    begin_B = before_I[item_B] + index_B * block_I[item_B]
+    queries_B = np.minimum(block_I[item_B], (before_I + queries_I)[item_B] - begin_B)
+    longest_B = np.maximum.reduceat(visible_Q, begin_B)
+    step_I = np.where(blocks_I < MANY_BLOCKS, split, np.maximum.reduceat(visible_Q, before_I))
+    parts_B = -(-longest_B // step_I[item_B])
+
+    block_T, part_T = _spread(parts_B)
+    item_T = item_B[block_T]
+    begin_T = part_T * step_I[item_T]
+    length_T = np.minimum(step_I[item_T], longest_B[block_T] - begin_T)
+    page_T = (np.cumsum(pages_I) - pages_I)[item_T] + begin_T // page_size
+    columns = (page_T, begin_T, length_T, begin_B[block_T], queries_B[block_T], part_T)
+    order = np.lexsort((-length_T, ~wide_I[item_T]))
+    slot_Q, first_R = _slots(rows_Q, np.repeat(parts_B, queries_B), work.rows)
     return Tiles(
-        np.concatenate([_long_first(wide), _long_first(narrow)]),
-        sum(map(len, wide)),
+        np.stack(columns, axis=1).astype(np.int32)[order],
+        int(wide_I[item_T].sum()),
         np.concatenate([item.pages for item in work.items]).astype(np.int32),
         np.stack([rows_Q, visible_Q, slot_Q], axis=1).astype(np.int32),
         first_R.astype(np.int32),
@@ -94,22 +101,10 @@ def cut(work: WorkList, page_size: int, group: int, split: int) -> Tiles:
     )
 
 
-def _cut_item(item: Item, block: int, split: int) -> tuple[Ints32, npt.NDArray[np.int64]]:
-    """(tiles with offsets of this item alone, how many of them each query is in)."""
-    count = len(item.queries)
-    begins_B = np.arange(0, count, block)
-    queries_B = np.minimum(block, count - begins_B)
-    longest_B = np.maximum.reduceat(item.visible, begins_B)
-    step = split if len(begins_B) < MANY_BLOCKS else int(longest_B.max())
-    parts_B = -(-longest_B // step)
-    part_T = np.arange(parts_B.sum()) - np.repeat(np.cumsum(parts_B) - parts_B, parts_B)
-    begin_T = part_T * step
-    length_T = np.minimum(step, np.repeat(longest_B, parts_B) - begin_T)
-    columns = (
-        *(np.zeros_like(part_T), begin_T, length_T),
-        *(np.repeat(begins_B, parts_B), np.repeat(queries_B, parts_B), part_T),
-    )
-    return np.stack(columns, axis=1).astype(np.int32), np.repeat(parts_B, queries_B)
+def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(which, how many before of the same) for `counts[i]` times each i."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
 
 
 def _slots(
@@ -125,8 +120,3 @@ def _slots(
     slot_Q[order] = np.cumsum(taken_Q[order]) - taken_Q[order]
     slot_Q[taken_Q == 0] = -1
     return slot_Q, np.concatenate([[0], np.cumsum(total_R)])
-
-
-def _long_first(tiles: list[Ints32]) -> Ints32:
-    fields_TF = np.concatenate(tiles) if tiles else np.zeros((0, FIELDS), np.int32)
-    return fields_TF[np.argsort(-fields_TF[:, 2], kind="stable")]
