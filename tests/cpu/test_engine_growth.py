@@ -1,0 +1,83 @@
+"""Many short requests leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weftline_engine.api import Kind, Op, SamplingParams
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.live import Live
+from weftline_engine.embedded.sequence import Sequence
+
+Make = Callable[..., Any]
+COUNT = 2_000
+
+
+def make_op(number: int, draw: random.Random) -> Op:
+    """Three in four generate up to three tokens; some are open, some have penalties."""
+    sampling = SamplingParams(max_tokens=draw.randint(1, 3), seed=number)
+    if draw.random() < 0.3:
+        sampling = replace(sampling, presence_penalty=1.0, logprobs=1)
+    generates = draw.random() < 0.75
+    return Op(
+        id=f"op{number}",
+        kind=Kind.GENERATE if generates else Kind.FILL,
+        context=f"op{number}",
+        tokens=tuple(draw.choices(range(1, 4), k=draw.randint(1, 12))),
+        sampling=sampling if generates else None,
+        salt=draw.choice(["", "tenant"]),
+        open=draw.random() < 0.2,
+    )
+
+
+def sizes(core: Core) -> dict[str, int]:
+    """Everything that could grow with the number of requests seen."""
+    sampler, scheduler = core._sampler, core.scheduler
+    return {
+        "live": len(core._live) + len(core._held) + len(core._events),
+        "queued": len(scheduler.running) + len(scheduler.waiting),
+        "contexts": len(scheduler.contexts),
+        "slots taken": len(sampler._table._rows) - len(sampler._table._free),
+        "penalties taken": len(sampler._penalties._output_PV) - len(sampler._penalties._free),
+        "matchers": len(sampler._matchers),
+        "held blocks": scheduler.pool.count - scheduler.tree.available,
+    }
+
+
+def test_two_thousand_requests_leave_only_what_is_pinned(make_bench: Make, fill: Make) -> None:
+    """Requests come in bursts, are fed, aborted and freed at random; one context stays pinned."""
+    draw = random.Random(7)
+    core = make_bench(blocks=24, block_size=4, max_running=16).core
+    core.submit(fill("pinned", [1, 2, 3, 1, 2, 3, 1]))
+    while core.busy:
+        core.step()
+    before = sizes(core)
+    assert (before["contexts"], before["held blocks"]) == (1, 2)
+    for first in range(0, COUNT, 10):
+        ops = [make_op(first + i, draw) for i in range(10)]
+        for op in ops:
+            core.submit(op)
+        for _ in range(draw.randint(0, 2)):
+            core.step()
+        for op in ops:
+            match draw.randrange(4):
+                case 0:
+                    core.cancel(op.id)
+                case 1:
+                    core.free(op.context)
+        for op in ops:
+            core.feed(op.id, len(op.tokens or ()), (1, 2), True)
+        while core.busy:
+            core.step()
+        for op in ops:
+            core.free(op.context)
+        while core.busy:
+            core.step()
+        assert sizes(core) == before
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one) in (Live, Sequence)]
+    assert [one for one in kept if one.op.id.startswith("op")] == []
