@@ -101,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--step-tokens", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     return parser.parse_args()
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
@@ -32,12 +34,15 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     # Not the cores of the machine: a container or taskset may leave us fewer.
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     directory: Path = options.model
+    dummy = options.load_format == "dummy"
     path = directory / "tokenizer.json"
+    if dummy and not path.is_file():
+        path = _byte_tokenizer(default_home() / "dummy")
     if not path.is_file():
         raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
     tokenizer = Tokenizer.from_file(str(path))
     builds = default_home() / "kernels"
-    decoder = load_decoder(directory, options.dtype, options.block_size, builds)
+    decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
     tokens = options.kv_tokens or min(DEFAULT_KV_TOKENS, _free_memory() // 3 // per_token)
@@ -70,6 +75,17 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         default_sampling=_default_sampling(directory),
     )
     return core, description
+
+
+def _byte_tokenizer(folder: Path) -> Path:
+    """The tokenizer of a dummy model that has none: 256 tokens, a byte each."""
+    marks = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={mark: at for at, mark in enumerate(marks)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 def _grammars(path: Path, vocabulary: int, eos: Sequence[int]) -> Grammars | None:

@@ -47,6 +47,28 @@ class Checkpoint:
         return tensor
 
 
+class RandomWeights(Checkpoint):
+    """Any tensor that is asked for, random, the same in every run: for benchmarks.
+
+    The numbers repeat after 2^20, for drawing 7 billion takes minutes. Matrices keep the scale of
+    what they multiply, and vectors are 1, so that activations stay finite.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16)
+        count = torch.Size(shape).numel()
+        some = (self._drawn * shape[-1] ** -0.5).to(torch.bfloat16)
+        values: Tensor = some.repeat(-(-count // len(some)))
+        return values[:count].view(shape)
+
+
 def _shards(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.exists():

@@ -15,6 +15,13 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class LoadFormat(StrEnum):
+    """Where the weights come from."""
+
+    AUTO = "auto"  # the directory's files
+    DUMMY = "dummy"  # random numbers, for benchmarks: config.json is enough
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
     """What the child runs. `kv_tokens` None: 65,536, or what a third of the free memory holds."""
@@ -27,8 +34,12 @@ class EmbeddedConfig:
     max_running: int = 64
     step_tokens: int = 512
     seed: int = 0
+    load_format: LoadFormat | str = LoadFormat.AUTO
 
     def __post_init__(self) -> None:
+        if self.load_format not in list(LoadFormat):
+            formats = ", ".join(LoadFormat)
+            raise ValueError(f"load_format {self.load_format!r} is none of {formats}")
         if self.dtype not in list(Precision):
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(Precision)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
@@ -44,6 +55,7 @@ class EmbeddedConfig:
             *("--fd", str(fd), "--model", str(self.model), "--dtype", str(self.dtype)),
             *("--block-size", str(self.block_size), "--max-running", str(self.max_running)),
             *("--step-tokens", str(self.step_tokens), "--seed", str(self.seed)),
+            *("--load-format", str(self.load_format)),
         ]
         if self.kv_tokens is not None:
             words += ["--kv-tokens", str(self.kv_tokens)]

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import torch
 
-from weftline_engine.embedded.checkpoint import Checkpoint
+from weftline_engine.embedded.checkpoint import Checkpoint, RandomWeights
 from weftline_engine.embedded.model import Decoder, Model
 from weftline_engine.embedded.model_config import read_config
 from weftline_engine.embedded.native import NativeDecoder, runs
 from weftline_kernels.cpu import NoCompiler, library
 
 
-def load_decoder(directory: Path, dtype: str, page_size: int, builds: Path) -> Model:
+def load_decoder(
+    directory: Path, dtype: str, page_size: int, builds: Path, *, dummy: bool = False
+) -> Model:
     """The model of a Hugging Face directory; what is compiled for it is kept in `builds`.
+    A `dummy` needs nothing but config.json: its weights are random.
 
     Raises ModelError. Without a compiler bfloat16 runs in torch, and a line on stderr says so.
     """
-    config, weights = read_config(directory), Checkpoint(directory)
+    config = read_config(directory)
+    weights = RandomWeights() if dummy else Checkpoint(directory)
     if dtype == "bfloat16" and runs(config, page_size):
         try:
             return NativeDecoder(config, weights, _current(builds))

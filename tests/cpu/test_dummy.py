@@ -1,0 +1,55 @@
+"""A model of random weights runs from its config.json alone."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weftline_engine.api import Part
+from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.loading import load
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dummy_needs_nothing_but_its_config(
+    dtype: str,
+    generate: Callable[..., Any],
+    tiny_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has a tokenizer, decodes in the batch what it decodes alone, and loads the same again."""
+    monkeypatch.setattr("weftline_engine.loading.default_home", lambda: tmp_path / "home")
+    config = json.loads((tiny_directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
+    words = {"kv_tokens": 512, "block_size": 16, "max_running": 8, "step_tokens": 64, "seed": 0}
+    options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)
+
+    def run(*prompts: list[int]) -> list[list[int]]:
+        core, description = load(options)
+        assert Path(description.tokenizer or "").is_file()
+        found: dict[str, list[int]] = {}
+        for i, prompt in enumerate(prompts):
+            core.submit(generate(f"op{i}", prompt))
+        while core.busy:
+            for event in core.step():
+                if isinstance(event, Part):
+                    found.setdefault(event.op, []).extend(event.tokens)
+        return list(found.values())
+
+    first, second = run([1, 3999, 5], [7, 8])
+    assert len(set(first)) > 3
+    assert run([1, 3999, 5]) == [first]
+    assert run([7, 8]) == [second]
+
+
+def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="none of auto, dummy"):
+        EmbeddedConfig(model=tmp_path, load_format="npz")
+    words = EmbeddedConfig(model=tmp_path, load_format="dummy").arguments(3)
+    assert words[words.index("--load-format") + 1] == "dummy"
