@@ -30,6 +30,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "transformers": "transformers",
             "gguf": "gguf",
             "huggingface-hub": "huggingface_hub",
+            "llguidance": "llguidance",
             "rich": "rich",
         },
         "gpu": {"triton": "triton"},
