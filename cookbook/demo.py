@@ -37,6 +37,8 @@ from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/concepts.md", "docs/serving.md")
 
+COLUMNS = ("call", "queue ms", "fill cached", "fill computed", "generate ms", "out", "round trips")
+
 TURNS_S = 50.0  # no new turn is begun after so long
 
 CHUNKS = 10
@@ -179,7 +181,7 @@ def report(console: Console, plain: list[Result], compiled: list[Result]) -> Non
     console.rule("the summary")
     console.print(shown.text.strip(), markup=False)
     console.rule("what the server saw of the compiled chain")
-    table = Table("call", "queue ms", "fill cached", "fill computed", "generate ms", "out", "reads")
+    table = Table(*COLUMNS)
     reads = {v["semantic_var_id"]: v["client_reads"] for v in shown.graph["variables"]}
     for call in shown.graph["calls"]:
         table.add_row(
