@@ -251,7 +251,7 @@ class Driver:
         try:
             await self.early.advance(session, PrimitiveId(session.id, call, index))
         except WeftlineError as error:
-            log.debug("no early fill for call %s: %s", call, error)
+            log.debug("no early fill for call %s: %s", call, error.type)
 
     def _work(
         self, session: Session, id: PrimitiveId, payload: Payload, is_open: bool, attempt: int
