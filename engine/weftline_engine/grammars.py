@@ -35,10 +35,16 @@ class TokenMatcher:
 
 
 class TokenGrammars:
-    """The `Grammars` of a tokenizer.json, for so many tokens, of which `eos` end."""
+    """The `Grammars` of a tokenizer.json, for so many tokens, of which `eos` end.
+
+    The tokenizer is read when the first constraint comes: most servers never see one, and a model
+    whose tokenizer llguidance cannot read serves everything else.
+    """
 
     def __init__(self, tokenizer: str, vocabulary: int, eos: Sequence[int]) -> None:
-        self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(eos) or None)
+        self._text = tokenizer
+        self._eos = list(eos)
+        self._read: LLTokenizer | None = None
         self._executor = LLExecutor(len(os.sched_getaffinity(0)))
         self._vocabulary = vocabulary
 
@@ -46,11 +52,23 @@ class TokenGrammars:
         """Raises BadConstraint for what is no constraint, too long or too complex."""
         if len(constraint.encode()) > MOST_BYTES:
             raise BadConstraint(f"the constraint is longer than {MOST_BYTES} bytes")
-        matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0)
+        matcher = LLMatcher(self._tokenizer(), _grammar(constraint), log_level=0)
         if matcher.is_error():
             reason = matcher.get_error().strip().partition("\n")[0][:300]
             raise BadConstraint(f"the constraint cannot be followed: {reason}")
         return TokenMatcher(matcher)
+
+    def _tokenizer(self) -> LLTokenizer:
+        if self._read is None:
+            try:
+                self._read = LLTokenizer(
+                    self._text, n_vocab=self._vocabulary, eos_token=self._eos or None
+                )
+            except ValueError as error:
+                raise BadConstraint(
+                    f"this model's tokenizer cannot follow constraints: {error}"
+                ) from error
+        return self._read
 
     def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:
         words = allocate_token_bitmask(len(matchers), self._vocabulary)

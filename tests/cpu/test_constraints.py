@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from weftline_engine.api import FinishReason
+from weftline_engine.embedded.constraint import BadConstraint
 from weftline_engine.grammars import MOST_BYTES, TokenGrammars
 
 Make = Callable[..., Any]
@@ -121,3 +122,12 @@ def test_a_bad_constraint_is_refused(
 def test_without_llguidance_constraints_are_refused(make_bench: Make, generate: Make) -> None:
     failed = make_bench().run(generate("op", [1, 2], **options({"choice": ["a"]})))[0].failed
     assert (failed.error, "llguidance" in failed.message) == ("InvalidRequest", True)
+
+
+def test_a_tokenizer_that_cannot_be_constrained_refuses_only_constraints() -> None:
+    """More tokens than the model has: found when a constraint comes, not when the model loads."""
+    words = {"vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}
+    text = json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", **words}})
+    grammars = TokenGrammars(text, 2, [1])
+    with pytest.raises(BadConstraint, match="this model's tokenizer cannot follow constraints"):
+        grammars.compile('{"choice": ["a"]}')
