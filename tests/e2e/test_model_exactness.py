@@ -202,7 +202,7 @@ def test_bfloat16_is_no_worse_than_transformers(
     texts = [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
     positions = agree_ours = agree_theirs = 0
     error_ours = error_theirs = 0.0
-    for text in texts[:10]:
+    for text in texts[:6]:
         with torch.inference_mode():
             exact = reference(torch.tensor([text])).logits[0]
             plain = theirs(torch.tensor([text])).logits[0].float()
