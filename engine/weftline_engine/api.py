@@ -215,7 +215,7 @@ class Description:
 
     `tokenizer` is the path of a tokenizer.json, None where the engine takes text. `chat_template`
     is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
-    count tokens; `kv_bytes_per_token` bytes.
+    count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere.
     """
 
     model: str
@@ -230,6 +230,7 @@ class Description:
     max_running: int = 64
     dtype: str | None = None
     device: str | None = None
+    node: str = ""
     default_sampling: dict[str, float] = field(default_factory=dict)
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from weftline_server.schedule.dispatcher import EngineState
+from weftline_server.schedule.slot import EngineState
 from weftline_server.session.call import CallRun, Step
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session

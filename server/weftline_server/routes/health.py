@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline_server.routes.deps import DriverDep, Tenant
-from weftline_server.schedule.dispatcher import EngineState
+from weftline_server.schedule.slot import EngineState
 
 router = APIRouter(tags=["health"])
 

@@ -6,41 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
 from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.policy import EngineLoad, Queued, place
 from weftline_server.schedule.prompter import Prompter
+from weftline_server.schedule.slot import EngineState, Slot, Work
 
 log = logging.getLogger("weftline.dispatcher")
 
 MAX_ATTEMPTS = 3
-MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
 RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then 5 s for ever: a crash loop must not spin
-
-
-class EngineState(StrEnum):
-    """Where an engine stands, as seen by the dispatcher."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DOWN = "down"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A primitive on its way: who it belongs to, the op to send, and when it was queued."""
-
-    primitive: PrimitiveId
-    model: str
-    op: api.Op
-    queued: float
-    tokens: int
-    prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +33,13 @@ Outcome = Sent | api.Part | api.Finished | api.Failed
 Sink = Callable[[PrimitiveId, Outcome], None]
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One engine under supervision; `delivered` are ops whose text a consumer may have seen."""
-
-    name: str
-    make: Callable[[], api.Engine]
-    engine: api.Engine | None = None
-    state: EngineState = EngineState.STARTING
-    description: api.Description | None = None
-    running: dict[str, Work] = field(default_factory=dict)
-    delivered: set[str] = field(default_factory=set)
-    prefixes: dict[str, None] = field(default_factory=dict)  # oldest use first
-    last_error: str = ""
-    task: asyncio.Task[None] | None = None
-
-
 class Dispatcher:
     """Holds the queue, asks the policy, supervises the engines."""
 
     def __init__(
         self, engines: Mapping[str, Callable[[], api.Engine]], policy: str, sink: Sink
     ) -> None:
-        self._slots = {name: _Slot(name, make) for name, make in engines.items()}
+        self._slots = {name: Slot(name, make) for name, make in engines.items()}
         self._policy = policy
         self._sink = sink
         self._queue: dict[str, Work] = {}
@@ -93,7 +55,7 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop the supervision and every engine."""
         for slot in self._slots.values():
-            slot.state = EngineState.CLOSED
+            slot.move_to(EngineState.CLOSED)
             if slot.engine is not None:
                 await slot.engine.close()
             if slot.task is not None:
@@ -145,7 +107,7 @@ class Dispatcher:
     def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
         """Append to an open primitive's prompt; False if there is none (any more)."""
         if (work := self._queue.get(op)) is not None:
-            self._queue[op] = _fed(work, part, last)
+            self._queue[op] = work.fed(part, last)
             self._place()
             return True
         for slot in self._slots.values():
@@ -153,7 +115,7 @@ class Dispatcher:
                 continue
             assert slot.engine is not None and work.op.tokens is not None
             slot.engine.feed(op, len(work.op.tokens), part, last)
-            slot.running[op] = _fed(work, part, last)
+            slot.running[op] = work.fed(part, last)
             if last:
                 self._sink(work.primitive, Sent(slot.name, time.monotonic()))
             return True
@@ -188,16 +150,16 @@ class Dispatcher:
             slot = self._slots[placement.engine]
             assert slot.engine is not None
             slot.running[work.op.id] = work
-            _remember(slot, work)
+            slot.remember(work)
             slot.engine.submit(work.op)
             if not work.op.open:
                 self._sink(work.primitive, Sent(slot.name, time.monotonic()))
 
     def _loads(self) -> list[EngineLoad]:
         ready = (slot for slot in self._slots.values() if slot.state is EngineState.READY)
-        return [_load(slot) for slot in ready]
+        return [slot.load() for slot in ready]
 
-    async def _start(self, slot: _Slot) -> None:
+    async def _start(self, slot: Slot) -> None:
         slot.engine = slot.make()
         slot.description = await slot.engine.start()
         model = slot.description.model
@@ -206,10 +168,10 @@ class Dispatcher:
             prompter = await loop.run_in_executor(None, Prompter, slot.description)
             self._prompters[model] = prompter
         self._first_model = self._first_model or model
-        slot.state = EngineState.READY
+        slot.move_to(EngineState.READY)
         self._place()
 
-    async def _supervise(self, slot: _Slot) -> None:
+    async def _supervise(self, slot: Slot) -> None:
         """Deliver the engine's events; when it dies, settle its work and start it again."""
         failures = 0
         while slot.state is not EngineState.CLOSED:
@@ -229,14 +191,15 @@ class Dispatcher:
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             failures += 1
 
-    def _mark_down(self, slot: _Slot) -> bool:
+    def _mark_down(self, slot: Slot) -> bool:
         """Whether the engine went down by itself, rather than being closed by us."""
         if slot.state is EngineState.CLOSED:
             return False
-        slot.state = EngineState.DOWN
+        if slot.state is not EngineState.DOWN:  # a restart that failed changes nothing
+            slot.move_to(EngineState.DOWN)
         return True
 
-    def _deliver(self, slot: _Slot, events: Sequence[api.Event]) -> None:
+    def _deliver(self, slot: Slot, events: Sequence[api.Event]) -> None:
         ended = False
         for event in events:
             work = slot.running.get(event.op)
@@ -256,12 +219,12 @@ class Dispatcher:
         if ended:
             self._place()
 
-    def _release(self, slot: _Slot, work: Work) -> None:
+    def _release(self, slot: Slot, work: Work) -> None:
         del slot.running[work.op.id]
         if slot.engine is not None and slot.state is EngineState.READY:
             slot.engine.free(work.op.context)
 
-    def _retry(self, slot: _Slot, work: Work, retryable: bool) -> bool:
+    def _retry(self, slot: Slot, work: Work, retryable: bool) -> bool:
         """Queue `work` again if another attempt may do and none of its text has been seen."""
         if not retryable or work.op.id in slot.delivered or work.op.attempt + 1 >= MAX_ATTEMPTS:
             return False
@@ -269,7 +232,7 @@ class Dispatcher:
         self._queue[work.op.id] = again
         return True
 
-    def _settle(self, slot: _Slot) -> None:
+    def _settle(self, slot: Slot) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
         for work in list(slot.running.values()):
             self._release(slot, work)
@@ -286,41 +249,3 @@ class Dispatcher:
         slot.delivered.clear()
         slot.prefixes.clear()
         self._place()
-
-
-def _fed(work: Work, part: tuple[int, ...], last: bool) -> Work:
-    """`work` with more of its prompt: what another attempt would start with."""
-    assert work.op.open and work.op.tokens is not None
-    op = replace(work.op, tokens=work.op.tokens + part, open=not last)
-    return replace(work, op=op, tokens=work.tokens + len(part))
-
-
-def _remember(slot: _Slot, work: Work) -> None:
-    """The engine's cache will hold the beginnings of this prompt; the oldest ones it may drop."""
-    for hash, _ in work.prefixes:
-        slot.prefixes.pop(hash, None)
-        slot.prefixes[hash] = None
-    while len(slot.prefixes) > MAX_PREFIXES:
-        del slot.prefixes[next(iter(slot.prefixes))]
-
-
-def _load(slot: _Slot) -> EngineLoad:
-    assert slot.description is not None, "a ready engine has described itself"
-    groups: dict[str, int] = {}
-    tokens = {True: 0, False: 0}
-    for work in slot.running.values():
-        hints = work.op.hints
-        tokens[hints.criterion == "throughput"] += work.tokens
-        if hints.group:
-            groups[hints.group] = groups.get(hints.group, 0) + 1
-    return EngineLoad(
-        name=slot.name,
-        model=slot.description.model,
-        running=len(slot.running),
-        max_running=slot.description.max_running,
-        latency=tokens[False],
-        throughput=tokens[True],
-        kv_tokens=slot.description.kv_tokens,
-        groups=groups,
-        prefixes=slot.prefixes,
-    )

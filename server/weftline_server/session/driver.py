@@ -17,8 +17,9 @@ from weftline.protocol import Criterion, Submit
 from weftline_engine import api
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
-from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent, Work
+from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent
 from weftline_server.schedule.prompter import Payload
+from weftline_server.schedule.slot import Work
 from weftline_server.session import events as ev
 from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.lowering import (

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weftline_server.graph.primitive import PrimitiveId, PromptBefore
-from weftline_server.schedule.dispatcher import Dispatcher, Work
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.prompter import Payload
+from weftline_server.schedule.slot import Work
 from weftline_server.session.call import CallState
 from weftline_server.session.lowering import known_before
 from weftline_server.session.session import Session

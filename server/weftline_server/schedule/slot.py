@@ -1,0 +1,112 @@
+"""One engine as the dispatcher holds it: its state, what it has in hand, what its cache holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.policy import EngineLoad
+
+MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
+
+
+class EngineState(StrEnum):
+    """Where an engine stands, as seen by the dispatcher."""
+
+    STARTING = "starting"
+    READY = "ready"
+    SUSPENDED = "suspended"  # it asks for no work for a while: its breaker is open
+    LEAVING = "leaving"  # it finishes what it has, and takes no more
+    DOWN = "down"
+    CLOSED = "closed"
+
+
+_S = EngineState
+ALLOWED: Mapping[EngineState, frozenset[EngineState]] = MappingProxyType(
+    {
+        _S.STARTING: frozenset({_S.READY, _S.DOWN, _S.CLOSED}),
+        _S.READY: frozenset({_S.SUSPENDED, _S.LEAVING, _S.DOWN, _S.CLOSED}),
+        _S.SUSPENDED: frozenset({_S.READY, _S.LEAVING, _S.DOWN, _S.CLOSED}),
+        _S.LEAVING: frozenset({_S.DOWN, _S.CLOSED}),
+        _S.DOWN: frozenset({_S.READY, _S.CLOSED}),
+        _S.CLOSED: frozenset(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A primitive on its way: who it belongs to, the op to send, and when it was queued."""
+
+    primitive: PrimitiveId
+    model: str
+    op: api.Op
+    queued: float
+    tokens: int
+    prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
+
+    def fed(self, part: tuple[int, ...], last: bool) -> Work:
+        """The same with more of its prompt: what another attempt would start with."""
+        assert self.op.open and self.op.tokens is not None
+        op = replace(self.op, tokens=self.op.tokens + part, open=not last)
+        return replace(self, op=op, tokens=self.tokens + len(part))
+
+
+@dataclass(slots=True)
+class Slot:
+    """One engine under supervision; `delivered` are ops whose text a consumer may have seen."""
+
+    name: str
+    make: Callable[[], api.Engine]
+    engine: api.Engine | None = None
+    state: EngineState = EngineState.STARTING
+    description: api.Description | None = None
+    running: dict[str, Work] = field(default_factory=dict)
+    delivered: set[str] = field(default_factory=set)
+    prefixes: dict[str, None] = field(default_factory=dict)  # oldest use first
+    last_error: str = ""
+    task: asyncio.Task[None] | None = None
+
+    def move_to(self, state: EngineState) -> None:
+        assert state in ALLOWED[self.state], f"engine {self.name}: {self.state} to {state}"
+        self.state = state
+
+    @property
+    def node(self) -> str:
+        """The machine that the engine runs on, "" for this one."""
+        return self.description.node if self.description else ""
+
+    def remember(self, work: Work) -> None:
+        """Its cache will hold the beginnings of this prompt; the oldest ones it may drop."""
+        for hash, _ in work.prefixes:
+            self.prefixes.pop(hash, None)
+            self.prefixes[hash] = None
+        while len(self.prefixes) > MAX_PREFIXES:
+            del self.prefixes[next(iter(self.prefixes))]
+
+    def load(self) -> EngineLoad:
+        """What the policy sees of it."""
+        assert self.description is not None, "a ready engine has described itself"
+        groups: dict[str, int] = {}
+        tokens = {True: 0, False: 0}
+        for work in self.running.values():
+            hints = work.op.hints
+            tokens[hints.criterion == "throughput"] += work.tokens
+            if hints.group:
+                groups[hints.group] = groups.get(hints.group, 0) + 1
+        return EngineLoad(
+            name=self.name,
+            model=self.description.model,
+            running=len(self.running),
+            max_running=self.description.max_running,
+            latency=tokens[False],
+            throughput=tokens[True],
+            kv_tokens=self.description.kv_tokens,
+            groups=groups,
+            prefixes=self.prefixes,
+        )
