@@ -37,11 +37,16 @@ class Dispatcher:
     """Holds the queue, asks the policy, supervises the engines."""
 
     def __init__(
-        self, engines: Mapping[str, Callable[[], api.Engine]], policy: str, sink: Sink
+        self,
+        engines: Mapping[str, Callable[[], api.Engine]],
+        policy: str,
+        sink: Sink,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = {name: Slot(name, make) for name, make in engines.items()}
         self._policy = policy
         self._sink = sink
+        self._now = clock
         self._queue: dict[str, Work] = {}
         self._prompters: dict[str, Prompter] = {}
         self._first_model: str | None = None
@@ -117,7 +122,7 @@ class Dispatcher:
             slot.engine.feed(op, len(work.op.tokens), part, last)
             slot.running[op] = work.fed(part, last)
             if last:
-                self._sink(work.primitive, Sent(slot.name, time.monotonic()))
+                self._sink(work.primitive, Sent(slot.name, self._now()))
             return True
         return False
 
@@ -145,7 +150,7 @@ class Dispatcher:
             )
             for work in self._queue.values()
         ]
-        for placement in place(queue, self._loads(), self._policy, time.monotonic()):
+        for placement in place(queue, self._loads(), self._policy, self._now()):
             work = self._queue.pop(placement.id)
             slot = self._slots[placement.engine]
             assert slot.engine is not None
@@ -153,7 +158,7 @@ class Dispatcher:
             slot.remember(work)
             slot.engine.submit(work.op)
             if not work.op.open:
-                self._sink(work.primitive, Sent(slot.name, time.monotonic()))
+                self._sink(work.primitive, Sent(slot.name, self._now()))
 
     def _loads(self) -> list[EngineLoad]:
         ready = (slot for slot in self._slots.values() if slot.state is EngineState.READY)
@@ -241,7 +246,7 @@ class Dispatcher:
                     op=work.op.id,
                     attempt=work.op.attempt,
                     sequence=0,
-                    time=time.monotonic(),
+                    time=self._now(),
                     error=EngineFailed.__name__,
                     message=f"engine {slot.name} died while it ran this call: {slot.last_error}",
                 )

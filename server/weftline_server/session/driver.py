@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +55,14 @@ class Chunk:
 class Driver:
     """Runs every session of this server on `dispatcher`'s engines."""
 
-    def __init__(self, registry: Registry, without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        without: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.registry = registry
+        self._now = clock
         self.early = EarlyFill(self._work)
         self._affinity = "affinity" not in without
         self._fills_early = "prefill_early" not in without
@@ -73,21 +79,21 @@ class Driver:
 
     def open(self, tenant: str) -> Session:
         """A new session of `tenant`. Raises Overloaded at the registry's limit."""
-        session = self.registry.open(tenant, time.monotonic())
+        session = self.registry.open(tenant, self._now())
         self._by_id[session.id] = session
         return session
 
     def close(self, session: Session, reason: str = "the session was closed") -> None:
         """Cancel what the session still runs, and forget it."""
-        self._apply(session, ev.SessionClosed(now=time.monotonic(), reason=reason))
+        self._apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         self.registry.forget(session)
         self._by_id.pop(session.id, None)
 
     def sweep(self) -> None:
         """Close the sessions that nobody has used for the registry's idle time."""
-        for session in self.registry.idle(time.monotonic()):
+        for session in self.registry.idle(self._now()):
             self.close(session, "the session expired: nobody used it")
-        for session in self.registry.aged(time.monotonic()):
+        for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Node, ...]:
@@ -105,7 +111,7 @@ class Driver:
         try:
             self._apply(
                 session,
-                ev.CallsSubmitted(now=time.monotonic(), nodes=nodes, detach=submit.detach),
+                ev.CallsSubmitted(now=self._now(), nodes=nodes, detach=submit.detach),
             )
         except WeftlineError:
             for id in prepared:
@@ -115,10 +121,10 @@ class Driver:
 
     def set(self, session: Session, variable: str, value: Any) -> None:
         """Give an empty variable its value. Raises AlreadySet."""
-        self._apply(session, ev.VariableSet(now=time.monotonic(), variable=variable, value=value))
+        self._apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
 
     def cancel(self, session: Session, call: str) -> None:
-        self._apply(session, ev.CallCancelled(now=time.monotonic(), call=call))
+        self._apply(session, ev.CallCancelled(now=self._now(), call=call))
 
     async def get(
         self,
@@ -177,7 +183,7 @@ class Driver:
     ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
         """Count as a reader of `variable` until the end of the block, however that comes."""
         opened = ev.ReaderOpened(
-            now=time.monotonic(), variable=variable, criteria=criteria, wait=wait
+            now=self._now(), variable=variable, criteria=criteria, wait=wait
         )
         self._apply(session, opened)
         found = session.variable(variable)
@@ -194,7 +200,7 @@ class Driver:
             signals.discard(signal)
             if not signals:
                 self._signals.pop((session.id, variable), None)
-            closed = ev.ReaderClosed(now=time.monotonic(), variable=variable, served=served)
+            closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
             self._apply(session, closed)
 
     def _apply(self, session: Session, event: ev.SessionEvent) -> None:
@@ -238,7 +244,7 @@ class Driver:
                 )
             session.spent.take_tokens(payload.size + asked(run.node.outputs[index]))
         except WeftlineError as error:
-            failed = ev.PrimitiveFailed(now=time.monotonic(), call=call, index=index, error=error)
+            failed = ev.PrimitiveFailed(now=self._now(), call=call, index=index, error=error)
             self._apply(session, failed)
             return
         if not run.live or run.index != index:
@@ -275,7 +281,7 @@ class Driver:
             open=is_open,
             hints=hints(session, id.call),
         )
-        queued = time.monotonic() if is_open else run.steps[-1].queued
+        queued = self._now() if is_open else run.steps[-1].queued
         size = payload.size + sampling.max_tokens
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         return Work(id, model, op, queued, size, shared)
@@ -290,7 +296,7 @@ class Driver:
         session = self._by_id.get(id.session)
         if session is None:
             return
-        now, call, index = time.monotonic(), id.call, id.index
+        now, call, index = self._now(), id.call, id.index
         match outcome:
             case Sent(engine, at):
                 event: ev.SessionEvent = ev.PrimitiveSent(
