@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from httpx_sse import aconnect_sse
+from httpx_sse import ServerSentEvent, aconnect_sse
 
 from weftline.http import (
     TIMEOUT,
@@ -24,6 +25,7 @@ from weftline.http import (
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
+from weftline.watching import Event, event_of
 
 
 class AsyncClient:
@@ -85,6 +87,16 @@ class AsyncClient:
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
         return self._texts("/v1/submit", body, on_graph)
 
+    async def watch(self, submit: Submit) -> AsyncGenerator[Event, None]:
+        """Send `submit`, and give what it pushes of the variables that its `watch` names.
+
+        Closing the generator before its end leaves them: what nobody else waits for is cancelled.
+        """
+        async with aclosing(self._events("/v1/submit", submit)) as events:
+            async for event in events:
+                if (said := event_of(event)) is not None:
+                    yield said
+
     async def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
@@ -108,8 +120,14 @@ class AsyncClient:
     async def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
     ) -> AsyncGenerator[str, None]:
+        async with aclosing(self._events(path, body)) as events:
+            async for event in events:
+                if text := text_of_event(event, on_graph):
+                    yield text
+
+    async def _events(self, path: str, body: Get | Submit) -> AsyncGenerator[ServerSentEvent, None]:
         content, headers = to_wire(body), idempotency("POST", path)
-        began = False  # text that has been given cannot be taken back
+        began = False  # what has been given cannot be taken back
         for attempt in count():
             try:
                 async with aconnect_sse(
@@ -119,8 +137,7 @@ class AsyncClient:
                     wait = pause(attempt, "POST", path, source.response)
                     if began:
                         async for event in source.aiter_sse():
-                            if text := text_of_event(event, on_graph):
-                                yield text
+                            yield event
                         return
                     if wait is None:
                         await source.response.aread()

@@ -237,7 +237,9 @@ class Submit:
     A whole application can be one request: without `session_id` a session is opened, the answer
     waits for the variables named in `get` and holds their values, with `graph` also the session's
     graph, and `close` closes the session when the answer is made, or has failed. With `stream` the
-    answer is server-sent events instead: what was submitted, then that variable's text.
+    answer is server-sent events instead: what was submitted, then that variable's text. With
+    `watch` it is the value or failure of each variable named, as soon as it is ready, and with
+    `parts` also their texts as they are generated.
     """
 
     calls: tuple[Call, ...]
@@ -245,6 +247,8 @@ class Submit:
     detach: bool = False
     get: tuple[str, ...] = ()
     stream: str | None = None
+    watch: tuple[str, ...] = ()
+    parts: bool = False
     graph: bool = False
     close: bool = False
 
@@ -257,8 +261,14 @@ class Submit:
             check_id(variable, "get")
         if self.stream is not None:
             check_id(self.stream, "stream")
-            if self.get:
-                raise InvalidRequest("a submit has 'get' or 'stream', not both", param="stream")
+        for variable in self.watch:
+            check_id(variable, "watch")
+        if bool(self.get) + bool(self.watch) + (self.stream is not None) > 1:
+            raise InvalidRequest(
+                "a submit has one of 'get', 'stream' and 'watch', not two", param="watch"
+            )
+        if len(set(self.watch)) < len(self.watch):
+            raise InvalidRequest("'watch' names a variable twice", param="watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
@@ -265,4 +267,53 @@ async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
     assert len(server.app.state.driver.registry) == 0
     refused = await server.http.post("/v1/submit", json={"calls": calls, "stream": "nope"})
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "UnknownVariable")
+    assert len(server.app.state.driver.registry) == 0
+
+
+async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
+    """One answer brings each variable as soon as it is ready, what failed too, and then ends."""
+    server = await serve()
+    ask = {"name": "t", "in_out": "out", "semantic_var_id": "t", "transforms": [{"op": "json"}]}
+    calls = [
+        call("draft", "Draft.{{output:d}}", d="d"),
+        call("wrong", "No JSON.{{output:t}}", t=ask),
+        call("final", "Polish: {{input:d}}{{output:f}}", d="d", f="f"),
+    ]
+    body = {"calls": calls, "watch": ["f", "t", "d"], "close": True}
+    text = (await server.http.post("/v1/submit", json=body)).text
+    names = [line.removeprefix("event: ") for line in text.splitlines() if "event: " in line]
+    assert sorted(names) == ["failed", "submitted", "value", "value"]
+    data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    said = {event["semantic_var_id"]: event for event in data if "semantic_var_id" in event}
+    assert list(said) != ["f", "t", "d"]  # f waits for d
+    assert said["d"]["value"] == "Draft."
+    assert (said["f"]["value"], said["f"]["finish_reason"]) == ("Polish: Draft.", "stop")
+    assert (said["f"]["prompt_tokens"], said["f"]["output_tokens"]) == (2, 2)
+    assert said["t"]["error"]["type"] == "TransformFailed"
+    assert len(server.app.state.driver.registry) == 0
+
+
+async def test_watched_parts_add_up(serve: Serve) -> None:
+    """With `parts` the text of each variable comes as it is generated, before its value."""
+    server = await serve()
+    calls = [call(n, f"{n} says {n}.{{{{output:o}}}}", o=n) for n in ("a", "b")]
+    body = {"calls": calls, "watch": ["a", "b"], "parts": True, "close": True}
+    text = (await server.http.post("/v1/submit", json=body)).text
+    parts = {"a": "", "b": ""}
+    for line in text.splitlines():
+        if line.startswith("data: {") and "offset" in (event := json.loads(line[6:])):
+            assert len(parts[event["semantic_var_id"]]) == event["offset"]
+            parts[event["semantic_var_id"]] += event["text"]
+    assert parts == {"a": "a says a.", "b": "b says b."}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"watch": ["d", "d"]}, {"watch": ["d"], "get": ["d"]}, {"watch": ["d d"]}]
+)
+async def test_a_watch_that_makes_no_sense_is_refused(serve: Serve, wrong: dict[str, Any]) -> None:
+    """Nothing is opened and nothing runs."""
+    server = await serve()
+    body = {"calls": [call("draft", "Draft.{{output:d}}", d="d")], **wrong}
+    refused = await server.http.post("/v1/submit", json=body)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
     assert len(server.app.state.driver.registry) == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,6 +16,7 @@ from weftline.protocol import Get, Submit
 from weftline_server.config import ServerConfig
 from weftline_server.graph.graph import Node
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.routes.watch import watch
 from weftline_server.routes.wire import or_disconnect, read, schema, sse, sse_or_error
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session
@@ -38,8 +40,9 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
     close = body.close or named is None
     try:
         answer = _submitted(session, await driver.submit(session, body))
-        if body.stream is not None:
-            session.check_reader(body.stream, wait=False)
+        if watched := body.watch if body.stream is None else (body.stream,):
+            for variable in watched:
+                session.check_reader(variable, wait=False)
             close = False
             events = sse_or_error(WeftlineError, _whole_run(driver, session, body, answer))
             return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
@@ -57,13 +60,17 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
 async def _whole_run(
     driver: Driver, session: Session, body: Submit, answer: dict[str, Any]
 ) -> AsyncIterator[dict[str, str]]:
-    """What was submitted, the text of one variable, its value, and the graph if asked for."""
-    assert body.stream is not None
-    get = Get(session_id=session.id, semantic_var_id=body.stream)
+    """What was submitted, what is streamed or watched of it, and the graph if asked for."""
     try:
         yield sse("submitted", answer)
-        async for event in _events(driver, session, get, offset=0):
-            yield event
+        if body.stream is None:
+            events = watch(driver, session, body.watch, parts=body.parts)
+        else:
+            get = Get(session_id=session.id, semantic_var_id=body.stream)
+            events = _events(driver, session, get, offset=0)
+        async with aclosing(events):
+            async for event in events:
+                yield event
         if body.graph:
             yield sse("graph", graph_view(session))
     finally:
@@ -126,7 +133,7 @@ def _offset(last_event_id: str | None) -> int:
 
 async def _events(
     driver: Driver, session: Session, body: Get, offset: int
-) -> AsyncIterator[dict[str, str]]:
+) -> AsyncGenerator[dict[str, str], None]:
     """`part` events with the text as it comes, then one `value` event."""
     chunks = driver.stream(
         session, body.semantic_var_id, offset=offset, criteria=body.criteria, wait=body.wait
