@@ -89,8 +89,8 @@ class Hints:
     `group` names the calls that should finish together; `depth` is the longest distance to a sink
     (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
     monotonic clock; `work_left` the tokens that the application has still to compute, as far as its
-    graph is known; `token_bound` those that may be in flight beside this op; `expected_pause` is
-    in seconds.
+    graph is known; `token_bound` those that may be in flight beside this op. After the op's end the
+    context that it made will be continued in `expected_pause` seconds, or `kept_tokens` of it.
     """
 
     application: str = ""
@@ -102,6 +102,7 @@ class Hints:
     token_bound: int | None = None
     expected_output: int | None = None
     expected_pause: float | None = None
+    kept_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,10 +136,15 @@ class Core:
             self._fit(live)
 
     def update(self, op: str, hints: Hints) -> None:
-        """New advice about an op; the next step is planned with it."""
+        """New advice about an op; the next step is planned with it. Once the op has ended it is
+        about the context that it left: when it will be continued, and how much of it."""
         live = self._live.get(op)
         if live is not None:
             live.sequence.hints, self._quiet = hints, False
+        elif hints.expected_pause is not None:
+            made = (one for one in self.scheduler.contexts.values() if one.maker == op)
+            if (context := next(made, None)) is not None and context.ready:
+                self.scheduler.expect(context, hints.expected_pause, hints.kept_tokens)
 
     def cancel(self, op: str) -> None:
         live = self._live.get(op)
@@ -199,8 +204,8 @@ class Core:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Plan, run and apply one step; returns everything that happened since the last one."""
-        plan = self.scheduler.plan()
         now = self._clock()
+        plan = self.scheduler.plan(now)
         for context in plan.dropped:
             self._moved(context, Residency.DROPPED, 0)
         for sequence in plan.done:

@@ -28,6 +28,7 @@ class SchedulerConfig:
     block_size: int = 16
     max_running: int = 64
     step_tokens: int = 512
+    predicts: bool = True  # what leaves the cache goes by its next use, else by its last one
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
@@ -68,7 +69,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.blocks)
-        self.tree = ContextTree(self.pool, config.block_size)
+        self.tree = ContextTree(self.pool, config.block_size, predicts=config.predicts)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.contexts: dict[str, Context] = {}
@@ -88,9 +89,11 @@ class Scheduler:
         sequence.born = self.step
         self.waiting.append(sequence)
 
-    def plan(self) -> StepPlan:
-        """Decide the next step. The sequences are then as if it had run, but for new tokens."""
+    def plan(self, now: float = 0.0) -> StepPlan:
+        """Decide the step at second `now`. The sequences are then as if it had run, but for new
+        tokens."""
         self.step += 1
+        self.tree.now = now
         self._copies, self._dropped = [], []
         self._planned, self._full = set(), False
         everyone = [*self.running, *self.waiting]
@@ -166,11 +169,27 @@ class Scheduler:
     def free(self, context: Context) -> None:
         """Unpin a context and forget its name."""
         self.unpin(context)
+        self.tree.unwant(context.id)
         self.contexts.pop(context.id, None)
 
     def unpin(self, context: Context) -> None:
         self.tree.release(context.held)
         context.held = []
+
+    def expect(self, context: Context, pause_s: float, tokens: int | None) -> None:
+        """A context will be read in `pause_s` seconds, its first `tokens` only: the others are
+        unpinned."""
+        size = self.config.block_size
+        path: list[Node] = context.held
+        if not path:
+            root = self.tree.root(context.salt)
+            path = list(self.tree.match(root, context.tokens, self.step + 1).nodes)
+        if tokens is not None and tokens < context.computed:
+            path = path[: -(-tokens // size)]
+            self.tree.release(context.held[len(path) :])
+            context.held = context.held[: len(path)]
+        if path:
+            self.tree.want(context.id, path[-1], self.tree.now + pause_s)
 
     def restore(self, context: Context, *, missing: bool) -> list[tuple[int, int]]:
         """Pin a context's nodes again, and make the `missing` ones, as far as there is room without
@@ -226,7 +245,7 @@ class Scheduler:
             return
         match = self.tree.match(self._node(sequence), sequence.tokens[begin:last], self.step)
         for node in match.nodes:
-            self.tree.hold(node)
+            self.tree.use(node)
             sequence.held.append(node)
             sequence.blocks.append(node.block)
         sequence.computed += len(match.nodes) * size

@@ -3,16 +3,17 @@
 A node is one block: its tokens, and the nodes that continue them. A full node has children; one
 with fewer tokens than a block is the end of some context, and is copied by whoever continues it.
 A holder (a running sequence, a pinned context) holds every node of its path, so a node's count is
-at least its children's, and the nodes that nobody holds can go from the leaves upwards.
+at least its children's, and the nodes that nobody holds can go from the leaves upwards. In which
+order is `weftline_engine.embedded.eviction`'s to say.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from weftline_engine.embedded.eviction import Leaf, Leaves
 from weftline_engine.embedded.pool import BlockPool
 
 Tokens = tuple[int, ...]
@@ -24,20 +25,25 @@ _MOST_COMPARED = 64
 _MOST_ROOTS = 1024
 
 
-class Node:
+class Node(Leaf):
     """One block of the tree. `holders` counts who needs it; `step` is when its KV is computed."""
 
-    __slots__ = ("block", "children", "holders", "parent", "step", "tokens", "used")
+    __slots__ = ("block", "children", "holders", "parent", "step", "tokens")
 
     def __init__(self, tokens: Tokens, block: int, parent: Node | None, step: int) -> None:
+        super().__init__()
         self.tokens = tokens
         self.block = block
         self.parent = parent
         self.step = step
         self.holders = 0
-        self.used = 0
         # By first token, then by all of them: a partial match compares few, a full one none.
         self.children: dict[int, dict[Tokens, Node]] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may go now: nobody holds it or what continues it, and it is still there."""
+        return not self.holders and not self.children and self.block >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,15 @@ class Match:
 class ContextTree:
     """Finds, holds, adds and evicts nodes; a root for each salt, which parts the tenants."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, predicts: bool = True) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.now = 0.0  # seconds; set by the scheduler with every step
         self.evictable = 0  # nodes without a holder
         self._roots: dict[str, Node] = {}
-        self._leaves: list[tuple[int, int, Node]] = []  # candidates by last use; may be outdated
+        self._leaves: Leaves[Node] = Leaves(4 * pool.count, predicts=predicts)
         self._clock = itertools.count(1)
+        self._anchors: dict[str, Node] = {}  # where what is wanted of a context ends, by its id
 
     @property
     def available(self) -> int:
@@ -95,7 +103,24 @@ class ContextTree:
         if node.holders == 0:
             self.evictable -= 1
         node.holders += 1
-        node.used = next(self._clock)
+
+    def use(self, node: Node) -> None:
+        """Hold a node that another has computed: what comes back once may come back again."""
+        self.hold(node)
+        node.read_at(self.now)
+
+    def want(self, name: str, node: Node, at: float) -> None:
+        """The path to `node` will be read at second `at`, on behalf of `name`."""
+        self.unwant(name)
+        self._anchors[name] = node
+        node.wanted[name] = at
+        self._offer(node)
+
+    def unwant(self, name: str) -> None:
+        """Nobody waits for what `name` wanted any more."""
+        if (node := self._anchors.pop(name, None)) is not None:
+            del node.wanted[name]
+            self._offer(node)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Let go of a path, or the end of one; the deepest goes first, so it is evicted first."""
@@ -114,7 +139,7 @@ class ContextTree:
             return None
         node = siblings[tokens] = Node(tokens, block, parent, step)
         node.holders = 1
-        node.used = next(self._clock)
+        node.read = self.now
         return node
 
     def find(self, parent: Node, tokens: Tokens) -> Node | None:
@@ -131,24 +156,27 @@ class ContextTree:
     def forget(self, node: Node) -> None:
         """Cut `node` off, so that nobody finds it or what is below; holders keep what they hold."""
         _detach(node)
-        if node.holders == 0 and not node.children:
-            self._offer(node)
+        self._offer(node)
 
     def evict(self) -> bool:
-        """Free the least recently used block that nobody holds; False when there is none."""
-        while self._leaves:
-            used, _, node = heapq.heappop(self._leaves)
-            if node.holders or node.children or node.used != used or node.block < 0:
-                continue
-            parent = node.parent
-            _detach(node)
-            self.pool.give(node.block)
-            node.block = -1
-            self.evictable -= 1
-            if parent is not None and parent.block >= 0 and parent.holders == 0:
-                self._offer(parent)
-            return True
-        return False
+        """Free the block that will be read last of those nobody holds; False when there is none."""
+        node = self._leaves.take(self.now)
+        if node is None:
+            return False
+        parent = node.parent
+        _detach(node)
+        self.pool.give(node.block)
+        node.block = -1
+        self.evictable -= 1
+        if parent is not None and parent.block >= 0:
+            for name in node.wanted:  # what is left of these paths ends one node earlier
+                self._anchors[name] = parent
+            parent.wanted |= node.wanted
+            self._offer(parent)
+        else:
+            for name in node.wanted:
+                del self._anchors[name]
+        return True
 
     def take(self) -> int | None:
         """A block for the caller to own, evicting if need be; None when all are held."""
@@ -168,8 +196,8 @@ class ContextTree:
                 stack.extend(siblings.values())
 
     def _offer(self, node: Node) -> None:
-        if not node.children:
-            heapq.heappush(self._leaves, (node.used, id(node), node))
+        if node.is_free:
+            self._leaves.add(node, self.now)
 
 
 def _closest(node: Node, tokens: Tokens, step: int) -> tuple[Node | None, int]:

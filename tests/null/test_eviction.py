@@ -1,0 +1,158 @@
+"""What leaves the KV cache first: not what was used longest ago, but what will be used last."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weftline_engine.embedded.pool import BlockPool
+from weftline_engine.embedded.tree import ContextTree, Node
+
+SIZE = 2
+
+
+def tree(blocks: int = 6, *, predicts: bool = True) -> ContextTree:
+    return ContextTree(BlockPool(blocks), SIZE, predicts=predicts)
+
+
+def fill(made: ContextTree, *words: str) -> dict[str, list[Node]]:
+    """Compute each word, two letters a block, and let go of it; the path of each."""
+    paths = {}
+    for word in words:
+        node, path = made.root(""), []
+        for at in range(0, len(word), SIZE):
+            tokens = tuple(map(ord, word[at : at + SIZE]))
+            found = made.find(node, tokens)
+            if found is None:
+                block = made.take()
+                assert block is not None
+                found = made.add(node, tokens, block, 0)
+                assert found is not None
+            else:
+                made.use(found)
+            path.append(found)
+            node = found
+        made.release(path)
+        paths[word] = path
+    return paths
+
+
+def there(made: ContextTree) -> set[str]:
+    """The words that could be read from the cache as a whole."""
+    found = set()
+    for node in made.nodes():
+        word, at = "", node
+        while at is not None and at.block >= 0:
+            word, at = "".join(map(chr, at.tokens)) + word, at.parent
+        if not node.children:
+            found.add(word)
+    return found
+
+
+def evict(made: ContextTree, count: int, now: float) -> set[str]:
+    made.now = now
+    for _ in range(count):
+        assert made.evict()
+    return there(made)
+
+
+def test_without_knowledge_the_least_recently_used_goes() -> None:
+    """And of one context its end goes first, so that its beginning stays of use."""
+    made = tree()
+    fill(made, "aaAA", "bb", "cc")
+    assert evict(made, 1, 1.0) == {"aa", "bb", "cc"}
+    assert evict(made, 1, 1.0) == {"bb", "cc"}
+
+
+def test_what_is_wanted_later_goes_before_what_is_wanted_soon() -> None:
+    """Three sessions wait, for 9, 1 and 5 seconds; what nobody wants goes before all of them."""
+    made = tree()
+    paths = fill(made, "aa", "bb", "cc", "dd")
+    for word, at in (("aa", 9.0), ("bb", 1.0), ("cc", 5.0)):
+        made.want(word, paths[word][-1], at)
+    left = [evict(made, 1, 0.0) for _ in range(4)]
+    assert left == [{"aa", "bb", "cc"}, {"bb", "cc"}, {"bb"}, set()]
+
+
+def test_least_recently_used_is_what_is_left_without_prediction() -> None:
+    """The same four words where predictions are switched off."""
+    made = tree(predicts=False)
+    paths = fill(made, "aa", "bb", "cc", "dd")
+    for word, at in (("aa", 9.0), ("bb", 1.0), ("cc", 5.0)):
+        made.want(word, paths[word][-1], at)
+    made.unwant("aa")  # what is known changes; when it was used does not
+    left = [evict(made, 1, 0.0) for _ in range(4)]
+    assert left == [{"bb", "cc", "dd"}, {"cc", "dd"}, {"dd"}, set()]
+
+
+def test_a_use_that_does_not_come_moves_away_again() -> None:
+    """At second 20 a return that was expected at 2 is less likely than one expected at 30."""
+    made = tree()
+    paths = fill(made, "aa", "bb")
+    made.want("gone", paths["aa"][-1], 2.0)
+    made.want("late", paths["bb"][-1], 30.0)
+    assert evict(made, 1, 20.0) == {"bb"}
+
+
+def test_what_is_left_of_a_context_is_still_wanted() -> None:
+    """Its end is evicted, and its beginning goes on being wanted until nobody does."""
+    made = tree()
+    paths = fill(made, "aaAA", "bb")
+    made.want("x", paths["aaAA"][-1], 9.0)
+    made.want("y", paths["bb"][-1], 1.0)
+    assert evict(made, 1, 0.0) == {"aa", "bb"}
+    made.unwant("y")
+    assert evict(made, 1, 0.0) == {"aa"}
+    made.unwant("x")
+    assert evict(made, 1, 0.0) == set()
+
+
+def test_a_prefix_that_many_ask_for_outlives_their_ends() -> None:
+    """Read every second, a common beginning is kept though nobody has said that it will be, and
+    though everything else was used after it."""
+    made = tree(blocks=8)
+    for second, word in enumerate(("ppaa", "ppbb", "ppcc")):
+        made.now = float(second)
+        fill(made, word)
+    fill(made, "xx", "yy")
+    assert evict(made, 5, 2.5) == {"pp"}
+
+
+def test_a_held_node_never_goes() -> None:
+    made = tree()
+    paths = fill(made, "aa", "bb")
+    made.hold(paths["aa"][0])
+    assert evict(made, 1, 0.0) == {"aa"}
+    assert not made.evict()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["aa", "aaAA", "aaBB", "bb", "bbCC"]),
+            st.sampled_from(["fill", "want", "unwant", "evict"]),
+            st.integers(0, 20),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_is_wanted_every_block_is_free_or_found(steps: list[tuple[str, str, int]]) -> None:
+    """Words come and go on a pool of four blocks; the books are right and the heaps stay small."""
+    made = tree(blocks=4)
+    for second, (word, verb, at) in enumerate(steps):
+        made.now = float(second)
+        path = fill(made, word)[word]
+        match verb:
+            case "want":
+                made.want(word, path[-1], float(at))
+            case "unwant":
+                made.unwant(word)
+            case "evict":
+                made.evict()
+        nodes = list(made.nodes())
+        assert made.pool.free + len(nodes) == 4
+        assert made.evictable == len(nodes)
+        assert {name for node in nodes for name in node.wanted} == set(made._anchors)
+    while made.evict():
+        pass
+    assert made.pool.free == 4 and not made._anchors
