@@ -101,12 +101,12 @@ class Scheduler:
         chunks: list[Chunk] = []
         bound = TokenBound()
         places = self.config.max_running
-        decoding = sum(_left(one) == 1 for one in self.running)
+        decoding = sum(one.left == 1 for one in self.running)
         budget = self.config.step_tokens - min(decoding, places)
         for sequence in sorted(everyone, key=urgency):
             if len(chunks) == places:
                 break
-            decodes = sequence.phase is Phase.RUNNING and _left(sequence) == 1
+            decodes = sequence.phase is Phase.RUNNING and sequence.left == 1
             most = 1 if decodes else budget
             if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
                 continue
@@ -116,7 +116,7 @@ class Scheduler:
                 self._planned.add(id(sequence))
                 bound.add(sequence)
                 budget -= 0 if decodes else chunk.stop - chunk.start
-        done = [one for one in self.running if not one.generates and _complete(one)]
+        done = [one for one in self.running if not one.generates and one.complete]
         ran = {id(chunk.sequence) for chunk in chunks}
         finished = tuple(one for one in done if id(one) not in ran)
         return StepPlan(tuple(chunks), tuple(self._copies), finished, tuple(self._dropped))
@@ -133,7 +133,7 @@ class Scheduler:
         if not all(one.open for one in everyone):
             return False
         if plan.chunks or plan.done:
-            return not self.waiting and all(_left(one) == 0 for one in everyone)
+            return not self.waiting and all(one.left == 0 for one in everyone)
         return True
 
     def finish(self, sequence: Sequence, context: Context | None) -> None:
@@ -241,7 +241,7 @@ class Scheduler:
             return  # a block of its own duplicates a node until the step is applied
         # The last token of a prompt is computed in any case: its logits are wanted.
         last = len(sequence.tokens) - (1 if sequence.generates else 0)
-        if last <= begin or (sequence.filled and _left(sequence) == 1):
+        if last <= begin or (sequence.filled and sequence.left == 1):
             return
         match = self.tree.match(self._node(sequence), sequence.tokens[begin:last], self.step)
         for node in match.nodes:
@@ -298,7 +298,7 @@ class Scheduler:
         candidates = [
             one
             for one in self.running
-            if (one.open and _left(one) == 0)
+            if (one.open and one.left == 0)
             or (bulk(one) and not bulk(sequence) and urgency(one) > urgency(sequence))
         ]
         return max(candidates, key=urgency, default=None)
@@ -396,11 +396,3 @@ class Scheduler:
             self.pool.give(block)
         self.tree.release(sequence.held)
         sequence.blocks, sequence.held = [], []
-
-
-def _left(sequence: Sequence) -> int:
-    return sequence.ready - sequence.computed
-
-
-def _complete(sequence: Sequence) -> bool:
-    return not sequence.open and sequence.computed == len(sequence.tokens)

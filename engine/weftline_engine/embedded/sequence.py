@@ -79,6 +79,16 @@ class Sequence:
         one: what it predicts is wanted only if it stays the last."""
         return len(self.tokens) - (1 if self.open and self.generates else 0)
 
+    @property
+    def left(self) -> int:
+        """Tokens that may be computed now and are not."""
+        return self.ready - self.computed
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing, nor will come by feed."""
+        return not self.open and self.computed == len(self.tokens)
+
     def move_to(self, phase: Phase) -> None:
         assert phase in ALLOWED[self.phase], f"op {self.op.id}: {self.phase} to {phase}"
         self.phase = phase
