@@ -20,9 +20,6 @@ def kv_store_reference(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> Non
 
 def kv_store(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
     """Store `x_TKH` in place; `slots_T` (int64) are all different."""
-    if pool_KPSH.is_cuda:
-        kv_store_triton(pool_KPSH, x_TKH, slots_T)
-        return
     heads, pages, size, width = pool_KPSH.shape
     pool_KPSH.view(heads, pages * size, width).index_copy_(1, slots_T, x_TKH.transpose(0, 1))
 

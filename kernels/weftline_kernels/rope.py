@@ -24,8 +24,6 @@ def rope(x_TNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     `cos_TH` and `sin_TH` come from `rope_tables` in the dtype of `x_TNH`. `sin_TH` has the minus of
     the first half folded in, so that two multiplications and one roll do (4 tensor ops, not 7).
     """
-    if x_TNH.is_cuda:
-        return rope_triton(x_TNH, cos_TH, sin_TH)
     half = x_TNH.shape[-1] // 2
     turned = torch.roll(x_TNH, half, dims=-1)
     return torch.addcmul(x_TNH * cos_TH[:, None, :], turned, sin_TH[:, None, :])

@@ -24,8 +24,9 @@ from weftline_engine.api import (
     Part,
     SamplingParams,
 )
+from weftline_engine.embedded.decoders import load_model
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Decoder, load_model
+from weftline_engine.embedded.model import TorchModel
 from weftline_engine.embedded.scheduler import SchedulerConfig
 
 VOCABULARY = 256
@@ -153,12 +154,12 @@ def tiny_llama() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def decoders_by_type(tiny_directory: Path) -> dict[torch.dtype, Decoder]:
+def decoders_by_type(tiny_directory: Path) -> dict[torch.dtype, TorchModel]:
     return {kind: load_model(tiny_directory, kind) for kind in (torch.float32, torch.float64)}
 
 
 @pytest.fixture
-def make_bench(decoders_by_type: dict[torch.dtype, Decoder]) -> Callable[..., Bench]:
+def make_bench(decoders_by_type: dict[torch.dtype, TorchModel]) -> Callable[..., Bench]:
     def make(
         *,
         blocks: int = 256,

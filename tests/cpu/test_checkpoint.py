@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.model import load_model
+from weftline_engine.embedded.decoders import load_model
 from weftline_engine.embedded.model_config import ModelError
 
 
@@ -94,6 +94,7 @@ def configure(**changes: Any) -> Callable[[Path], None]:
         (remove_tensor, "hold no tensor model.norm.weight"),
         (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not supported"),
         (configure(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
+        (configure(architectures=["OPTForCausalLM"], activation_function="gelu"), "only 'relu' is"),
         (configure(vocab_size=300), "has shape .* where config.json means"),
         (configure(num_hidden_layers=None), "config.json lacks or misstates"),
         (configure(rope_parameters={"rope_type": "yarn"}), "rope type 'yarn' is not supported"),

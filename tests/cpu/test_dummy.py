@@ -14,10 +14,22 @@ from weftline_engine.api import Part
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.loading import load
 
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
 
+
+@pytest.mark.parametrize("model", [{}, OPT], ids=["Llama", "OPT"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_dummy_needs_nothing_but_its_config(
     dtype: str,
+    model: dict[str, Any],
     generate: Callable[..., Any],
     tiny_directory: Path,
     tmp_path: Path,
@@ -25,7 +37,7 @@ def test_a_dummy_needs_nothing_but_its_config(
 ) -> None:
     """It has a tokenizer, decodes in the batch what it decodes alone, and loads the same again."""
     monkeypatch.setattr("weftline_engine.loading.default_home", lambda: tmp_path / "home")
-    config = json.loads((tiny_directory / "config.json").read_text())
+    config = model or json.loads((tiny_directory / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
     words = {"kv_tokens": 512, "block_size": 16, "max_running": 8, "step_tokens": 64, "seed": 0}
     options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)

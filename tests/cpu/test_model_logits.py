@@ -1,4 +1,4 @@
-"""Our forward pass against transformers' on tiny random Llamas, at every position."""
+"""Our forward pass against transformers' on tiny random models, at every position."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
-from weftline_engine.embedded.model import StepInput, load_model
+from weftline_engine.embedded.decoders import load_model
+from weftline_engine.embedded.model import StepInput
 from weftline_kernels.work_list import Rows, build
 
 TINY: dict[str, Any] = {}
+OPT: dict[str, Any] = {"family": OPTConfig, "ffn_dim": 96, "init_std": 0.2}
 SHAPES = [
     pytest.param(TINY, id="grouped-query, untied head"),
     pytest.param({"tie_word_embeddings": True, "num_key_value_heads": 1}, id="tied head"),
@@ -35,6 +37,14 @@ SHAPES = [
     pytest.param({"family": MistralConfig, "sliding_window": 128}, id="Mistral"),
     pytest.param({"family": Qwen2Config}, id="Qwen2, with biases"),
     pytest.param({"family": Qwen3Config, "head_dim": 32}, id="Qwen3, with norms of heads"),
+    pytest.param({**OPT, "tie_word_embeddings": True}, id="OPT"),
+    pytest.param(OPT, id="OPT, untied head"),
+    pytest.param(
+        {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32},
+        id="OPT 350M: norms behind, a narrow embedding",
+    ),
+    pytest.param({**OPT, "_remove_final_layer_norm": True}, id="OPT of old, no last norm"),
+    pytest.param({**OPT, "enable_bias": False}, id="OPT without biases"),
 ]
 
 

@@ -18,7 +18,8 @@ from transformers import Qwen2Config, Qwen3Config
 from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Decoder, Model, StepInput
+from weftline_engine.embedded.llama import LlamaDecoder
+from weftline_engine.embedded.model import Model, StepInput
 from weftline_engine.embedded.model_config import read_config
 from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import SchedulerConfig
@@ -50,13 +51,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
 )
 def pair(
     request: pytest.FixtureRequest, built: Any, tiny_llama: Make, tmp_path: Path
-) -> tuple[Decoder, NativeDecoder]:
+) -> tuple[LlamaDecoder, NativeDecoder]:
     """The same weights in float64 and packed."""
     directory = tiny_llama(tmp_path, **request.param)
     path = directory / "model.safetensors"
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
     config, weights = read_config(directory), Checkpoint(directory)
-    return Decoder(config, weights, torch.float64), NativeDecoder(config, weights, built)
+    return LlamaDecoder(config, weights, torch.float64), NativeDecoder(config, weights, built)
 
 
 def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
@@ -79,7 +80,7 @@ def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
     return torch.cat(found)
 
 
-def test_logits_equal_the_torch_decoder(pair: tuple[Decoder, NativeDecoder]) -> None:
+def test_logits_equal_the_torch_decoder(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
     """300 tokens, so that an item is longer than the scores kept at once, in uneven chunks."""
     reference, native = pair
     tokens = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(0))
@@ -92,7 +93,7 @@ def test_logits_equal_the_torch_decoder(pair: tuple[Decoder, NativeDecoder]) -> 
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
 
 
-def test_chunks_change_no_bit_of_a_row(pair: tuple[Decoder, NativeDecoder]) -> None:
+def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
     """Every row is summed in the same order whatever stands beside it, up to 256 tokens, where a
     single query's context begins to be cut into parts."""
     _, native = pair
@@ -103,7 +104,7 @@ def test_chunks_change_no_bit_of_a_row(pair: tuple[Decoder, NativeDecoder]) -> N
     assert torch.equal(prefill(native, tokens, [250]), whole)
 
 
-def test_a_long_context_is_cut_and_merged(pair: tuple[Decoder, NativeDecoder]) -> None:
+def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
     _, native = pair
     tokens = torch.randint(0, 256, (340,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [340])
@@ -125,7 +126,7 @@ class Texts:
 
 
 def test_it_serves_what_it_serves_alone(
-    pair: tuple[Decoder, NativeDecoder], generate: Make, tokens_of: Make
+    pair: tuple[LlamaDecoder, NativeDecoder], generate: Make, tokens_of: Make
 ) -> None:
     """Six requests on two shared prefixes, batched and preempted, and each alone."""
     _, native = pair

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.decoders import load_decoder
+from weftline_engine.embedded.decoders import load_decoder, load_model
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Decoder, Model, load_model
+from weftline_engine.embedded.model import Model, TorchModel
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.embedded.sequence import Sequence as Planned
 
@@ -80,12 +80,12 @@ def reference(smollm2_directory: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def decoder(smollm2_directory: Path) -> Decoder:
+def decoder(smollm2_directory: Path) -> TorchModel:
     return load_model(smollm2_directory, torch.float32)
 
 
 @pytest.fixture
-def core(decoder: Decoder, tokenizer: Tokenizer) -> Core:
+def core(decoder: TorchModel, tokenizer: Tokenizer) -> Core:
     return Core(decoder, SchedulerConfig(blocks=512), ByteDetokenizer(tokenizer))
 
 

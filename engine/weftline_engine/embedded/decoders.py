@@ -9,28 +9,58 @@ from pathlib import Path
 import torch
 
 from weftline_engine.embedded.checkpoint import Checkpoint, RandomWeights
-from weftline_engine.embedded.model import Decoder, Model
-from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.llama import LlamaDecoder
+from weftline_engine.embedded.model import CPU, Model, TorchModel
+from weftline_engine.embedded.model_config import (
+    LlamaConfig,
+    ModelConfig,
+    ModelError,
+    OptConfig,
+    read_config,
+)
 from weftline_engine.embedded.native import NativeDecoder, runs
+from weftline_engine.embedded.opt import OptDecoder
 from weftline_kernels.cpu import NoCompiler, library
+from weftline_kernels.operations import TORCH, Operations
 
 
 def load_decoder(
     directory: Path, dtype: str, page_size: int, builds: Path, *, dummy: bool = False
 ) -> Model:
-    """The model of a Hugging Face directory; what is compiled for it is kept in `builds`.
+    """The model of a Hugging Face directory on the CPU; what is compiled is kept in `builds`.
     A `dummy` needs nothing but config.json: its weights are random.
 
     Raises ModelError. Without a compiler bfloat16 runs in torch, and a line on stderr says so.
     """
     config = read_config(directory)
     weights = RandomWeights() if dummy else Checkpoint(directory)
-    if dtype == "bfloat16" and runs(config, page_size):
+    if dtype == "bfloat16" and isinstance(config, LlamaConfig) and runs(config, page_size):
         try:
             return NativeDecoder(config, weights, _current(builds))
         except NoCompiler as reason:
             print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
-    return Decoder(config, weights, getattr(torch, dtype))
+    return torch_model(config, weights, getattr(torch, dtype))
+
+
+def load_model(directory: Path, dtype: torch.dtype) -> TorchModel:
+    """The model of a Hugging Face directory in torch, on the CPU. Raises ModelError."""
+    return torch_model(read_config(directory), Checkpoint(directory), dtype)
+
+
+def torch_model(
+    config: ModelConfig,
+    weights: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    operations: Operations = TORCH,
+) -> TorchModel:
+    """The decoder in torch of any model that can be run. Raises ModelError."""
+    match config:
+        case LlamaConfig():
+            return LlamaDecoder(config, weights, dtype, device, operations)
+        case OptConfig():
+            return OptDecoder(config, weights, dtype, device, operations)
+    raise ModelError(f"no decoder runs a {config.architecture}")
 
 
 def _current(builds: Path) -> ctypes.CDLL:

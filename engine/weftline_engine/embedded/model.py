@@ -1,43 +1,26 @@
-"""The forward pass of a Llama decoder over packed tokens and a paged KV cache.
+"""What the engine asks of a model, and what the decoders written in torch have in common.
 
-T = packed tokens, C = hidden, N = query heads, K = KV heads, H = head size, M = MLP channels,
-V = vocabulary, L = layers, P = pages, S = tokens a page, R = rows whose logits are wanted.
+T = packed tokens, N = query heads, K = KV heads, H = head size, V = vocabulary, L = layers,
+P = pages, S = tokens a page, R = rows whose logits are wanted.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.model_config import ModelConfig, Rope, read_config
-from weftline_kernels.attention import TorchAttention
-from weftline_kernels.kv_store import kv_store
-from weftline_kernels.rms_norm import rms_norm
-from weftline_kernels.rope import rope, rope_tables
-from weftline_kernels.silu_mul import silu_mul
-from weftline_kernels.work_list import WorkList
+from weftline_engine.embedded.model_config import ModelConfig
+from weftline_kernels.attention import Attention, TorchAttention
+from weftline_kernels.operations import TORCH, Operations
+from weftline_kernels.work_list import MIN_PAGES_SAVED, WorkList
 
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one layer; q, k and v are one matrix, gate and up another."""
-
-    attention_norm_C: Tensor
-    qkv_XC: Tensor  # X = (N + 2K) * H
-    out_CX: Tensor  # X = N * H
-    mlp_norm_C: Tensor
-    gate_up_XC: Tensor  # X = 2M
-    down_CM: Tensor
-    qkv_bias_X: Tensor | None
-    qk_norm_H: tuple[Tensor, Tensor] | None
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,128 +36,73 @@ class StepInput:
 
 class Model(Protocol):
     """What the engine runs: a forward pass over a KV cache of its own layout, where dimension 3
-    counts the pages."""
+    counts the pages. `min_pages_saved` is from where on a shared item pays (work_list.build)."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig: ...
 
-    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor: ...
+    @property
+    def device(self) -> torch.device: ...
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor: ...
+    @property
+    def min_pages_saved(self) -> int: ...
+
+    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
+        """Compute a step whose tensors lie in the host's memory: fills the tokens' KV slots and
+        returns logits (R, V) on the device, in float32 or wider."""
+        ...
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache. Zeroed: a page's unused rows must be finite."""
+        ...
 
 
-class Decoder:
-    """Weights and config of a model, and `forward`; the KV cache is the caller's."""
+class TorchModel(ABC):
+    """A decoder in torch: weights on a device, and `compute`; the KV cache is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Checkpoint, dtype: torch.dtype) -> None:
+    min_pages_saved = MIN_PAGES_SAVED
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        operations: Operations = TORCH,
+    ) -> None:
         self.config = config
         self.dtype = dtype
-        self.frequencies_F = frequencies(config.rope, config.head_size)
-        self.scale = config.head_size**-0.5
-        hidden, vocabulary = config.hidden, config.vocabulary
+        self.device = device
+        self.operations = operations
+        self.scale: float = config.head_size**-0.5
 
-        def take(name: str, *shape: int) -> Tensor:
-            return weights.take(name, shape).to(dtype)
-
-        self.embedding_VC = take("model.embed_tokens.weight", vocabulary, hidden)
-        self.layers = [self._layer(weights, i) for i in range(config.layers)]
-        self.norm_C = take("model.norm.weight", hidden)
-        tied = config.tied or "lm_head.weight" not in weights
-        self.head_VC = self.embedding_VC if tied else take("lm_head.weight", vocabulary, hidden)
-
-    def _layer(self, weights: Checkpoint, index: int) -> Layer:
-        config = self.config
-        hidden, mlp = config.hidden, config.mlp
-        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-
-        def take(name: str, *shape: int) -> Tensor:
-            return weights.take(f"model.layers.{index}.{name}.weight", shape).to(self.dtype)
-
-        return Layer(
-            take("input_layernorm", hidden),
-            torch.cat(
-                [
-                    take("self_attn.q_proj", query, hidden),
-                    take("self_attn.k_proj", kv, hidden),
-                    take("self_attn.v_proj", kv, hidden),
-                ]
-            ),
-            take("self_attn.o_proj", hidden, query),
-            take("post_attention_layernorm", hidden),
-            torch.cat([take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)]),
-            take("mlp.down_proj", hidden, mlp),
-            qkv_bias(weights, config, index, self.dtype),
-            (take("self_attn.q_norm", config.head_size), take("self_attn.k_norm", config.head_size))
-            if config.qk_norm
-            else None,
-        )
-
-    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
-        """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32 or wider.
+    @abstractmethod
+    def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
+        """`forward` of a step whose tensors lie on the device. Nothing in it waits for the device
+        or depends on a value there, so that a CUDA graph can capture it.
 
         All of a layer's keys and values are stored before its attention, so a row may read what
         another row of the same step writes.
         """
-        config = self.config
-        cos_TH, sin_TH = rope_tables(step.positions_T, self.frequencies_F, self.dtype)
-        attend = TorchAttention(step.work, self.scale)
-        heads = (-1, config.heads + 2 * config.kv_heads, config.head_size)
-        x_TC = F.embedding(step.tokens_T, self.embedding_VC)
-        for layer, (keys_KPSH, values_KPSH) in zip(self.layers, kv_L2KPSH, strict=True):
-            normed_TC = rms_norm(x_TC, layer.attention_norm_C, config.norm_eps)
-            qkv_TNH = F.linear(normed_TC, layer.qkv_XC, layer.qkv_bias_X).view(*heads)
-            qk_TNH = qkv_TNH[:, : config.heads + config.kv_heads]
-            if layer.qk_norm_H is not None:
-                sides = qk_TNH[:, : config.heads], qk_TNH[:, config.heads :]
-                normed = map(rms_norm, sides, layer.qk_norm_H, (config.norm_eps,) * 2)
-                qk_TNH = torch.cat(tuple(normed), dim=1)
-            turned_TNH = rope(qk_TNH, cos_TH, sin_TH)
-            q_TNH, k_TKH = turned_TNH[:, : config.heads], turned_TNH[:, config.heads :]
-            kv_store(keys_KPSH, k_TKH, step.slots_T)
-            kv_store(values_KPSH, qkv_TNH[:, -config.kv_heads :], step.slots_T)
-            o_TNH = attend(q_TNH, keys_KPSH, values_KPSH)
-            x_TC = x_TC + F.linear(o_TNH.flatten(1), layer.out_CX)
-            normed_TC = rms_norm(x_TC, layer.mlp_norm_C, config.norm_eps)
-            x_TC = x_TC + F.linear(silu_mul(F.linear(normed_TC, layer.gate_up_XC)), layer.down_CM)
-        x_RC = rms_norm(x_TC[step.rows_R], self.norm_C, config.norm_eps)
-        logits_RV = F.linear(x_RC, self.head_VC)
-        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
+        """`Model.forward` on the CPU."""
+        return self.compute(step, TorchAttention(step.work, self.scale), kv_L2KPSH)
 
     def new_cache(self, pages: int, page_size: int) -> Tensor:
-        """An empty KV cache (L, 2, K, P, S, H). Zeroed: a page's unused rows must be finite."""
+        """An empty KV cache (L, 2, K, P, S, H)."""
         config = self.config
         shape = (config.layers, 2, config.kv_heads, pages, page_size, config.head_size)
-        return empty_cache(shape, self.dtype)
+        if self.device.type == "cpu":
+            return empty_cache(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
-def load_model(directory: Path, dtype: torch.dtype) -> Decoder:
-    """Load the model of a Hugging Face directory. Raises ModelError."""
-    return Decoder(read_config(directory), Checkpoint(directory), dtype)
-
-
-def qkv_bias(
-    weights: Checkpoint, config: ModelConfig, index: int, dtype: torch.dtype
-) -> Tensor | None:
-    """The biases of a layer's q, k and v as one vector, None where the model has none."""
-    if not config.qkv_bias:
-        return None
-    counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
-    names = {f"model.layers.{index}.self_attn.{n}_proj.bias": c for n, c in counts.items()}
-    parts = [weights.take(name, (count * config.head_size,)) for name, count in names.items()]
-    return torch.cat(parts).to(dtype)
+def widened(logits_RV: Tensor) -> Tensor:
+    """In float32 at least, which is what sampling needs."""
+    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
 
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that cost no memory until they are written: numpy asks the kernel for them."""
     count = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)
-
-
-def frequencies(rope: Rope, head_size: int) -> Tensor:
-    """Angle per position of each pair of components; Llama 3.1 slows down the long waves."""
-    plain_F = 1.0 / (rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
-    if rope.factor == 1.0:
-        return plain_F
-    waves_F = 2 * math.pi / plain_F
-    share_F = (rope.original_context / waves_F - rope.low) / (rope.high - rope.low)
-    share_F = share_F.clamp(0, 1)
-    return plain_F * (share_F + (1 - share_F) / rope.factor)

@@ -37,23 +37,32 @@ class ModelConfig:
     head_size: int
     mlp: int
     context_limit: int
-    rope: Rope
-    norm_eps: float
     tied: bool
-    qkv_bias: bool
-    qk_norm: bool  # RMSNorm of every query and key head before it is turned
     eos: tuple[int, ...]
 
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_value
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Llama and those that differ from it in a detail."""
+
+    rope: Rope
+    norm_eps: float
+    qkv_bias: bool
+    qk_norm: bool  # RMSNorm of every query and key head before it is turned
 
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptConfig(ModelConfig):
+    """OPT: learned positions, LayerNorm, ReLU."""
+
+    embedding: int  # width of the token embedding, which 350M projects to `hidden`
+    bias: bool
+    norm_first: bool  # before attention and MLP; after them in 350M
+    last_norm: bool
+
+
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = (*LLAMA_LIKE, "OPTForCausalLM")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -79,18 +88,29 @@ def read_config(directory: Path) -> ModelConfig:
         )
     generation = directory / "generation_config.json"
     stops = read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = stops if stops is not None else raw.get("eos_token_id")
+    read = _llama if names[0] in LLAMA_LIKE else _opt
     try:
-        return _llama(names[0], raw, stops if stops is not None else raw.get("eos_token_id"))
+        return read(names[0], raw, _ids(eos))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory / 'config.json'} lacks or misstates {error}") from None
 
 
-def _llama(name: str, raw: Mapping[str, Any], eos: Any) -> ModelConfig:
-    for key, only in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+def _only(name: str, raw: Mapping[str, Any], **values: Any) -> None:
+    """Refuse what is set to anything but these values."""
+    for key, only in values.items():
         if raw.get(key, only) != only:
             raise ModelError(f"{key} {raw[key]!r} is not supported in a {name}; only {only!r} is")
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _llama(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> LlamaConfig:
+    _only(name, raw, hidden_act="silu", attention_bias=False, mlp_bias=False)
     heads = int(raw["num_attention_heads"])
-    return ModelConfig(
+    return LlamaConfig(
         architecture=name,
         vocabulary=int(raw["vocab_size"]),
         hidden=int(raw["hidden_size"]),
@@ -105,7 +125,30 @@ def _llama(name: str, raw: Mapping[str, Any], eos: Any) -> ModelConfig:
         tied=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=name == "Qwen2ForCausalLM",
         qk_norm=name == "Qwen3ForCausalLM",
-        eos=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+        eos=eos,
+    )
+
+
+def _opt(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> OptConfig:
+    _only(name, raw, activation_function="relu", layer_norm_elementwise_affine=True)
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    first = bool(raw.get("do_layer_norm_before", True))
+    return OptConfig(
+        architecture=name,
+        vocabulary=int(raw["vocab_size"]),
+        hidden=hidden,
+        layers=int(raw["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=heads,
+        head_size=hidden // heads,
+        mlp=int(raw["ffn_dim"]),
+        context_limit=int(raw["max_position_embeddings"]),
+        tied=bool(raw.get("tie_word_embeddings", True)),
+        embedding=int(raw.get("word_embed_proj_dim") or hidden),
+        bias=bool(raw.get("enable_bias", True)),
+        norm_first=first,
+        last_norm=first and not raw.get("_remove_final_layer_norm", False),
+        eos=eos,
     )
 
 

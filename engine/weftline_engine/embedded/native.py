@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.model import StepInput, empty_cache, frequencies, qkv_bias
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.llama import frequencies, qkv_bias
+from weftline_engine.embedded.model import CPU, StepInput, empty_cache
+from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_engine.embedded.threads import ThreadGovernor, sleeps
 from weftline_kernels.cpu.items import Flat, flatten
+from weftline_kernels.work_list import MIN_PAGES_SAVED
 
 PAGE = 16  # fixed in decoder.c: the lanes of a vector
 _PANEL = 32
@@ -57,7 +59,7 @@ _CStep = _struct(
 )
 
 
-def runs(config: ModelConfig, page_size: int) -> bool:
+def runs(config: LlamaConfig, page_size: int) -> bool:
     """Whether the C decoder can run this model."""
     return page_size == PAGE and config.head_size % 16 == 0 and config.hidden % 2 == 0
 
@@ -65,7 +67,10 @@ def runs(config: ModelConfig, page_size: int) -> bool:
 class NativeDecoder:
     """Packed weights and config of a model, and `forward`; the KV cache is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
+    device = CPU
+    min_pages_saved = MIN_PAGES_SAVED
+
+    def __init__(self, config: LlamaConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
         self.config = config
         self.governor = ThreadGovernor(torch.get_num_threads())
         self._forward = library.weftline_forward
@@ -115,10 +120,10 @@ class NativeDecoder:
     def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
         """What only some models have: biases (padded to whole panels), norms of query and key."""
         config, extras = self.config, {}
-        bias_X = qkv_bias(weights, config, index, torch.float32)
+        bias_X = qkv_bias(weights, config, index)
         if bias_X is not None:
             padding = -len(bias_X) % _PANEL
-            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X, (0, padding)))
+            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             found = f"model.layers.{index}.self_attn.{name}.weight"
             extras[name] = self._keep(weights.take(found, (config.head_size,)).float())
