@@ -13,6 +13,7 @@ import httpx
 from httpx_sse import ServerSentEvent, aconnect_sse
 
 from weftline.http import (
+    LIMITS,
     TIMEOUT,
     Endpoint,
     OnGraph,
@@ -47,6 +48,7 @@ class AsyncClient:
             base_url=self._endpoint.base_url,
             headers=self._endpoint.headers,
             timeout=TIMEOUT,
+            limits=LIMITS,
             transport=transport,
             verify=certificates(),
         )

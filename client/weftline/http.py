@@ -21,6 +21,8 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
 # Connecting is quick or fails; reading may take as long as the application does.
 TIMEOUT = httpx.Timeout(None, connect=5.0)
+# A request waits as long as its application runs, so there is one connection for each of these.
+LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,8 +255,11 @@ class Submit:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        if not self.calls:
-            raise InvalidRequest("a submit has at least one call", param="calls")
+        reads = bool(self.get or self.watch) or self.stream is not None
+        if not self.calls and (self.session_id is None or not reads):
+            raise InvalidRequest(
+                "a submit has at least one call, or reads variables of its session", param="calls"
+            )
         for variable in self.get:
             check_id(variable, "get")
         if self.stream is not None:

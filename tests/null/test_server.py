@@ -317,3 +317,16 @@ async def test_a_watch_that_makes_no_sense_is_refused(serve: Serve, wrong: dict[
     refused = await server.http.post("/v1/submit", json=body)
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
     assert len(server.app.state.driver.registry) == 0
+
+
+async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
+    """Variables of earlier submits, several at once; without a session there is nothing to read."""
+    server = await serve()
+    session = await server.session()
+    await server.submit(session, call("a", "A.{{output:o}}", o="a"), detach=True)
+    await server.submit(session, call("b", "B.{{output:o}}", o="b"), detach=True)
+    answer = await server.submit(session, get=["b", "a"], close=True)
+    assert answer.json()["values"] == {"b": "B.", "a": "A."}
+    assert len(server.app.state.driver.registry) == 0
+    refused = await server.http.post("/v1/submit", json={"calls": [], "get": ["a"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "calls")

@@ -43,7 +43,7 @@ class Combining(Transform):
         made: dict[str, Any] = {}
         paragraphs = as_text(value, self.op).split("\n\n")
         for paragraph, parser in zip(paragraphs, self.parsers, strict=False):
-            found = parser.apply(paragraph.strip())
+            found = _apply(parser, paragraph.strip())
             try:
                 made.update(found)
             except (TypeError, ValueError) as error:
@@ -99,17 +99,25 @@ def parse(spec: Mapping[str, Any]) -> Transform:
     return cls(**options)
 
 
+def _apply(transform: Transform, value: Any) -> Any:
+    try:
+        return transform.apply(value)
+    except TransformFailed as error:
+        error.param = error.param or transform.op
+        raise
+
+
 def run(specs: Sequence[Mapping[str, Any]], value: Any) -> Any:
     """`value` after each of `specs` in order.
 
     Raises TransformFailed with the message of LangChain's own parser, or "KeyError: 'x'" and the
-    like where LangChain would let Python's error through.
+    like where LangChain would let Python's error through; its `param` is the transform's op.
     """
     if len(specs) > MAX_SPECS:
         refuse(f"at most {MAX_SPECS} transforms in a row, got {len(specs)}")
     for spec in specs:
         transform = parse(spec)
-        value = transform.apply(value)
+        value = _apply(transform, value)
         if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
             raise TransformFailed(
                 f"{transform.op} made more than {MAX_TEXT_CHARS} characters; shorten its input"

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.compiled import CompiledChain, compile_chain
-from langchain_weftline.symbols import CannotCompile
+from langchain_weftline.explanation import Explanation
 
-__all__ = ["CannotCompile", "ChatWeftline", "CompiledChain", "compile_chain"]
+__all__ = ["ChatWeftline", "CompiledChain", "Explanation", "compile_chain"]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
     CallbackManagerForChainRun,
 )
-from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lowered import Lowered, Variable, message_facts
-from langchain_weftline.lowering import Run, lower
-from langchain_weftline.runner import arun, astream_text, run, stream_text
+from langchain_weftline.explanation import Explanation, explain
+from langchain_weftline.runner import Execution
+from langchain_weftline.symbols import UNKNOWN
 from weftline.http import OnGraph
 
 Input = Any
@@ -23,17 +22,17 @@ Output = Any
 
 
 def compile_chain(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> CompiledChain:
-    """`chain` with the same inputs and outputs, its model calls sent to the server as one graph.
+    """`chain` with the same inputs and outputs, its model calls run as graphs in the server.
 
     Args:
-        chain: An LCEL chain whose models are `ChatWeftline` of one server.
+        chain: An LCEL chain with models that are `ChatWeftline`.
         on_graph: Called after each run with the session's graph, as GET /v1/session/{id}/graph
             gives it: calls, edges, and where every second went.
 
     Steps that only move or show values (sequences, parallels, `.map()`, assign, pick, f-string
-    prompts, string, JSON and list parsers, itemgetter, pure lambdas) never wait for a model; steps
-    on values that the client has run in the client, as ever. A step that needs, in the client, a
-    value which only the server will have raises `CannotCompile` when the chain is invoked.
+    prompts, parsers, itemgetter, pure lambdas) never wait for a model. Any other step (retrievers,
+    tools, opaque functions) runs in the client, on the values that it needs, and what follows it
+    is a further graph of the same session. `explain()` tells which is which, and why.
     """
     return CompiledChain(chain, on_graph)
 
@@ -87,15 +86,25 @@ class CompiledChain(Runnable[Input, Output]):
         # Returned, not iterated: closing it closes the session at once.
         return self._atransform_stream_with_config(inputs(), self._astream, config)
 
+    def explain(self, input: Input = UNKNOWN) -> Explanation:
+        """Which steps run in the server, which in the client, and why; print it.
+
+        Nothing is sent and no code of yours runs. Without an input the explanation says what holds
+        for any; with one, lists are counted and the calls have their names.
+        """
+        return explain(self.chain, input)
+
     def _invoke(
         self, input: Input, run_manager: CallbackManagerForChainRun, config: RunnableConfig
     ) -> Output:
-        return run(_drive(lower(self.chain, input, config)), self._on_graph)
+        with Execution(self.chain, input, config, self._on_graph) as execution:
+            return execution.run()
 
     async def _ainvoke(
         self, input: Input, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
     ) -> Output:
-        return await arun(await _adrive(lower(self.chain, input, config)), self._on_graph)
+        with Execution(self.chain, input, config, self._on_graph) as execution:
+            return await execution.arun()
 
     def _stream(
         self,
@@ -104,17 +113,8 @@ class CompiledChain(Runnable[Input, Output]):
         config: RunnableConfig,
     ) -> Iterator[Output]:
         for input in inputs:
-            lowered = _drive(lower(self.chain, input, config))
-            final = lowered.streamable()
-            if final is None:
-                yield run(lowered, self._on_graph)
-                continue
-            show = _Shown(final, self._on_graph)
-            with closing(stream_text(lowered, final.var, show.on_graph)) as texts:
-                for text in texts:
-                    yield show.part(text)
-            if final.is_message:
-                yield show.end()
+            with Execution(self.chain, input, config, self._on_graph) as execution:
+                yield from execution.stream()
 
     async def _astream(
         self,
@@ -123,62 +123,7 @@ class CompiledChain(Runnable[Input, Output]):
         config: RunnableConfig,
     ) -> AsyncIterator[Output]:
         async for input in inputs:
-            lowered = await _adrive(lower(self.chain, input, config))
-            final = lowered.streamable()
-            if final is None:
-                yield await arun(lowered, self._on_graph)
-                continue
-            show = _Shown(final, self._on_graph)
-            async with aclosing(astream_text(lowered, final.var, show.on_graph)) as texts:
-                async for text in texts:
-                    yield show.part(text)
-            if final.is_message:
-                yield show.end()
-
-
-class _Shown:
-    """A streamed result: texts as they are, a message as chunks with its usage in the last."""
-
-    def __init__(self, final: Variable, on_graph: OnGraph | None) -> None:
-        self._final = final
-        self._given = on_graph
-        self._graph: dict[str, Any] = {}
-        self.on_graph = self._keep if final.is_message else on_graph
-
-    def _keep(self, graph: dict[str, Any]) -> None:
-        self._graph = graph
-        if self._given is not None:
-            self._given(graph)
-
-    def part(self, text: str) -> Any:
-        return AIMessageChunk(content=text) if self._final.is_message else text
-
-    def end(self) -> AIMessageChunk:
-        facts = message_facts(self._graph).get(self._final.var, {})
-        return AIMessageChunk(content="", chunk_position="last", **facts)
-
-
-def _drive(steps: Generator[Run, Any, Lowered]) -> Lowered:
-    """Run what a lowering asks for, until it is done."""
-    result = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration as done:
-            return _lowered(done)
-        result = step.step.invoke(step.value, step.config, **step.options)
-
-
-async def _adrive(steps: Generator[Run, Any, Lowered]) -> Lowered:
-    result = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration as done:
-            return _lowered(done)
-        result = await step.step.ainvoke(step.value, step.config, **step.options)
-
-
-def _lowered(done: StopIteration) -> Lowered:
-    assert isinstance(done.value, Lowered), "a lowering returns what it lowered"
-    return done.value
+            with Execution(self.chain, input, config, self._on_graph) as execution:
+                async with aclosing(execution.astream()) as parts:
+                    async for part in parts:
+                        yield part

@@ -11,11 +11,19 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage
 
 from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.lowered import Tree, specs_of
+from langchain_weftline.symbols import Spec
 from langchain_weftline.transport import httpx
+from weftline import transforms
 from weftline.errors import ConnectionFailed, TransformFailed, WeftlineError
 from weftline.protocol import Call
 
 _INVALID_JSON = "Invalid json output: "
+# How the messages of an OutputParserException begin; other parsers raise a plain ValueError.
+_PARSERS_OWN = (
+    *(_INVALID_JSON, "Could not parse datetime string", "Response '", "Failed to parse XML format"),
+    *("Got invalid JSON object", "Got invalid return object", "Expected JSON object (dict)"),
+)
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
     "IndexError": IndexError,
     "KeyError": KeyError,
@@ -25,36 +33,38 @@ _BUILTIN_ERRORS: dict[str, type[Exception]] = {
 
 
 @contextmanager
-def own_failures(calls: Iterable[Call]) -> Iterator[None]:
-    """Raise what a parser, a step or a model that failed in the server would have raised here."""
+def own_failures(tree: Tree, calls: Iterable[Call] = ()) -> Iterator[None]:
+    """Raise what a parser, a step or a model that failed in the server would have raised here.
+
+    `tree` is the value that was wanted, `calls` are those that may have failed on the way to it.
+    """
     try:
         yield
     except TransformFailed as failure:
-        raise as_step(failure, calls) from failure
+        raise as_step(failure, [*specs_of(tree), *_specs(calls)]) from failure
     except WeftlineError as failure:
         raise as_model(failure) from failure
 
 
-def as_step(failure: TransformFailed, calls: Iterable[Call]) -> Exception:
+def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
     """What the parser or the step itself would have raised."""
     message = failure.message
-    if message.startswith(_INVALID_JSON):
-        return OutputParserException(message, llm_output=message.removeprefix(_INVALID_JSON))
     name, _, rest = message.partition(": ")
-    error = _BUILTIN_ERRORS.get(name)
-    if error is None:
-        return as_model(failure)
-    if error is KeyError:  # its text is the key's repr; the key itself stands in the calls
-        keys = {repr(key): key for key in _keys(calls)}
+    if (error := _BUILTIN_ERRORS.get(name)) is None:
+        if message.startswith(_PARSERS_OWN):
+            text = message.removeprefix(_INVALID_JSON)
+            return OutputParserException(message, llm_output=None if text == message else text)
+        return ValueError(message) if failure.param in transforms.OPS else as_model(failure)
+    if error is KeyError:  # its text is the key's repr; the key itself stands in the specs
+        keys = {repr(key): key for spec in specs for key in spec.get("keys", ())}
         return KeyError(keys.get(rest, rest))
     return error(rest)
 
 
-def _keys(calls: Iterable[Call]) -> Iterator[str | int]:
+def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
     for call in calls:
         for placeholder in call.placeholders:
-            for spec in placeholder.transforms:
-                yield from spec.get("keys", ())
+            yield from placeholder.transforms
 
 
 def as_model(failure: WeftlineError) -> Exception:

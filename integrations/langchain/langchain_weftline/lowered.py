@@ -11,11 +11,11 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.prompts import BasePromptTemplate
 from pydantic import SecretStr
 
 from langchain_weftline.symbols import (
     Answer,
-    CannotCompile,
     Hole,
     Prompt,
     Ref,
@@ -27,6 +27,7 @@ from langchain_weftline.symbols import (
 )
 from weftline import transforms
 from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
+from weftline.watching import Value
 
 OUTPUT = "out"
 """The placeholder that every call writes."""
@@ -99,27 +100,34 @@ Facts = Mapping[str, Mapping[str, Any]]
 NO_FACTS: Facts = MappingProxyType({})
 
 
-def message_facts(graph: Mapping[str, Any]) -> Facts:
-    """The facts of every call in a session's graph."""
+def facts_of(value: Value) -> Mapping[str, Any]:
+    """What the message says whose content is `value`."""
+    facts = value.facts
+    if "finish_reason" not in facts:
+        return {}  # the client has set it
     return {
-        call["outputs"][0]: {
-            "usage_metadata": UsageMetadata(
-                input_tokens=call["prompt_tokens"],
-                output_tokens=call["output_tokens"],
-                total_tokens=call["prompt_tokens"] + call["output_tokens"],
-                input_token_details=InputTokenDetails(cache_read=call["cached_tokens"]),
-            ),
-            "response_metadata": {
-                "model_provider": "weftline",
-                "finish_reason": call["steps"][-1]["finish_reason"],
-            },
-        }
-        for call in graph.get("calls", ())
-        if call["steps"]
+        "usage_metadata": UsageMetadata(
+            input_tokens=facts["prompt_tokens"],
+            output_tokens=facts["output_tokens"],
+            total_tokens=facts["prompt_tokens"] + facts["output_tokens"],
+            input_token_details=InputTokenDetails(cache_read=facts["cached_tokens"]),
+        ),
+        "response_metadata": {
+            "model_provider": "weftline",
+            "finish_reason": facts["finish_reason"],
+        },
     }
 
 
-Tree = Variable | Constant | Mapped | Listed | Concatenated
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompt value that `template` makes of `values`."""
+
+    template: BasePromptTemplate[Any]
+    values: tuple[tuple[str, Tree], ...]
+
+
+Tree = Variable | Constant | Mapped | Listed | Concatenated | Rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +140,31 @@ class Lowered:
 
     def variables(self) -> tuple[str, ...]:
         """The variables that the result needs, each once, in order."""
-        return tuple(dict.fromkeys(leaf.var for leaf in _variables(self.result)))
+        return variables_of(self.result)
 
     def streamable(self) -> Variable | None:
         """The result, if it is one variable whose text nothing transforms."""
         result = self.result
-        if not isinstance(result, Variable) or result.transforms:
+        if not isinstance(result, Variable) or result.transforms or not result.is_text:
             return None
-        outputs = (p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT)
-        [output] = [output for output in outputs if output.semantic_var_id == result.var]
-        return None if output.transforms else result
-
-    def has_messages(self) -> bool:
-        """Whether a message is a part of the result."""
-        return any(leaf.is_message for leaf in _variables(self.result))
+        outputs = [p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT]
+        baked = any(p.transforms for p in outputs if p.semantic_var_id == result.var)
+        return None if baked else result
 
     def build(self, values: Mapping[str, Any], facts: Facts = NO_FACTS) -> Any:
         """The chain's result, from the values of `variables()`. Raises TransformFailed."""
-        return _build(self.result, values, facts)
+        return build(self.result, values, facts)
+
+
+def variables_of(tree: Tree) -> tuple[str, ...]:
+    """The variables that `tree` needs, each once, in order."""
+    return tuple(dict.fromkeys(leaf.var for leaf in _variables(tree)))
+
+
+def specs_of(tree: Tree) -> Iterator[Spec]:
+    """The transforms that building `tree` runs."""
+    for leaf in _variables(tree):
+        yield from leaf.transforms
 
 
 def _variables(tree: Tree) -> Iterator[Variable]:
@@ -158,22 +173,28 @@ def _variables(tree: Tree) -> Iterator[Variable]:
     elif isinstance(tree, Mapped):
         for _, item in tree.items:
             yield from _variables(item)
+    elif isinstance(tree, Rendered):
+        for _, item in tree.values:
+            yield from _variables(item)
     elif isinstance(tree, (Listed, Concatenated)):
         for item in tree.items if isinstance(tree, Listed) else tree.parts:
             yield from _variables(item)
 
 
-def _build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
+def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Variable):
         value = transforms.run(tree.transforms, values[tree.var])
         return AIMessage(content=value, **facts.get(tree.var, {})) if tree.is_message else value
     if isinstance(tree, Mapped):
-        return {key: _build(item, values, facts) for key, item in tree.items}
+        return {key: build(item, values, facts) for key, item in tree.items}
     if isinstance(tree, Concatenated):
-        return "".join(_build(part, values, facts) for part in tree.parts)
-    items = [_build(item, values, facts) for item in tree.items]
+        return "".join(build(part, values, facts) for part in tree.parts)
+    if isinstance(tree, Rendered):
+        made = {key: build(item, values, facts) for key, item in tree.values}
+        return tree.template.format_prompt(**made)
+    items = [build(item, values, facts) for item in tree.items]
     return tuple(items) if tree.is_tuple else items
 
 
@@ -185,18 +206,28 @@ def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lower
     and another its parsed form, the variable stays raw and each input says what it does to it:
     one generation, one variable, and no reader waits for a parser that it does not use.
 
-    A call whose answer nobody reads is left out.
+    A call whose answer nobody reads is left out. Variables of earlier submits are as they were.
     """
-    drafts = _read(drafts, {leaf.var for leaf in _variables(_tree(result, {}))})
+    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
-            uses[hole.ref.var].append(hole.ref.transforms)
-    for leaf in _variables(_tree(result, {})):
-        uses[leaf.var].append(leaf.transforms)
+            uses.get(hole.ref.var, []).append(hole.ref.transforms)
+    for leaf in _variables(tree_of(result)):
+        uses.get(leaf.var, []).append(leaf.transforms)
     shared = {var: _common_start(readers) for var, readers in uses.items()}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)
     return Lowered(calls, _tree(result, shared), server)
+
+
+def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
+    """`drafts` as calls whose readers are not all known yet, so that each output stays raw."""
+    return tuple(_Binding({}).call(draft) for draft in drafts)
+
+
+def tree_of(value: Any) -> Tree:
+    """How `value` is built of raw variables."""
+    return _tree(value, {})
 
 
 def _read(drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
@@ -231,7 +262,10 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
         return Mapped(tuple((key, _tree(item, shared)) for key, item in value.items()))
     if isinstance(value, (list, tuple)):
         return Listed(tuple(_tree(item, shared) for item in value), isinstance(value, tuple))
-    raise CannotCompile("the end of the chain", "its result is a prompt whose text the server has")
+    if isinstance(value, Prompt) and value.source is not None:
+        template, values = value.source
+        return Rendered(template, tuple((k, _tree(item, shared)) for k, item in values.items()))
+    raise AssertionError(f"nothing else is symbolic, and this is {type(value).__name__}")
 
 
 def _part(piece: str | Hole, shared: Mapping[str, tuple[Spec, ...]]) -> Variable | Constant:
@@ -261,7 +295,7 @@ class _Binding:
             name=OUTPUT,
             in_out=InOut.OUT,
             semantic_var_id=draft.var,
-            transforms=self.shared[draft.var],
+            transforms=self.shared.get(draft.var, ()),
             sampling=draft.sampling,
         )
         return Call(
@@ -297,7 +331,7 @@ class _Binding:
                 name=OUTPUT,
                 in_out=InOut.IN,
                 semantic_var_id=ref.var,
-                transforms=(*ref.transforms[len(self.shared[ref.var]) :], *piece.form),
+                transforms=(*ref.transforms[len(self.shared.get(ref.var, ())) :], *piece.form),
             )
         key = json.dumps([bound.value, bound.semantic_var_id, bound.transforms])
         if key not in self.names:

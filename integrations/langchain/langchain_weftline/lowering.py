@@ -1,73 +1,60 @@
 """Lowers an LCEL chain over a concrete input to calls: no I/O, and no user code run here.
 
-`lower` is a generator. What the client must run itself it yields as `Run` and is sent the result,
-so that one lowering serves `invoke` and `ainvoke`.
+`lower` is a generator. What the client must do itself, run a step or wait for a value, it yields as
+a request and is sent the result, so that one lowering serves `invoke`, `ainvoke` and planning.
 """
 
 from __future__ import annotations
 
 import operator
 import uuid
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from langchain_core.output_parsers import (
-    CommaSeparatedListOutputParser,
-    JsonOutputParser,
-    MarkdownListOutputParser,
-    NumberedListOutputParser,
-    StrOutputParser,
-)
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
-    Runnable,
     RunnableAssign,
     RunnableBranch,
-    RunnableConfig,
     RunnableLambda,
     RunnableParallel,
     RunnablePassthrough,
     RunnablePick,
     RunnableSequence,
+    RunnableWithFallbacks,
 )
 from langchain_core.runnables.base import RunnableBindingBase, RunnableEach
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
+from langchain_core.runnables.retry import RunnableRetry
+from langchain_core.runnables.router import RouterRunnable
 
+from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lowered import Draft, Lowered, Server, finish
+from langchain_weftline.lowered import Draft, Server
+from langchain_weftline.parsers import parser_spec, parsers
 from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
 from langchain_weftline.pure import apply_pure
 from langchain_weftline.sampling import call_options
+from langchain_weftline.steps import Fetch, Fork, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.symbols import (
+    UNKNOWN,
     Answer,
     CannotCompile,
     Prompt,
     Ref,
     Slot,
-    Spec,
     Text,
     Turn,
+    Unknown,
+    has_unknown,
     is_symbolic,
     item_of,
+    name_of,
     string_pieces,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Asks the driver to run `step` on a value that the client has."""
-
-    step: Runnable[Any, Any]
-    value: Any
-    config: RunnableConfig
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-Steps = Generator[Run, Any, Any]
 
 
 def new_variable() -> str:
@@ -75,129 +62,121 @@ def new_variable() -> str:
     return f"v_{uuid.uuid4().hex}"
 
 
-def lower(
-    chain: Runnable[Any, Any],
-    value: Any,
-    config: RunnableConfig,
-    mint: Callable[[], str] = new_variable,
-) -> Generator[Run, Any, Lowered]:
-    """`chain` applied to `value`. Raises CannotCompile, and what LangChain raises for bad input."""
-    lowering = _Lowering(mint)
-    result = yield from lowering.step(_Step(chain, config), value)
-    return finish(lowering.drafts, result, lowering.server)
+class Lowering:
+    """One lowering: the calls found so far that nobody has submitted yet, and their server.
 
+    `note` is told where each step runs.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A runnable with its configuration, what is bound to it, and where in the chain it stands."""
-
-    runnable: Any
-    config: RunnableConfig
-    path: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def of(self, runnable: Any, *names: str) -> _Step:
-        """A part of this step."""
-        return _Step(runnable, self.config, (*self.path, *names))
-
-
-class _Lowering:
-    """One lowering: the calls found so far."""
-
-    def __init__(self, mint: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        mint: Callable[[], str] = new_variable,
+        note: Noting | None = None,
+        mode: Mode = Mode.RUN,
+    ) -> None:
         self._mint = mint
+        self._note = note
+        self.mode = mode
         self.drafts: list[Draft] = []
         self.server: Server | None = None
+        self._names: set[str] = set()
         # Rendered prompts with their seams; the prompt value is held so that its id stays its own.
         self._seams: dict[int, tuple[PromptValue, Prompt]] = {}
 
-    def step(self, step: _Step, value: Any) -> Steps:
-        """What `step` makes of `value`."""
+    def step(self, step: Step, value: Any) -> Steps:
+        """What `step` makes of `value`; where the server cannot run it, the client does."""
         runnable = step.runnable
         if isinstance(runnable, DynamicRunnable):
             runnable, config = runnable.prepare(step.config)
-            step = _Step(runnable, config, step.path, step.options)
-        if _is_plain_binding(runnable):
-            return (yield from self._binding(step, value))
-        lowered = _STEPS.get(_class_of(runnable))
-        if lowered is None and isinstance(runnable, BasePromptTemplate):
-            lowered = _Lowering._template
-        if lowered is None or (step.options and lowered not in _TAKE_OPTIONS):
-            return (yield from self._run(step, value, "it is not among the steps that can"))
-        return (yield from lowered(self, step, value))
+            step = Step(runnable, config, step.path, step.options)
+        if is_plain_binding(runnable):
+            return (yield from self.binding(step, value))
+        lower = _STEPS.get(_class_of(runnable))
+        if lower is None and isinstance(runnable, BasePromptTemplate):
+            lower = Lowering._template
+        if lower is None or (step.options and lower not in _TAKE_OPTIONS):
+            return (yield from self.run(step, value, "it is not among the steps that are known"))
+        try:
+            return (yield from lower(self, step, value))
+        except CannotCompile as reason:
+            return (yield from self.run(step, value, reason.reason))
 
-    def _run(self, step: _Step, value: Any, reason: str) -> Steps:
-        """Have the client run a step that stays there."""
+    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
+        """Have the client run a step, on the values that it waits for."""
+        self.note(step, reason)
         if is_symbolic(value):
-            raise CannotCompile(step.runnable, reason)
-        return (yield Run(step.runnable, value, step.config, step.options))
+            value = yield Fetch(value)
+        return (yield Run(step.runnable, value, step.config, step.options, is_quick))
 
-    def _binding(self, step: _Step, value: Any) -> Steps:
+    def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
+        """Tell whoever wants to know where `step` runs."""
+        if self._note is not None:
+            self._note(Note(step.path, name_of(step.runnable), in_server, why))
+
+    def opened(self, value: Any) -> Steps:
+        """A list or an object of the server as a list or dict of its items.
+
+        The client learns how many there are, or their names; the items stay variables.
+        """
+        if not isinstance(value, Ref) or value.is_text:
+            return value
+        found = yield Fetch(value)
+        if type(found) is list:
+            return [_known(item_of(value, key, value), item) for key, item in enumerate(found)]
+        if type(found) is dict:
+            return {key: _known(item_of(value, key, value), item) for key, item in found.items()}
+        return found
+
+    def binding(self, step: Step, value: Any) -> Steps:
+        """A step with options and configuration bound to it."""
         bound = step.runnable
         config = merge_configs(bound.config, step.config)
-        config = merge_configs(config, *(make(config) for make in bound.config_factories))
+        if self.mode is Mode.RUN:  # the factories make tracers, which watch no plan
+            config = merge_configs(config, *(make(config) for make in bound.config_factories))
         name = bound.config.get("run_name")
         path = (*step.path, name) if name else step.path
         options = {**bound.kwargs, **step.options}
-        return (yield from self.step(_Step(bound.bound, config, path, options), value))
+        return (yield from self.step(Step(bound.bound, config, path, options), value))
 
-    def _sequence(self, step: _Step, value: Any) -> Steps:
+    def _sequence(self, step: Step, value: Any) -> Steps:
         options = step.options
         for runnable in step.runnable.steps:
-            part = _Step(runnable, step.config, step.path, options)
+            part = Step(runnable, step.config, step.path, options)
             value = yield from self.step(part, value)
             options = {}  # only the first step takes what is bound to the sequence
         return value
 
-    def _parallel(self, step: _Step, value: Any) -> Steps:
-        made = {}
-        for key, runnable in step.runnable.steps__.items():
-            made[key] = yield from self.step(step.of(runnable, key), value)
-        return made
+    def parallel(self, step: Step, value: Any) -> Steps:
+        """A dict of steps on the same value."""
+        steps = step.runnable.steps__
+        parts = tuple(self.step(step.of(part, key), value) for key, part in steps.items())
+        return dict(zip(steps, (yield Fork(parts)), strict=True))
 
-    def _each(self, step: _Step, value: Any) -> Steps:
-        if not isinstance(value, (list, tuple)):
-            reason = "how many items it has is known only in the server"
-            return (yield from self._run(step, value, reason))
-        *outer, name = step.path or ("map",)
-        made = []
-        for number, item in enumerate(value):
-            path = (*outer, f"{name}[{number}]")
-            made.append((yield from self.step(_Step(step.runnable.bound, step.config, path), item)))
-        return made
-
-    def _assign(self, step: _Step, value: Any) -> Steps:
+    def _assign(self, step: Step, value: Any) -> Steps:
+        value = yield from self.opened(value)
         if not isinstance(value, dict):
-            return (yield from self._run(step, value, "whether it gets a dict is not known here"))
-        made = yield from self._parallel(step.of(step.runnable.mapper), value)
-        return {**value, **made}
+            return (yield from self.run(step, value, "it does not get a dict"))
+        made = yield from self.parallel(step.of(step.runnable.mapper), value)
+        return type(value)({**value, **made}) if isinstance(value, Unknown) else {**value, **made}
 
-    def _pick(self, step: _Step, value: Any) -> Steps:
+    def _pick(self, step: Step, value: Any) -> Steps:
+        value = yield from self.opened(value)
         if not isinstance(value, dict) or not is_symbolic(value):
-            return (yield from self._run(step, value, "whether it gets a dict is not known here"))
+            return (yield from self.run(step, value, "the client has its value", is_quick=True))
         keys = step.runnable.keys
         if isinstance(keys, str):
             return value.get(keys)
         return {key: value[key] for key in keys if key in value} or None
 
-    def _passthrough(self, step: _Step, value: Any) -> Steps:
-        if step.runnable.func is None and step.runnable.afunc is None:
-            return value
-        return (yield from self._run(step, value, "it calls a function of the client"))
+    def _passthrough(self, step: Step, value: Any) -> Steps:
+        if step.runnable.func is not None or step.runnable.afunc is not None:
+            yield from self.run(step, value, "it calls a function of the client")
+        return value
 
-    def _branch(self, step: _Step, value: Any) -> Steps:
-        for condition, runnable in step.runnable.branches:
-            met = yield from self.step(step.of(condition), value)
-            if is_symbolic(met):
-                raise CannotCompile(step.runnable, "its condition is known only in the server")
-            if met:
-                return (yield from self.step(step.of(runnable), value))
-        return (yield from self.step(step.of(step.runnable.default), value))
-
-    def _lambda(self, step: _Step, value: Any) -> Steps:
-        if not is_symbolic(value):
-            return (yield from self._run(step, value, ""))
+    def _lambda(self, step: Step, value: Any) -> Steps:
         function = getattr(step.runnable, "func", None)
+        if not is_symbolic(value):
+            return (yield from self.run(step, value, "it is a function on the client's value"))
         if isinstance(function, operator.itemgetter):
             if isinstance(value, (dict, list, tuple)):
                 return function(value)
@@ -205,40 +184,45 @@ class _Lowering:
             return items[0] if len(items) == 1 else tuple(items)
         if function is None:
             raise CannotCompile(step.runnable, "it is an async function")
-        return apply_pure(function, value)
+        made = apply_pure(function, value)
+        self.note(step, "it only moves and joins values", in_server=True)
+        return made
 
-    def _parser(self, step: _Step, value: Any) -> Steps:
-        if not is_symbolic(value):
-            return (yield from self._run(step, value, ""))
+    def _parser(self, step: Step, value: Any) -> Steps:
         parser = step.runnable
+        if not is_symbolic(value):
+            return (yield from self.run(step, value, "it parses the client's value", is_quick=True))
         text = value.text if isinstance(value, Answer) else value
-        spec = _PARSERS[type(parser)]
+        spec = parser_spec(parser)
         if spec is None and isinstance(text, (Ref, Text)):
             string_pieces(text, parser)
             return text
-        pattern = type(parser).model_fields.get("pattern")
-        if pattern is not None and parser.pattern != pattern.default:
-            raise CannotCompile(parser, "it has a pattern of its own")
         if spec is None or not isinstance(text, Ref) or not text.is_text:
             raise CannotCompile(parser, "it parses what is no answer of a model")
+        self.note(step, f"transform {spec['op']!r}", in_server=True)
         return text.then(spec)
 
-    def _template(self, step: _Step, value: Any) -> Steps:
+    def _template(self, step: Step, value: Any) -> Steps:
         template = step.runnable
         if not is_symbolic(value):
-            made = yield from self._run(step, value, "")
-            self._remember_seams(template, value, made)
+            made = yield from self.run(step, value, "the client has its values", is_quick=True)
+            if isinstance(made, PromptValue):
+                self._remember_seams(template, value, made)
             return made
         if isinstance(value, Ref) and not value.is_text:
-            raise CannotCompile(template, "whether it gets a dict is not known here")
+            value = yield from self.opened(value)
         names = template.input_variables
         is_lone = not isinstance(value, dict) and len(names) == 1
         values = {names[0]: value} if is_lone else value
-        if not isinstance(values, dict) or not set(names) <= values.keys():
+        if isinstance(values, Unknown):
+            values = {name: values[name] for name in (*names, *values)}
+        elif not isinstance(values, dict) or not set(names) <= values.keys():
             # LangChain's own complaint, which tells of names and types alone.
             blank = dict.fromkeys(values, "") if isinstance(values, dict) else ""
-            yield Run(template, blank, step.config)
-        return render(template, values)
+            yield Run(template, blank, step.config, is_quick=True)
+        if self.mode is not Mode.RUN and calls_user_code(template):
+            return (yield from self.run(step, value, "it calls functions of the client"))
+        return replace(render(template, values), source=(template, values))
 
     def _remember_seams(
         self, template: BasePromptTemplate[Any], value: Any, made: PromptValue
@@ -255,23 +239,31 @@ class _Lowering:
         if text_of(prompt.turns) == text_of(plain):
             self._seams[id(made)] = (made, prompt)
 
-    def _model(self, step: _Step, value: Any) -> Steps:
+    def _model(self, step: Step, value: Any) -> Steps:
         model: ChatWeftline = step.runnable
-        try:
-            prompt = self._prompt(value, model)
-            options = call_options(model, step.options)
-            server = Server(model.server_url, model.openai_api_key)
-            if self.server not in (None, server):
-                raise CannotCompile(model, "another model of the chain has another server")
-        except CannotCompile:
-            if is_symbolic(value):
-                raise
-            return (yield Run(model, value, step.config, step.options))
+        options = call_options(model, step.options)
+        if has_unknown(value):
+            return self._unknown_call(step)
+        prompt = self._prompt(value, model)
+        if not prompt.is_known:
+            return self._unknown_call(step)
+        server = Server(model.server_url, model.openai_api_key)
+        if self.server not in (None, server):
+            raise CannotCompile(model, "another model of the chain has another server")
         self.server = server
         name = self._call_name(step.path, prompt, model.name)
         draft = Draft(name, prompt.turns, self._mint(), options.sampling, options.model)
         self.drafts.append(draft)
+        self.note(step, f"call {name!r}", in_server=True)
         return Answer(draft.var)
+        yield  # a generator, as all steps are
+
+    def _unknown_call(self, step: Step) -> Any:
+        """A call whose prompt the client has yet to make."""
+        if self.mode is Mode.AHEAD:
+            return UNKNOWN
+        self.note(step, "a call, on a prompt of the client's values", in_server=True)
+        return Answer(self._mint())
 
     def _prompt(self, value: Any, model: ChatWeftline) -> Prompt:
         if isinstance(value, Prompt):
@@ -289,15 +281,20 @@ class _Lowering:
         parts = [*path, *([prompt.name] if prompt.name else [])]
         base = ".".join(parts) or model or ("reduce" if len(reads) > 1 else "call")
         base = "".join(char if char.isprintable() else " " for char in base)[:100]
-        taken = {draft.name for draft in self.drafts}
         number, name = 1, base
-        while name in taken:
+        while name in self._names:
             number += 1
             name = f"{base} {number}"
+        self._names.add(name)
         return name
 
 
-def _is_plain_binding(runnable: Any) -> bool:
+def _known(item: Ref, value: Any) -> Ref:
+    """An item of which the client has seen that it is a string."""
+    return item.as_text() if isinstance(value, str) else item
+
+
+def is_plain_binding(runnable: Any) -> bool:
     """Whether `runnable` only adds options; retries and message histories do more than that."""
     cls = type(runnable)
     return issubclass(cls, RunnableBindingBase) and (cls.invoke, cls._merge_configs) == (
@@ -313,27 +310,21 @@ def _class_of(runnable: Any) -> type:
 
 
 # By exact class: a subclass may do anything.
-_PARSERS: Mapping[type, Spec | None] = MappingProxyType(
+_STEPS: Mapping[type, Callable[[Lowering, Step, Any], Steps]] = MappingProxyType(
     {
-        StrOutputParser: None,
-        JsonOutputParser: {"op": "json"},
-        CommaSeparatedListOutputParser: {"op": "comma_list"},
-        NumberedListOutputParser: {"op": "numbered_list"},
-        MarkdownListOutputParser: {"op": "markdown_list"},
+        RunnableSequence: Lowering._sequence,
+        RunnableParallel: Lowering.parallel,
+        RunnableEach: control.each,
+        RunnableAssign: Lowering._assign,
+        RunnablePick: Lowering._pick,
+        RunnablePassthrough: Lowering._passthrough,
+        RunnableBranch: control.branch,
+        RouterRunnable: control.router,
+        RunnableWithFallbacks: control.fallbacks,
+        RunnableRetry: control.retry,
+        RunnableLambda: Lowering._lambda,
+        ChatWeftline: Lowering._model,
+        **dict.fromkeys(parsers(), Lowering._parser),
     }
 )
-_STEPS: Mapping[type, Callable[[_Lowering, _Step, Any], Steps]] = MappingProxyType(
-    {
-        RunnableSequence: _Lowering._sequence,
-        RunnableParallel: _Lowering._parallel,
-        RunnableEach: _Lowering._each,
-        RunnableAssign: _Lowering._assign,
-        RunnablePick: _Lowering._pick,
-        RunnablePassthrough: _Lowering._passthrough,
-        RunnableBranch: _Lowering._branch,
-        RunnableLambda: _Lowering._lambda,
-        ChatWeftline: _Lowering._model,
-        **dict.fromkeys(_PARSERS, _Lowering._parser),
-    }
-)
-_TAKE_OPTIONS = (_Lowering._sequence, _Lowering._model)
+_TAKE_OPTIONS = (Lowering._sequence, Lowering._model)

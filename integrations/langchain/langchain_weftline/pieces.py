@@ -17,6 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
+from langchain_weftline.plain import is_plain
 from langchain_weftline.prompts import render
 from langchain_weftline.symbols import CannotCompile, Prompt, Slot
 
@@ -52,7 +53,7 @@ def by_template(
 
     Nothing of the user's runs: values whose class decides how they look are left to a search.
     """
-    if not all(_is_plain(value) for value in values.values()):
+    if not all(is_plain(value) for value in values.values()):
         return None
     try:
         prompt = render(template, values)
@@ -141,13 +142,3 @@ def as_name(path: str) -> str:
     """A placeholder's name for a variable or a path: plain letters, digits and underscores."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", path)[:64]
     return name if name[:1].isalpha() or name[:1] == "_" else f"value_{name}".rstrip("_")
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, str):
-        return type(value).__format__ is str.__format__
-    if type(value) in (int, float, bool, type(None)) or isinstance(value, BaseMessage):
-        return True
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) is dict and all(map(_is_plain, value.values()))

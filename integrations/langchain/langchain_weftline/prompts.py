@@ -33,12 +33,15 @@ from langchain_core.prompts import (
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 
 from langchain_weftline.marked import mustache
+from langchain_weftline.plain import is_plain
 from langchain_weftline.symbols import (
+    UNKNOWN_TEXT,
     Answer,
     CannotCompile,
     Prompt,
     Slot,
     Turn,
+    Unknown,
     is_symbolic,
     shown,
 )
@@ -119,6 +122,8 @@ def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
 
 def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[Turn, ...]:
     messages = values.get(part.variable_name, []) if part.optional else values[part.variable_name]
+    if isinstance(messages, Unknown):
+        return (Turn("user", (UNKNOWN_TEXT,)),)
     if not isinstance(messages, list) or (part.n_messages and is_symbolic(messages)):
         raise CannotCompile(part, "its messages are not a list that the client has")
     if part.n_messages:
@@ -195,10 +200,11 @@ def _with_partials(
 
 
 def calls_user_code(template: Any) -> bool:
-    """Whether rendering `template` calls functions of the user: partials, example selectors."""
-    if any(callable(value) for value in getattr(template, "partial_variables", {}).values()):
+    """Whether rendering `template` may run code of the user's: a class, partials, a selector."""
+    if not type(template).__module__.startswith("langchain_core."):
         return True
-    if getattr(template, "example_selector", None) is not None:
+    partials = getattr(template, "partial_variables", {}).values()
+    if not all(map(is_plain, partials)) or getattr(template, "example_selector", None) is not None:
         return True
     inner = [getattr(template, "prompt", None), getattr(template, "example_prompt", None)]
     parts = [*getattr(template, "messages", ()), *inner]

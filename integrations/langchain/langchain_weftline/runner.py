@@ -1,79 +1,291 @@
-"""Runs a lowered chain: one request with its calls, answered by the values of its result.
+"""Runs a compiled chain: performs what its program asks for, from a thread or a coroutine.
 
-A stream is one request too. Each run has its own connection, so that nothing is left open and no
-event loop meets another's sockets.
+Both drivers do the same: run the steps that are the client's, submit the calls that are known when
+nothing else can go on, and wait for whatever comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing
-from typing import Any
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, aclosing, closing
+from types import TracebackType
+from typing import Any, Self
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.failures import own_failures
-from langchain_weftline.lowered import Lowered, message_facts
-from weftline import AsyncClient, Client
+from langchain_weftline.feed import Feed, Result
+from langchain_weftline.lowered import Lowered, Variable, facts_of, finish, raw_calls
+from langchain_weftline.lowering import Lowering
+from langchain_weftline.program import Job, Outcome, Program, settle
+from langchain_weftline.steps import Step
 from weftline.http import OnGraph
-from weftline.session import Answer
+from weftline.protocol import Call
+from weftline.watching import Failed, Value
+
+# While steps of the client still run, calls of other parts wait this long for one another: a
+# request each would cost more than it brings.
+GATHER_S = 0.01
+
+Message = Value | Failed | tuple[Job, Outcome]
+Told = Callable[[Message], None]
 
 
-def run(lowered: Lowered, on_graph: OnGraph | None) -> Any:
-    """The chain's result."""
-    names = lowered.variables()
-    if not names:
-        return lowered.build({})
-    url, key = _address(lowered)
-    with own_failures(lowered.calls), Client(url, key) as client:
-        answer = client.run(lowered.calls, names, graph=_wants_graph(lowered, on_graph))
-        return _result(lowered, answer, on_graph)
+class Execution:
+    """One run of a compiled chain; leaving the block ends what it still has in the server."""
+
+    def __init__(
+        self,
+        chain: Runnable[Any, Any],
+        input: Any,
+        config: RunnableConfig,
+        on_graph: OnGraph | None,
+    ) -> None:
+        self._config = config
+        self._on_graph = on_graph
+        self._lowering = Lowering()
+        self._program = Program(self._lowering.step(Step(chain, config), input))
+        self._feed: Feed | None = None
+        self._watched: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._feed is not None:
+            self._feed.close()
+
+    def run(self) -> Any:
+        """The chain's result."""
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        return self._wait(self._drive(inbox), inbox)
+
+    def stream(self) -> Generator[Any, None, None]:
+        """The chain's result as it is generated, where it is one text; else whole."""
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        lowered = self._drive(inbox)
+        result = self._streamed(lowered, inbox.put)
+        if result is None:
+            yield self._wait(lowered, inbox)
+            return
+        with own_failures(lowered.result, lowered.calls), closing(result.parts()) as texts:
+            for text in texts:
+                yield _shown(lowered, text)
+        if (end := _end(lowered, result)) is not None:
+            yield end
+        if self._on_graph is not None and self._feed is not None:
+            self._on_graph(self._feed.fetch_graph().result())
+
+    async def arun(self) -> Any:
+        """The chain's result."""
+        inbox = _AsyncInbox()
+        return await self._await(await self._adrive(inbox), inbox)
+
+    async def astream(self) -> AsyncGenerator[Any, None]:
+        """The chain's result as it is generated, where it is one text; else whole."""
+        inbox = _AsyncInbox()
+        lowered = await self._adrive(inbox)
+        result = self._streamed(lowered, inbox.put)
+        if result is None:
+            yield await self._await(lowered, inbox)
+            return
+        with own_failures(lowered.result, lowered.calls):
+            async with aclosing(result.aparts()) as texts:
+                async for text in texts:
+                    yield _shown(lowered, text)
+        if (end := _end(lowered, result)) is not None:
+            yield end
+        if self._on_graph is not None and self._feed is not None:
+            self._on_graph(await asyncio.wrap_future(self._feed.fetch_graph()))
+
+    def _drive(self, inbox: queue.SimpleQueue[Message]) -> Lowered:
+        """Run the client's steps and the calls that they need, up to the last submit."""
+        program = self._program
+        with ExitStack() as stack:
+            threads: Executor | None = None
+
+            def work(job: Job) -> None:
+                inbox.put((job, _perform(job)))
+
+            while True:
+                jobs = program.advance()
+                for job in jobs:
+                    if job.run.is_quick or (len(jobs) == 1 and program.is_alone):
+                        program.ran(job, _perform(job))
+                        continue
+                    if threads is None:
+                        pool = get_executor_for_config(self._config)
+                        threads = stack.enter_context(pool)
+                    threads.submit(work, job)
+                if program.can_go_on:
+                    continue
+                if program.outcome is not None:
+                    return self._lowered(program.outcome)
+                try:
+                    self._take(inbox.get(timeout=self._patience(inbox.put)))
+                except queue.Empty:
+                    self._submit(inbox.put)
+
+    async def _adrive(self, inbox: _AsyncInbox) -> Lowered:
+        """Run the client's steps and the calls that they need, up to the last submit."""
+        program = self._program
+        room = asyncio.Semaphore(self._config.get("max_concurrency") or 2**31)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def work(job: Job) -> None:
+            async with room:
+                inbox.put((job, await _aperform(job)))
+
+        try:
+            while True:
+                jobs = program.advance()
+                for job in jobs:
+                    if job.run.is_quick or (len(jobs) == 1 and program.is_alone):
+                        program.ran(job, await _aperform(job))
+                        continue
+                    task = asyncio.create_task(work(job))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                if program.can_go_on:
+                    continue
+                if program.outcome is not None:
+                    return self._lowered(program.outcome)
+                try:
+                    self._take(await inbox.get(self._patience(inbox.put)))
+                except TimeoutError:
+                    self._submit(inbox.put)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, tuple):
+            self._program.ran(*message)
+        else:
+            self._program.told(message)
+
+    def _patience(self, told: Told) -> float | None:
+        """Seconds to wait for a message; submits first if nothing else can bring one."""
+        if not self._lowering.drafts and self._watched >= set(self._program.wanted()):
+            return None
+        if self._program.running:
+            return GATHER_S
+        self._submit(told)
+        return None
+
+    def _submit(self, told: Told) -> None:
+        """Send the calls found so far, and ask for the values that parts of the chain wait for."""
+        drafts, self._lowering.drafts = self._lowering.drafts, []
+        wanted = [name for name in self._program.wanted() if name not in self._watched]
+        if drafts and not wanted:
+            wanted = [draft.var for draft in drafts]
+        self._send(raw_calls(drafts), wanted, told)
+
+    def _lowered(self, outcome: Outcome) -> Lowered:
+        return finish(self._lowering.drafts, outcome.get(), self._lowering.server)
+
+    def _last(self, lowered: Lowered, told: Told, *, parts: bool = False) -> None:
+        """Send what remains, if anything does: the calls and variables of the result."""
+        known = self._program.known.keys() | self._watched
+        watch = [name for name in lowered.variables() if name not in known]
+        if lowered.calls or watch:
+            graph = self._on_graph is not None
+            self._send(lowered.calls, watch, told, parts=parts, graph=graph, close=True)
+
+    def _send(self, calls: Sequence[Call], watch: Sequence[str], told: Told, **how: bool) -> None:
+        self._watched.update(watch)
+        if self._feed is None:
+            server = self._lowering.server
+            assert server is not None, "a variable has a call, and a call has a model"
+            self._feed = Feed(server, told)
+        self._feed.send(calls, watch, **how)
+
+    def _streamed(self, lowered: Lowered, told: Told) -> Result | None:
+        """The variable to be streamed, once it is asked for; None where there is none."""
+        final = lowered.streamable()
+        if final is None or final.var in self._program.known:
+            return None
+        self._last(lowered, told, parts=True)
+        assert self._feed is not None, "an unknown variable is watched"
+        return self._feed.results[final.var]
+
+    def _wait(self, lowered: Lowered, inbox: queue.SimpleQueue[Message]) -> Any:
+        self._last(lowered, inbox.put)
+        while (outcome := self._settled(lowered)) is None:
+            self._take(inbox.get())
+        made = outcome.get()
+        if self._on_graph is not None and self._feed is not None:
+            self._on_graph(self._feed.fetch_graph().result())
+        return made
+
+    async def _await(self, lowered: Lowered, inbox: _AsyncInbox) -> Any:
+        self._last(lowered, inbox.put)
+        while (outcome := self._settled(lowered)) is None:
+            self._take(await inbox.get(None))
+        made = outcome.get()
+        if self._on_graph is not None and self._feed is not None:
+            self._on_graph(await asyncio.wrap_future(self._feed.fetch_graph()))
+        return made
+
+    def _settled(self, lowered: Lowered) -> Outcome | None:
+        return settle(lowered.result, self._program.known, lowered.calls)
 
 
-async def arun(lowered: Lowered, on_graph: OnGraph | None) -> Any:
-    """The chain's result."""
-    names = lowered.variables()
-    if not names:
-        return lowered.build({})
-    url, key = _address(lowered)
-    with own_failures(lowered.calls):
-        async with AsyncClient(url, key) as client:
-            answer = await client.run(lowered.calls, names, graph=_wants_graph(lowered, on_graph))
-            return _result(lowered, answer, on_graph)
+class _AsyncInbox:
+    """Messages from any thread for one coroutine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Message] = asyncio.Queue()
+
+    def put(self, message: Message) -> None:
+        if not self._loop.is_closed():  # else nobody is left to read it
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+
+    async def get(self, timeout: float | None) -> Message:
+        async with asyncio.timeout(timeout):
+            return await self._queue.get()
 
 
-def _result(lowered: Lowered, answer: Answer, on_graph: OnGraph | None) -> Any:
-    graph = dict(answer.graph or {})
-    if on_graph is not None:
-        on_graph(graph)
-    return lowered.build(answer.values, message_facts(graph))
+def _perform(job: Job) -> Outcome:
+    run = job.run
+    try:
+        return Outcome(run.step.invoke(run.value, run.config, **run.options))
+    except BaseException as error:  # whatever it is, the part that asked for the step raises it
+        return Outcome(error=error)
 
 
-def _wants_graph(lowered: Lowered, on_graph: OnGraph | None) -> bool:
-    """A message has its usage from the graph."""
-    return on_graph is not None or lowered.has_messages()
+async def _aperform(job: Job) -> Outcome:
+    run = job.run
+    try:
+        return Outcome(await run.step.ainvoke(run.value, run.config, **run.options))
+    except Exception as error:
+        return Outcome(error=error)
 
 
-def stream_text(lowered: Lowered, var: str, on_graph: OnGraph | None) -> Generator[str, None, None]:
-    """The text of the result's only variable, as it is generated."""
-    url, key = _address(lowered)
-    with own_failures(lowered.calls), Client(url, key) as client:
-        yield from client.stream(lowered.calls, var, on_graph=on_graph)
+def _shown(lowered: Lowered, text: str) -> Any:
+    """A part of the result: text as it is, or as a chunk of a message."""
+    return AIMessageChunk(content=text) if _final(lowered).is_message else text
 
 
-async def astream_text(
-    lowered: Lowered, var: str, on_graph: OnGraph | None
-) -> AsyncGenerator[str, None]:
-    """The text of the result's only variable, as it is generated."""
-    url, key = _address(lowered)
-    with own_failures(lowered.calls):
-        async with (
-            AsyncClient(url, key) as client,
-            aclosing(client.stream(lowered.calls, var, on_graph=on_graph)) as texts,
-        ):
-            async for text in texts:
-                yield text
+def _end(lowered: Lowered, result: Result) -> AIMessageChunk | None:
+    """The last chunk of a message, with its usage."""
+    if not _final(lowered).is_message:
+        return None
+    return AIMessageChunk(content="", chunk_position="last", **facts_of(result.value.result()))
 
 
-def _address(lowered: Lowered) -> tuple[str, str]:
-    server = lowered.server
-    assert server is not None, "a variable has a call, and a call has a model"
-    return server.base_url, server.api_key.get_secret_value()
+def _final(lowered: Lowered) -> Variable:
+    final = lowered.streamable()
+    assert final is not None, "only one text is streamed"
+    return final

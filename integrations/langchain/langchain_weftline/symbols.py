@@ -5,27 +5,27 @@ Plain dicts, lists and tuples hold them, so a step that only moves values works 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from langchain_core.prompts import BasePromptTemplate
 
 Spec = dict[str, Any]
 """A transform as data (weftline.transforms)."""
 
 
 class CannotCompile(ValueError):
-    """A step needs a value that exists only in the server; `step` names it, `reason` says why."""
+    """A step that the server cannot run, and why: the client runs it, on values that it fetches."""
 
     def __init__(self, step: object, reason: str) -> None:
-        self.step = step if isinstance(step, str) else _name(step)
+        self.step = step if isinstance(step, str) else name_of(step)
         self.reason = reason
-        super().__init__(
-            f"{self.step} cannot run in the server: {reason}; call the chain itself, or compile "
-            "the parts before and after this step"
-        )
+        super().__init__(f"{self.step} cannot run in the server: {reason}")
 
 
-def _name(step: object) -> str:
+def name_of(step: object) -> str:
+    """The class of a runnable, and its own name if it has one."""
     name = getattr(step, "name", None)
     return f"{type(step).__name__} {name!r}" if isinstance(name, str) else type(step).__name__
 
@@ -41,6 +41,10 @@ class Ref:
     def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
         """This value after one more transform."""
         return replace(self, transforms=(*self.transforms, spec), is_text=is_text)
+
+    def as_text(self) -> Ref:
+        """This value, which is known to be a string."""
+        return replace(self, is_text=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt with its seams; `name` is the template's own."""
+    """A rendered prompt with its seams; `name` is the template's own.
+
+    `source` is the template and its values, for a step that needs the prompt in the client.
+    """
 
     turns: tuple[Turn, ...]
     name: str | None = None
+    source: tuple[BasePromptTemplate[Any], Mapping[str, Any]] | None = field(
+        default=None, compare=False
+    )
 
     def holes(self) -> Iterator[Hole]:
         """The places that the server fills."""
@@ -103,6 +113,42 @@ class Prompt:
             for part in turn.content:
                 if isinstance(part, Slot):
                     yield from (piece for piece in part.pieces if isinstance(piece, Hole))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether none of its text is left to be known in a run."""
+        parts = (part for turn in self.turns for part in turn.content)
+        pieces = (p for part in parts for p in (part.pieces if isinstance(part, Slot) else (part,)))
+        return not any(isinstance(piece, str) and UNKNOWN_TEXT in piece for piece in pieces)
+
+
+class Unknown(dict[Any, Any]):
+    """A value that the client will have, of which planning knows at most some items.
+
+    Only planning meets it: a run has the value.
+    """
+
+    def __missing__(self, key: object) -> Unknown:
+        return UNKNOWN
+
+    def __format__(self, spec: str) -> str:
+        return UNKNOWN_TEXT
+
+    def __repr__(self) -> str:
+        return UNKNOWN_TEXT
+
+
+UNKNOWN = Unknown()
+UNKNOWN_TEXT = "\ue5f3"  # a code point that no text has a use for
+
+
+def has_unknown(value: Any) -> bool:
+    """Whether any part of `value` is not known while planning."""
+    if isinstance(value, Unknown):
+        return True
+    if isinstance(value, dict):
+        return any(map(has_unknown, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(has_unknown, value))
 
 
 def is_symbolic(value: Any) -> bool:

@@ -98,6 +98,8 @@ class Driver:
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Node, ...]:
         """Take all calls of `submit`, or raise and leave the session as it was."""
+        if not submit.calls:
+            return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
         nodes = tuple(node_of(call) for call in submit.calls)
         session.check(nodes)

@@ -1,0 +1,54 @@
+"""What a compiled chain would do, told without doing it: no request is sent, no user code runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from langchain_weftline.lowering import Lowering
+from langchain_weftline.planning import plan
+from langchain_weftline.steps import Mode, Note
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where each step runs and why, in the order of the chain; `str` is a table."""
+
+    steps: tuple[Note, ...]
+
+    @property
+    def in_server(self) -> tuple[Note, ...]:
+        """What the server does."""
+        return tuple(step for step in self.steps if step.in_server)
+
+    @property
+    def in_client(self) -> tuple[Note, ...]:
+        """What stays in the client."""
+        return tuple(step for step in self.steps if not step.in_server)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        names = [".".join(step.path) for step in self.steps]
+        widths = (
+            max(map(len, ["part", *names])),
+            max(len(name) for name in ["step", *(step.step for step in self.steps)]),
+        )
+        yield f"{'part':<{widths[0]}}  {'step':<{widths[1]}}  where   why"
+        for step, name in zip(self.steps, names, strict=True):
+            where = "server" if step.in_server else "client"
+            yield f"{name:<{widths[0]}}  {step.step:<{widths[1]}}  {where}  {step.why}"
+
+    def _repr_markdown_(self) -> str:
+        return f"```\n{self}\n```"
+
+
+def explain(chain: Runnable[Any, Any], input: Any) -> Explanation:
+    """How `chain` would be compiled for `input`, or for whatever it gets if that is UNKNOWN."""
+    notes: list[Note] = []
+    plan(Lowering(mode=Mode.EXPLAIN, note=notes.append), chain, input)
+    return Explanation(tuple(notes))

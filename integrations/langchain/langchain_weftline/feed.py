@@ -1,0 +1,191 @@
+"""The values of one run's variables as the server pushes them, for any thread or loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_weftline.background import BACKGROUND
+from langchain_weftline.lowered import Server
+from weftline.aclient import AsyncSession
+from weftline.errors import Cancelled, WeftlineError
+from weftline.protocol import Call, Submit
+from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
+
+Told = Callable[[Value | Failed], None]
+"""Called on the background loop for each variable that settles."""
+
+
+class Result:
+    """One variable to be: its value, and its text as a chain of futures."""
+
+    def __init__(self) -> None:
+        self.value: Future[Value] = Future()
+        self._first: Future[_Link | None] = Future()
+        self._last = self._first
+        self._has_parts = False
+
+    def add(self, text: str) -> None:
+        """More of its text."""
+        link = _Link(text)
+        self._last.set_result(link)
+        self._last, self._has_parts = link.next, True
+
+    def settle(self, event: Value | Failed) -> None:
+        """Its end."""
+        if isinstance(event, Failed):
+            self._last.set_exception(event.error)
+            self.value.set_exception(event.error)
+            return
+        if not self._has_parts and isinstance(event.value, str):
+            self.add(event.value)
+        self._last.set_result(None)
+        self.value.set_result(event)
+
+    def parts(self) -> Generator[str, None, None]:
+        """Its text as it comes; raises the error that ended it."""
+        link = self._first.result()
+        while link is not None:
+            yield link.text
+            link = link.next.result()
+
+    async def aparts(self) -> AsyncGenerator[str, None]:
+        """Its text as it comes; raises the error that ended it."""
+        link = await asyncio.wrap_future(self._first)
+        while link is not None:
+            yield link.text
+            link = await asyncio.wrap_future(link.next)
+
+
+@dataclass(slots=True)
+class _Link:
+    text: str
+    next: Future[_Link | None] = field(default_factory=Future)
+
+
+class Feed:
+    """A session of one run: what it has submitted, and what came back."""
+
+    def __init__(self, server: Server, told: Told | None = None) -> None:
+        self._server = server
+        self._told = told
+        self._session: Future[str] = Future()
+        self._is_last = False
+        self._work: list[Future[None]] = []
+        self.results: dict[str, Result] = {}
+        self.graph: Future[dict[str, Any]] = Future()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls were submitted to a session that goes on."""
+        return bool(self._work) and not self._is_last
+
+    def send(
+        self,
+        calls: Sequence[Call],
+        watch: Sequence[str],
+        *,
+        parts: bool = False,
+        graph: bool = False,
+        close: bool = False,
+    ) -> None:
+        """Submit `calls` and follow the variables of `watch`; one with `close` is the last."""
+        assert not self._is_last, "nothing follows the last submit"
+        follows = bool(self._work)
+        for variable in watch:
+            self.results[variable] = Result()
+        self._is_last = close
+
+        def submit(session: str | None) -> Submit:
+            return Submit(
+                session_id=session,
+                calls=tuple(calls),
+                watch=tuple(watch),
+                parts=parts,
+                graph=graph,
+                close=close,
+            )
+
+        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), follows, close)))
+
+    def fetch_graph(self) -> Future[dict[str, Any]]:
+        """The graph of the session as it is now; the last submit may bring it by itself."""
+        return self.graph if self._is_last else BACKGROUND.start(self._graph())
+
+    def close(self) -> None:
+        """Leave what is still awaited, which the server cancels, and end the session."""
+        if not self._work:
+            return
+        if self._is_last and all(result.value.done() for result in self.results.values()):
+            return  # it ends by itself, and its connection can be used again
+        if not self._is_last:
+            BACKGROUND.start(self._end())
+        else:
+            for work in self._work:
+                work.cancel()  # the connection closes, and with it the session
+
+    async def _follow(
+        self,
+        submit: Callable[[str | None], Submit],
+        watch: Sequence[str],
+        follows: bool,
+        is_last: bool,
+    ) -> None:
+        try:
+            session = None
+            if follows:
+                session = await asyncio.wrap_future(self._session)
+            client = await BACKGROUND.client(self._server)
+            async with aclosing(client.watch(submit(session))) as events:
+                async for event in events:
+                    self._take(event)
+        except WeftlineError as error:
+            self._fail(watch, error)
+        finally:
+            # Cancelled, or an end that came too soon: nobody may wait for ever.
+            ended = Cancelled("the answer ended before this value")
+            self._fail(watch, ended)
+            if is_last and not self.graph.done():
+                self.graph.set_exception(ended)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Submitted(session):
+                if not self._session.done():
+                    self._session.set_result(session)
+            case Part(variable, text):
+                self.results[variable].add(text)
+            case Value() | Failed():
+                self._settle(event)
+            case Graph(graph):
+                self.graph.set_result(dict(graph))
+
+    def _settle(self, event: Value | Failed) -> None:
+        result = self.results[event.variable]
+        if not result.value.done():
+            result.settle(event)
+            if self._told is not None:
+                self._told(event)
+
+    def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
+        if not self._session.done():
+            self._session.set_exception(error)
+        for variable in variables:
+            self._settle(Failed(variable, error))
+
+    async def _session_client(self) -> AsyncSession:
+        session = (await BACKGROUND.client(self._server)).session()
+        session.id = await asyncio.wrap_future(self._session)
+        return session
+
+    async def _graph(self) -> dict[str, Any]:
+        return await (await self._session_client()).graph()
+
+    async def _end(self) -> None:
+        """Delete the session, which cancels what it runs."""
+        with suppress(WeftlineError):  # it never was, or it expires by itself
+            await (await self._session_client()).close()

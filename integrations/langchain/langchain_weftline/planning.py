@@ -1,0 +1,85 @@
+"""Lowers a chain ahead of its run: nothing is sent, and no code of the user's is run.
+
+What a run would only find out, by a step of the client or from the server, is UNKNOWN here.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePick
+
+from langchain_weftline.lowering import Lowering
+from langchain_weftline.plain import is_plain
+from langchain_weftline.prompts import calls_user_code, render
+from langchain_weftline.pure import apply_pure
+from langchain_weftline.steps import Fork, Request, Run, Step, Steps
+from langchain_weftline.symbols import UNKNOWN, CannotCompile, has_unknown
+
+
+def plan(lowering: Lowering, chain: Runnable[Any, Any], input: Any) -> Any:
+    """Lower `chain`; what it comes to, as far as that is known."""
+    return _follow(lowering.step(Step(chain, {}), _known_part(input)))
+
+
+def _follow(part: Steps) -> Any:
+    answer: Any = None
+    while True:
+        try:
+            request = part.send(answer)
+        except StopIteration as done:
+            return done.value
+        except Exception:
+            return UNKNOWN  # the run itself will raise it, where its callbacks see it
+        answer = _answer(request)
+
+
+def _answer(request: Request) -> Any:
+    match request:
+        case Fork(parts):
+            return [_follow(part) for part in parts]
+        case Run(step, value) if not request.options and not has_unknown(value):
+            return _made_by(step, value)
+    return UNKNOWN
+
+
+def _made_by(step: Any, value: Any) -> Any:
+    """What a step of the client makes of a plain value, if that can be told without running it."""
+    if isinstance(step, BasePromptTemplate):
+        return _prompt(step, value)
+    if type(step) is RunnablePick and type(value) is dict:
+        if isinstance(step.keys, str):
+            return value.get(step.keys)
+        return {key: value[key] for key in step.keys if key in value} or None
+    function = getattr(step, "func", None) if type(step) is RunnableLambda else None
+    if isinstance(function, operator.itemgetter):
+        return function(value)
+    if function is None:
+        return UNKNOWN
+    try:
+        return apply_pure(function, value)
+    except CannotCompile:
+        return UNKNOWN
+
+
+def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
+    if calls_user_code(template):
+        return UNKNOWN
+    values = value if isinstance(value, dict) else {template.input_variables[0]: value}
+    try:
+        return render(template, values)
+    except CannotCompile:
+        return UNKNOWN
+
+
+def _known_part(value: Any) -> Any:
+    """`value`, where its own classes might run code when it is shown UNKNOWN in its place."""
+    if is_plain(value):
+        return value
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {key: _known_part(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_known_part(item) for item in value]
+    return UNKNOWN
