@@ -8,7 +8,6 @@ value is built are checked in `__post_init__`, so a client meets them before it 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,16 +15,14 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import InvalidRequest
+from weftline.sampling import Sampling as Sampling
+from weftline.tools import Tool, ToolCall, ToolChoice, check_choice, check_tools
 
 PROTOCOL_VERSION = "1"
 
 # Ids travel in URL paths and in logs: one plain alphabet, and a length that bounds both.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,127}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_TOKENS = 1 << 20
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -37,16 +34,6 @@ def check_id(value: str, param: str) -> None:
             f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits or '_-.:'",
             param=param,
         )
-
-
-def _at_least(value: int | float | None, low: float, param: str) -> None:
-    if value is not None and not value >= low:
-        raise InvalidRequest(f"{param} must be at least {low:g}, got {value}", param=param)
-
-
-def _at_most(value: int | float | None, high: float, param: str) -> None:
-    if value is not None and not value <= high:
-        raise InvalidRequest(f"{param} must be at most {high:g}, got {value}", param=param)
 
 
 class Criterion(StrEnum):
@@ -63,49 +50,6 @@ class InOut(StrEnum):
 
     IN = "in"
     OUT = "out"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How one output is generated; None leaves the choice to the model's defaults.
-
-    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy.
-    """
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    __pydantic_config__ = _STRICT
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise InvalidRequest(f"{name} must be a finite number", param=name)
-        _at_least(self.max_tokens, 1, "max_tokens")
-        _at_most(self.max_tokens, MAX_TOKENS, "max_tokens")
-        _at_least(self.min_tokens, 0, "min_tokens")
-        if self.max_tokens is not None:
-            _at_most(self.min_tokens, self.max_tokens, "min_tokens")
-        _at_least(self.temperature, 0, "temperature")
-        _at_most(self.temperature, 100, "temperature")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
-        _at_least(self.top_k, 0, "top_k")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InvalidRequest("seed must fit in 64 bits", param="seed")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
-        if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
-            raise InvalidRequest(
-                f"each stop string has 1 to {MAX_STOP_CHARS} characters", param="stop"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +82,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message of segments; an assistant message that is one output is generated."""
+    """One chat message of segments; an assistant message that is one output is generated.
+
+    `tool_calls` are those that an assistant made, `tool_call_id` the one that a tool answers.
+    """
 
     role: str
-    content: tuple[Segment, ...]
+    content: tuple[Segment, ...] = ()
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     __pydantic_config__ = _STRICT
 
@@ -158,9 +107,16 @@ class Message:
                 f"output {outputs[0].output!r} must be the whole content of an assistant message",
                 param=outputs[0].output,
             )
+        if self.tool_calls and (self.role != "assistant" or outputs):
+            raise InvalidRequest(
+                "tool_calls belong to an assistant message that is given", param="tool_calls"
+            )
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequest("tool_call_id belongs to a tool message", param="tool_call_id")
 
 
-Prompt = tuple[Segment, ...] | tuple[Message, ...]
+# Among messages a segment is an input that stands for messages: a whole history, or one of them.
+Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +162,10 @@ class Call:
 
     `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
     Text is parsed once, here; segments are never rescanned.
+
+    With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
+    `role`, `content` (None where there are only calls) and `tool_calls`. `tool_choice` is `auto`,
+    `none`, `required` or one function by name; one call at most where not `parallel_tool_calls`.
     """
 
     name: str
@@ -213,12 +173,22 @@ class Call:
     placeholders: tuple[Placeholder, ...] = ()
     model: str | None = None
     criteria: Criterion | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
 
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 128 or not self.name.isprintable():
             raise InvalidRequest("a call's name has 1 to 128 printable characters", param="name")
+        check_tools(self.tools)
+        check_choice(self.tool_choice, self.tools)
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
 
     def segments(self) -> Iterator[Segment]:
         """Every segment in the order of the prompt, messages flattened."""

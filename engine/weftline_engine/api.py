@@ -63,7 +63,9 @@ class SamplingParams:
     repetition the prompt too, and divides (Keskar et al. 2019; 1 is off). `logprobs` asks for the
     log probability of each token and for so many alternatives, at most MOST_LOGPROBS; None is off.
     `constraint` is the JSON text of what the output must be: {"json_schema": {...}},
-    {"regex": "..."} or {"choice": ["...", ...]}; it goes before `min_tokens` and `ignore_eos`.
+    {"regex": "..."} or {"choice": ["...", ...]}, or what the server makes of tools,
+    {"structural_tag": {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator",
+    "otherwise", "stop_after_first"}}; it goes before `min_tokens` and `ignore_eos`.
     """
 
     max_tokens: int

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, StructTag
 from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
 
 from weftline_engine.embedded.constraint import BadConstraint, Matcher
@@ -97,4 +98,57 @@ def _grammar(constraint: str) -> str:
                 raise BadConstraint("every choice must be a text that is not empty")
             # JSON's strings are those of the grammar's language.
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+        case {"structural_tag": dict() as tags, **rest} if not rest:
+            return _tagged(tags)
     raise BadConstraint(_FORM)
+
+
+# A slash ends a pattern in the grammar's language, unless a backslash stands before it.
+_ESCAPED = re.compile(r"\\.|/", re.DOTALL)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else found[0]
+
+
+def _tagged(form: dict[str, Any]) -> str:
+    """JSON values between fixed texts, as tool calls are. Raises BadConstraint.
+
+    `tags` are {"begin", "schema", "end"}. With `trigger` the text is free until it comes, and then
+    one of the tags; else the text is the tags, parted by `separator`, or `otherwise` (a
+    constraint with a JSON schema, a pattern or a choice). `stop_after_first` leaves it at one.
+    """
+    match form:
+        case {"tags": [_, *_] as tags}:
+            pass
+        case _:
+            raise BadConstraint("a structural_tag has tags")
+    try:
+        parts = [(tag["begin"], json.dumps(tag["schema"]), tag["end"]) for tag in tags]
+    except (KeyError, TypeError):
+        raise BadConstraint("a tag has begin, schema and end") from None
+    if (trigger := form.get("trigger")) is not None:
+        made = [StructTag(trigger=trigger, begin=b, grammar=g, end=e) for b, g, e in parts]
+        return LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=False))
+    rules = [
+        f"t{i}: {json.dumps(begin)} j{i} {json.dumps(end)}\nj{i}: %json {schema}"
+        for i, (begin, schema, end) in enumerate(parts)
+    ]
+    one = " | ".join(f"t{i}" for i in range(len(parts)))
+    more = "" if form.get("stop_after_first") else f" ({json.dumps(form['separator'])} tag)*"
+    start = f"start: tag{more}"
+    match form.get("otherwise"):
+        case None:
+            pass
+        case {"json_schema": schema}:
+            start += f" | other\nother: %json {json.dumps(schema)}"
+        case {"regex": str(pattern)}:
+            bare = re.sub(
+                r"\\.|/", lambda m: m[0] if m[0][0] == "\\" else r"\/", pattern, flags=re.S
+            )
+            start += f" | OTHER\nOTHER: /{bare}/"
+        case {"choice": list() as texts}:
+            start += "".join(f" | {json.dumps(text)}" for text in texts)
+        case _:
+            raise BadConstraint(_FORM)
+    return LLMatcher.grammar_from_lark("\n".join([start, f"tag: {one}", *rules]))

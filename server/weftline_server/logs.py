@@ -126,7 +126,8 @@ def _said(session: Session, run: CallRun) -> dict[str, Any]:
         last = len(run.steps) - 1
         try:
             before = render(node.call, node.outputs[last], texts_before(session, node, last))
-            prompt = before.text if before.messages is None else list(before.messages)
+            said = before.messages
+            prompt = before.text if said is None else [(turn.role, turn.content) for turn in said]
         except WeftlineError:  # an input does not suit its transforms: the field `error` says so
             prompt = None
     outputs = zip(node.outputs, node.writes, strict=True)

@@ -26,10 +26,14 @@ def boundaries(node: Node) -> tuple[str, ...]:
     call = node.call
     assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
     digest = hashlib.sha256((call.model or "default").encode())
+    if call.offered_tools:  # templates render them at the beginning
+        digest.update(repr(call.offered_tools).encode())
     found = []
     for item in call.prompt:
         if isinstance(item, Message):
             digest.update(f"\x00role:{item.role}\x00".encode())
+            if item.tool_calls:
+                digest.update(repr(item.tool_calls).encode())
         for segment in item.content if isinstance(item, Message) else (item,):
             digest.update(_identity(node, segment).encode())
             found.append(digest.hexdigest()[:16])

@@ -6,18 +6,17 @@ ever new ones; fields that would change the answer and that we do not honour are
 
 from __future__ import annotations
 
-import time
-import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
-from weftline_engine.api import FinishReason, Usage
+from weftline.tools import Tool, ToolCall, ToolChoice
 from weftline_server.routes.provenance import Inputs, Provenance
 from weftline_server.session.session import Session
 
 OUTPUT = "out"
+MAX_CHOICES = 128  # of one request: n times its prompts
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 
@@ -35,6 +34,8 @@ class ChatMessage:
     role: str
     content: str | tuple[TextPart, ...] | None = None
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
 
     __pydantic_config__ = _LOOSE
 
@@ -53,6 +54,34 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JsonSchema:
+    schema: dict[str, Any]
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFormat:
+    """What the answer must be. A schema is kept to also where the request is not strict."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise InvalidRequest("response_format needs its json_schema", param="response_format")
+
+    @property
+    def constraint(self) -> dict[str, Any] | None:
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema
+        return {"json_schema": schema}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The fields that both endpoints share."""
 
@@ -63,69 +92,81 @@ class Completion:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int | None = None
+    response_format: ResponseFormat | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
     logit_bias: dict[str, Any] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    response_format: dict[str, Any] | None = None
-    tools: tuple[dict[str, Any], ...] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
-    session_id: str | None = None  # ours: run in this session, so that its graph shows the call
+    # Ours: the session to run in, so that its graph shows the call; what the output must be.
+    session_id: str | None = None
+    constraint: dict[str, Any] | None = None
 
     __pydantic_config__ = _LOOSE
 
     def check(self) -> None:
         """Raise InvalidRequest for the first field that asks for what we do not do."""
         neutral: dict[str, tuple[Any, ...]] = {
-            "n": (1,),
-            "best_of": (1,),
+            "best_of": (1, self.n),
             "echo": (False,),
             "suffix": ("",),
-            "logprobs": (False,),
-            "top_logprobs": (0,),
             "logit_bias": ({},),
-            "presence_penalty": (0,),
-            "frequency_penalty": (0,),
-            "response_format": ({"type": "text"},),
-            "tools": ((),),
-            "tool_choice": ("none", "auto"),
             "functions": ((),),
         }
         for name, values in neutral.items():
             value = getattr(self, name)
             if value is not None and value not in values:
-                raise InvalidRequest(f"{name} is not served yet: leave it out", param=name)
+                raise InvalidRequest(f"{name} is not served: leave it out", param=name)
         if self.cache_salt is not None:
             raise InvalidRequest(
                 "cache_salt is derived by the server from your key: leave it out",
                 param="cache_salt",
             )
+        if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
 
     def sampling(self) -> Sampling:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        """Of the first choice; see `choices`."""
         limit = self.max_completion_tokens
+        constraint = self.constraint
+        if self.response_format is not None:
+            constraint = self.response_format.constraint or constraint
         return Sampling(
             max_tokens=self.max_tokens if limit is None else limit,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed,
-            stop=stop,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
             ignore_eos=self.ignore_eos,
+            constraint=constraint,
         )
+
+    def choices(self, call: Call) -> tuple[Call, ...]:
+        """`call` once for each of the `n` choices; with a seed each has its own, from that on."""
+        *inputs, output = call.placeholders
+        sampling = output.sampling
+        if sampling is None or sampling.seed is None:
+            return (call,) * (self.n or 1)
+        seeds = (sampling.seed + index for index in range(self.n or 1))
+        outputs = (replace(output, sampling=replace(sampling, seed=seed)) for seed in seeds)
+        return tuple(replace(call, placeholders=(*inputs, output)) for output in outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +174,24 @@ class ChatRequest(Completion):
     """The body of POST /v1/chat/completions."""
 
     messages: tuple[ChatMessage, ...]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     weftline: Provenance | None = None  # ours: the run it belongs to, and where its text is from
 
-    def call(self, session: Session) -> Call:
-        """The same request as a call with one output, in `session`."""
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    def calls(self, session: Session) -> tuple[Call, ...]:
+        """The same request as calls of one output each, in `session`; one for each choice."""
         if not self.messages:
             raise InvalidRequest("messages is empty", param="messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs", param="top_logprobs")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
         said = self.weftline or Provenance()
         inputs = Inputs(session, {OUTPUT})
         messages = tuple(
@@ -146,120 +199,59 @@ class ChatRequest(Completion):
                 role=message.role,
                 content=inputs.segments(said.pieces(index, message.text)),
                 name=message.name,
+                tool_calls=message.tool_calls or (),
+                tool_call_id=message.tool_call_id,
             )
             for index, message in enumerate(self.messages)
         )
         answer = Message(role="assistant", content=(Segment(output=OUTPUT),))
-        return Call(
+        call = Call(
             name=said.name,
             prompt=(*messages, answer),
-            placeholders=(*inputs.placeholders, _output(self.sampling())),
+            placeholders=(*inputs.placeholders, _output(self.sampling(), logprobs)),
             model=self.model,
+            tools=self.tools or (),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
         )
+        return self.choices(call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Completion):
-    """The body of POST /v1/completions; one prompt a request."""
+    """The body of POST /v1/completions; of several prompts each has `n` choices, in their order."""
 
     prompt: str | tuple[str, ...]
+    logprobs: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
 
     @property
     def weftline(self) -> None:
         """A text completion says nothing of where its text is from."""
 
-    def call(self, session: Session) -> Call:
+    def calls(self, session: Session) -> tuple[Call, ...]:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
-        if len(prompts) != 1 or not prompts[0]:
-            raise InvalidRequest("prompt is one text that is not empty", param="prompt")
-        return Call(
-            name="completion",
-            prompt=(Segment(text=prompts[0]), Segment(output=OUTPUT)),
-            placeholders=(_output(self.sampling()),),
-            model=self.model,
+        if not prompts or not all(prompts):
+            raise InvalidRequest("prompt is a text that is not empty, or several", param="prompt")
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            raise InvalidRequest(f"a request has at most {MAX_CHOICES} choices", param="prompt")
+        output = _output(self.sampling(), self.logprobs)
+        calls = (
+            Call(
+                name="completion",
+                prompt=(Segment(text=prompt), Segment(output=OUTPUT)),
+                placeholders=(output,),
+                model=self.model,
+            )
+            for prompt in prompts
         )
+        return tuple(choice for call in calls for choice in self.choices(call))
 
 
-def _output(sampling: Sampling) -> Placeholder:
+def _output(sampling: Sampling, logprobs: int | None) -> Placeholder:
+    if logprobs is not None:
+        sampling = replace(sampling, logprobs=logprobs)
     return Placeholder(name=OUTPUT, in_out=InOut.OUT, sampling=sampling)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How one endpoint's answers look."""
-
-    prefix: str
-    whole: str
-    chunk: str
-    chat: bool
-
-
-CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat=True)
-TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer in the making: it keeps the id, the time and the model of all its chunks.
-
-    `ours`, where the request has a `weftline` object, names the session, the call, its variable.
-    """
-
-    shape: Shape
-    model: str
-    ours: dict[str, str] | None
-    id: str
-    created: int
-
-    @staticmethod
-    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Answer:
-        return Answer(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
-
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": text}
-        if self.shape.chat:
-            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason.value}
-        return {
-            **self._head(self.shape.whole, [choice]),
-            "usage": usage_body(usage),
-            **self._ours(),
-        }
-
-    def chunk(
-        self, text: str | None, reason: FinishReason | None = None, first: bool = False
-    ) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": text or ""}
-        if self.shape.chat:
-            delta = {} if text is None else {"content": text}
-            content = {"delta": {"role": "assistant", **delta} if first else delta}
-        finish = None if reason is None else reason.value
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
-        # At both ends: a client that leaves early can close the session all the same.
-        ours = self._ours() if first or finish else {}
-        return {**self._head(self.shape.chunk, [choice]), **ours}
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return {**self._head(self.shape.chunk, []), "usage": usage_body(usage)}
-
-    def _ours(self) -> dict[str, Any]:
-        return {} if self.ours is None else {"weftline": self.ours}
-
-    def _head(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-
-
-def usage_body(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage; `cached_tokens` came out of the KV cache."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }

@@ -7,6 +7,7 @@ runs in Jinja's immutable sandbox; nothing from a request is ever compiled.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
 from weftline_server.graph.primitive import PromptBefore
+from weftline_server.graph.tool_format import format_of
+from weftline_server.schedule.chat import for_template, in_words
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -44,6 +47,11 @@ class Prompter:
         path, template = description.tokenizer, description.chat_template
         self.tokenizer = None if path is None else _load_tokenizer(path)
         self._template = None if template is None else _compile(template)
+        self._alphabet = None
+        if self.tokenizer is not None and '"ByteLevel"' in self.tokenizer.to_str():
+            self._alphabet = _byte_alphabet()
+        self.tool_format = format_of(template)
+        self._knows_tools = template is not None and _names(template, "tools")
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
@@ -65,6 +73,19 @@ class Prompter:
         if payload.size == 0:
             raise InvalidRequest("the prompt before an output is empty", param="prompt")
         return payload
+
+    def token(self, id: int) -> tuple[str, bytes]:
+        """A token's text as people read it, and its bytes, of which a character may need more."""
+        if self.tokenizer is None:
+            return str(id), b""
+        name = self.tokenizer.id_to_token(id) or ""
+        if self._alphabet is not None and all(char in self._alphabet for char in name):
+            data = bytes(self._alphabet[char] for char in name)
+        elif match := _BYTE.fullmatch(name):
+            data = bytes([int(match.group(1), 16)])
+        else:
+            data = name.replace("\u2581", " ").encode()
+        return data.decode(errors="replace"), data
 
     def stable_prefix(self, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
         """The ids before `hole` that no text behind it can change; () where there are none.
@@ -97,10 +118,16 @@ class Prompter:
             )
         from jinja2 import TemplateError
 
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        tools = None
+        if self._knows_tools:
+            messages = for_template(prompt.messages, self.tool_format)
+            tools = [tool.to_template() for tool in prompt.tools] or None
+        else:
+            messages = in_words(prompt.messages, prompt.tools)
         try:
             return self._template.render(
                 messages=messages,
+                tools=tools,
                 add_generation_prompt=True,
                 bos_token=self.description.bos_token,
                 eos_token=self.description.eos_token,
@@ -113,6 +140,18 @@ class Prompter:
 
 # Both libraries are imported where they are used: the session, which names the types of this
 # module, runs where they are not installed.
+
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece spells a byte
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: a printable byte is its own, the others come after U+0100."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(own)]
+    return {chr(byte): byte for byte in own} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
 
 
 def _load_tokenizer(path: str) -> Tokenizer:
@@ -133,6 +172,16 @@ def _compile(template: str) -> Template:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(template)
+
+
+def _names(template: str, variable: str) -> bool:
+    """Whether the template reads `variable` from its caller."""
+    from jinja2 import Environment
+    from jinja2.ext import loopcontrols
+    from jinja2.meta import find_undeclared_variables
+
+    environment = Environment(extensions=[loopcontrols])  # parses, and renders nothing
+    return variable in find_undeclared_variables(environment.parse(template))
 
 
 def _to_json(value: Any, **options: Any) -> str:

@@ -39,6 +39,16 @@ ALLOWED: Mapping[CallState, frozenset[CallState]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text and bytes, the natural log of its probability, the likeliest in its place."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
 @dataclass(slots=True)
 class Step:
     """One output of a call: when its phases ended, in seconds of the monotonic clock."""
@@ -50,6 +60,7 @@ class Step:
     engine: str | None = None
     usage: Usage | None = None
     reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # where the client asks for them
 
 
 @dataclass(slots=True)

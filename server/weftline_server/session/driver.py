@@ -18,7 +18,7 @@ from weftline_engine import api
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
 from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent
-from weftline_server.schedule.prompter import Payload
+from weftline_server.schedule.prompter import Payload, Prompter
 from weftline_server.schedule.slot import Work
 from weftline_server.session import events as ev
 from weftline_server.session.early_fill import EarlyFill
@@ -31,6 +31,7 @@ from weftline_server.session.lowering import (
     prefixes,
     sampling_params,
     texts_before,
+    token_logprobs,
 )
 from weftline_server.session.observer import CallObserver
 from weftline_server.session.registry import Registry
@@ -267,9 +268,13 @@ class Driver:
     ) -> Work:
         run = session.calls[id.call]
         model = self.dispatcher.model(run.node.call.model)
-        description = self.dispatcher.prompter(model).description
         prompt_tokens = 0 if is_open else payload.size
-        sampling = sampling_params(run.node.outputs[id.index], prompt_tokens, description)
+        sampling = sampling_params(
+            run.node.call,
+            run.node.outputs[id.index],
+            prompt_tokens,
+            self.dispatcher.prompter(model),
+        )
         salt = self.registry.salt(session.tenant)
         op = api.Op(
             id=str(id),
@@ -288,6 +293,10 @@ class Driver:
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         return Work(id, model, op, queued, size, shared)
 
+    def _prompter(self, session: Session, id: PrimitiveId) -> Prompter:
+        model = session.calls[id.call].node.call.model
+        return self.dispatcher.prompter(self.dispatcher.model(model))
+
     async def _payload(self, model: str, prompt: PromptBefore) -> Payload:
         # Off the event loop: a megabyte of text takes the tokenizer a second.
         prompter = self.dispatcher.prompter(model)
@@ -304,13 +313,17 @@ class Driver:
                 event: ev.SessionEvent = ev.PrimitiveSent(
                     now=at, call=call, index=index, engine=engine
                 )
-            case api.Part(text=text):
-                event = ev.TextGenerated(now=now, call=call, index=index, text=text)
+            case api.Part():
+                prompter = self._prompter(session, id)
+                logprobs = token_logprobs(outcome, prompter)
+                event = ev.TextGenerated(
+                    now=now, call=call, index=index, text=outcome.text, logprobs=logprobs
+                )
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=now, call=call, index=index, error=error)
             case api.Finished():
-                event = finish(session, id, outcome)
+                event = finish(session, id, outcome, self._prompter(session, id).tool_format)
         touched = session.touched
         self._apply(session, event)
         session.touched = touched  # only clients keep a session alive

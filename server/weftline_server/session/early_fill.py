@@ -117,7 +117,7 @@ class EarlyFill:
 
 def _known_chars(prompt: PromptBefore) -> int:
     """Characters before the hole."""
-    texts = [prompt.text, *(content for _, content in prompt.messages or ())]
+    texts = [prompt.text, *(turn.content for turn in prompt.messages or ())]
     known = 0
     for text in texts:
         before, hole, _ = text.partition(HOLE)

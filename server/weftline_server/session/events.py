@@ -9,6 +9,7 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Node
+from weftline_server.session.call import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class PrimitiveSent(PrimitiveEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextGenerated(PrimitiveEvent):
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

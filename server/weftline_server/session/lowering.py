@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from weftline import transforms
 from weftline.errors import InvalidRequest, MissingInput, WeftlineError
-from weftline.protocol import Call, InOut, Message, Sampling
+from weftline.protocol import Call, InOut, Message, Sampling, Segment
 from weftline.protocol import Placeholder as Holder
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
@@ -22,7 +22,11 @@ from weftline_server.graph.primitive import (
     segments_before,
     value_text,
 )
+from weftline_server.graph.tool_format import ToolFormat, constraint
+from weftline_server.graph.tool_parser import message_of, parser_of
+from weftline_server.schedule.prompter import Prompter
 from weftline_server.session import events as ev
+from weftline_server.session.call import TokenLogprob
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState
 
@@ -38,8 +42,13 @@ def node_of(call: Call) -> Node:
         call = replace(call, prompt=parse(call.prompt))
     if not call.prompt:
         raise InvalidRequest(f"call {call.name!r} has an empty prompt", param="prompt")
-    if len({isinstance(item, Message) for item in call.prompt}) > 1:
-        raise InvalidRequest("a prompt is all messages or all segments", param="prompt")
+    chat = any(isinstance(item, Message) for item in call.prompt)
+    if chat and any(isinstance(item, Segment) and item.input is None for item in call.prompt):
+        raise InvalidRequest(
+            "among messages only an input may stand by itself, for messages", param="prompt"
+        )
+    if call.tools and not chat:
+        raise InvalidRequest("tools go with a prompt of messages", param="tools")
     check_placeholders(tuple(call.segments()), call.placeholders)
     id = f"c_{uuid.uuid4().hex[:12]}"
     holders = []
@@ -132,9 +141,10 @@ def asked(output: Holder) -> int:
 
 
 def sampling_params(
-    output: Holder, prompt_tokens: int, description: api.Description
+    call: Call, output: Holder, prompt_tokens: int, prompter: Prompter
 ) -> api.SamplingParams:
     """The client's wishes, the model's defaults where it has none, within the model's context."""
+    description = prompter.description
     wish = output.sampling or Sampling()
     room = description.context_limit - prompt_tokens
     model = description.default_sampling
@@ -147,7 +157,27 @@ def sampling_params(
         seed=wish.seed,
         stop=wish.stop,
         ignore_eos=wish.ignore_eos,
+        min_p=_first(wish.min_p, model.get("min_p"), 0.0),
+        presence_penalty=_first(wish.presence_penalty, 0.0),
+        frequency_penalty=_first(wish.frequency_penalty, 0.0),
+        repetition_penalty=_first(wish.repetition_penalty, model.get("repetition_penalty"), 1.0),
+        logprobs=wish.logprobs,
+        constraint=constraint(call, wish.constraint, prompter.tool_format),
     )
+
+
+def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ...]:
+    """What the engine says of a part's tokens, in words."""
+    if not part.logprobs:
+        return ()
+    tops = len(part.top_tokens) // len(part.tokens)
+    found = []
+    for index, (token, logprob) in enumerate(zip(part.tokens, part.logprobs, strict=True)):
+        at = slice(index * tops, (index + 1) * tops)
+        best = zip(part.top_tokens[at], part.top_logprobs[at], strict=True)
+        top = tuple(TokenLogprob(*prompter.token(id), one) for id, one in best)
+        found.append(TokenLogprob(*prompter.token(token), logprob, top))
+    return tuple(found)
 
 
 # Beginnings of these lengths, in tokens, are compared between prompts.
@@ -186,7 +216,14 @@ def hints(session: Session, call: str) -> api.Hints:
     )
 
 
-def finish(session: Session, id: PrimitiveId, finished: api.Finished) -> ev.PrimitiveFinished:
+def output_key(id: PrimitiveId) -> str:
+    """What names an output for good, so that the ids of its tool calls are the same each time."""
+    return f"{id.call}/{id.index}"
+
+
+def finish(
+    session: Session, id: PrimitiveId, finished: api.Finished, format: ToolFormat
+) -> ev.PrimitiveFinished:
     """The end of a primitive with its transforms applied; a transform's failure is its error."""
     run = session.calls[id.call]
     output = run.node.outputs[id.index]
@@ -194,7 +231,10 @@ def finish(session: Session, id: PrimitiveId, finished: api.Finished) -> ev.Prim
     began = time.perf_counter()
     error: WeftlineError | None = None
     try:
-        value = transforms.run(output.transforms, text)
+        made: object = text
+        if run.node.call.offered_tools:
+            made = message_of(parser_of(run.node.call, output_key(id), format), text)
+        value = transforms.run(output.transforms, made)
     except WeftlineError as failure:
         value, error = None, failure
     return ev.PrimitiveFinished(

@@ -165,7 +165,10 @@ class Session:
     @handle.register
     def _text(self, event: ev.TextGenerated) -> list[ev.Action]:
         run = self._run_at(event)
-        if run is None or not event.text:
+        if run is None:
+            return []
+        run.steps[-1].logprobs += event.logprobs
+        if not event.text:
             return []
         variable = self.variables[run.node.writes[event.index]]
         variable.append(event.text)

@@ -1,0 +1,127 @@
+"""How one output is generated: the sampling of protocol and adapters, checked where it is made."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_TOKENS = 1 << 20
+MAX_LOGPROBS = 20  # alternatives a token, as in OpenAI's API
+MAX_CONSTRAINT_CHARS = 64 * 1024
+MAX_CONSTRAINT_DEPTH = 64
+
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["...", ...]}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one output is generated; None leaves the choice to the model's defaults.
+
+    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy. `min_p` leaves
+    out what is less likely than this share of the likeliest token. The penalties of presence and
+    frequency count the output, that of repetition the prompt too, and divides (1 is off).
+    `logprobs` asks for each token's log probability and for so many alternatives. `constraint` is
+    what the output must be: one of `json_schema`, `regex` and `choice`.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    constraint: dict[str, Any] | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise InvalidRequest(f"{name} must be a finite number", param=name)
+            if value < least:
+                raise InvalidRequest(f"{name} must be at least {least:g}, got {value}", param=name)
+            if value > most:
+                raise InvalidRequest(f"{name} must be at most {most:g}, got {value}", param=name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most {self.max_tokens}, got {self.min_tokens}",
+                param="min_tokens",
+            )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest("seed must fit in 64 bits", param="seed")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+        if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
+            raise InvalidRequest(
+                f"each stop string has 1 to {MAX_STOP_CHARS} characters", param="stop"
+            )
+        if self.constraint is not None:
+            _check_constraint(self.constraint)
+
+
+# name: the least and the most
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (0, MAX_TOKENS),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "logprobs": (0, MAX_LOGPROBS),
+}
+
+
+def _check_constraint(constraint: dict[str, Any]) -> None:
+    match constraint:
+        case {"json_schema": dict() | bool() as schema, **rest} if not rest:
+            check_schema(schema, "constraint")
+        case {"regex": str(pattern), **rest} if not rest and pattern:
+            if len(pattern) > MAX_CONSTRAINT_CHARS:
+                raise InvalidRequest("the constraint's regex is too long", param="constraint")
+        case {"choice": [_, *_] as texts, **rest} if not rest:
+            if not all(isinstance(text, str) and text for text in texts):
+                raise InvalidRequest(
+                    "every choice must be a text that is not empty", param="constraint"
+                )
+        case _:
+            raise InvalidRequest(_FORM, param="constraint")
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Raise InvalidRequest for a JSON schema that is too long or too deep to be compiled."""
+    waiting = [(schema, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_CONSTRAINT_DEPTH:
+            raise InvalidRequest(
+                f"{param} nests deeper than {MAX_CONSTRAINT_DEPTH} levels", param=param
+            )
+        children = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list)):
+            waiting.extend((child, depth + 1) for child in children)
+    if len(json.dumps(schema)) > MAX_CONSTRAINT_CHARS:
+        raise InvalidRequest(
+            f"{param} is longer than {MAX_CONSTRAINT_CHARS} characters", param=param
+        )

@@ -1,0 +1,123 @@
+"""Tools in OpenAI's shape: what a call may use, what it must use, and what an assistant called."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from weftline.errors import InvalidRequest
+from weftline.sampling import check_schema
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function that the model may call; `parameters` is a JSON schema of its arguments.
+
+    `strict` holds the arguments to the schema also where the model was free not to call.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"{self.name[:40]!r} is not a function's name: use 1 to 128 letters, digits or "
+                "'_-.'",
+                param="tools",
+            )
+        check_schema(self.parameters, "tools")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the arguments; a function without parameters takes an empty object."""
+        return self.parameters or {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool, which is a function."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+    __pydantic_config__ = _LOOSE
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates expect a tool."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        return {"type": "function", "function": {**function, "parameters": self.function.schema}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledFunction:
+    """The function of a tool call and its arguments, as JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool by an assistant's message."""
+
+    function: CalledFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFunction:
+    name: str
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTool:
+    """The tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = field(default="function")
+
+    __pydantic_config__ = _LOOSE
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | None
+
+
+def check_tools(tools: tuple[Tool, ...]) -> None:
+    """Raise InvalidRequest for too many tools, or two of one name."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"a call has at most {MAX_TOOLS} tools", param="tools")
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"tool {name!r} is declared twice", param="tools")
+
+
+def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
+    """Raise InvalidRequest for a choice that these tools do not allow."""
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in {tool.function.name for tool in tools}:
+            raise InvalidRequest(
+                f"tool_choice names {choice.function.name[:40]!r}, which is not among the tools",
+                param="tool_choice",
+            )
+    elif choice == "required" and not tools:
+        raise InvalidRequest("tool_choice 'required' needs tools", param="tool_choice")

@@ -1,0 +1,187 @@
+"""Tool calls read out of text, in the ways that models write them, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weftline_server.graph.tool_format import ToolFormat, format_of, written
+from weftline_server.graph.tool_parser import (
+    Arguments,
+    Called,
+    Delta,
+    Said,
+    ToolParser,
+    message_of,
+)
+
+NAMES = ("add", "get_weather")
+H, L, M = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
+
+
+def read(format: ToolFormat, text: str) -> tuple[str | None, list[tuple[str, str]]]:
+    """Content, and (name, arguments) of each call."""
+    message = message_of(ToolParser(format, NAMES, "k"), text)
+    calls = message.get("tool_calls", [])
+    found = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+    return message["content"], found
+
+
+CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
+    ("plain", H, "Hello there.", "Hello there.", []),
+    ("spaces", H, " \n ", " \n ", []),
+    (
+        "one",
+        H,
+        '<tool_call>\n{"name": "add", "arguments": {"a": [1, {"b": "}"}]}}\n</tool_call>',
+        None,
+        [("add", '{"a": [1, {"b": "}"}]}')],
+    ),
+    (
+        "two, after some words",
+        H,
+        'Let me see.\n<tool_call>{"name":"add","arguments":{}}</tool_call>\n'
+        '<tool_call>\n{"name": "x", "arguments": {"q": "\\"<"}}\n</tool_call>\n',
+        "Let me see.",
+        [("add", "{}"), ("x", '{"q": "\\"<"}')],
+    ),
+    (
+        "in another order",
+        H,
+        '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>',
+        None,
+        [("add", '{"a": 1}')],
+    ),
+    ("quoted", H, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', None, [("add", '{"a": 1}')]),
+    ("none", H, '<tool_call>{"name": "add", "arguments": null}</tool_call>', None, [("add", "null")]),
+    ("cut off", H, '<tool_call>{"name": "add", "arguments": {"a": "b', None, [("add", '{"a": "b')]),
+    ("cut in its name", H, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    ("no JSON", H, "<tool_call>add(1)</tool_call>!", "<tool_call>add(1)</tool_call>!", []),
+    ("a tag in part", H, "a <tool", "a <tool", []),
+    ("Llama's", L, '{"name": "add", "parameters": {"a": 1}}', None, [("add", '{"a": 1}')]),
+    (
+        "Llama's, two",
+        L,
+        '{"name": "add", "parameters": {}}; {"name": "get_weather", "parameters": {"c": "Rome"}}',
+        None,
+        [("add", "{}"), ("get_weather", '{"c": "Rome"}')],
+    ),
+    ("JSON that calls nothing", L, '{"name": "Ann", "parameters": 3}', '{"name": "Ann", "parameters": 3}', []),
+    ("any JSON", L, '{"age": 3}', '{"age": 3}', []),
+    ("with its mark", L, '<|python_tag|>{"name": "y", "parameters": {}}', None, [("y", "{}")]),
+    (
+        "Mistral's",
+        M,
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "y", "arguments": {}}]',
+        None,
+        [("add", '{"a": 1}'), ("y", "{}")],
+    ),
+    ("without the mark", M, '[{"name": "add", "arguments": {"a": 1}}]', None, [("add", '{"a": 1}')]),
+    ("a list", M, "[1, 2]", "[1, 2]", []),
+    ("words first", M, 'Well. [TOOL_CALLS][{"name": "add", "arguments": {}}]', "Well.", [("add", "{}")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "content", "calls"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_an_answer_is_read(
+    format: ToolFormat, text: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    """What is said and what is called; what looks like a call and is none stays text."""
+    assert read(format, text) == (content, calls)
+
+
+def whole(deltas: list[Delta]) -> tuple[str, list[list[str]]]:
+    said, calls = "", []
+    for delta in deltas:
+        match delta:
+            case Said(text):
+                said += text
+            case Called(index, id, name):
+                assert index == len(calls), "calls begin in order"
+                calls.append([id, name, ""])
+            case Arguments(index, text):
+                calls[index][2] += text
+    return said, calls
+
+
+PIECES = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>"),
+        *('{"name": "add", "arguments": ', '{"name": "add", "parameters": ', '{"a": "\\"}"}', "}"),
+        *("]", "[", "{", ", ", "; ", "\n", " ", "text", '"', "\\", "null", '"{}"', "é"),
+    ]
+)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(st.sampled_from(ToolFormat), st.lists(PIECES, max_size=12), st.data())
+def test_the_cuts_do_not_matter(format: ToolFormat, pieces: list[str], data: Any) -> None:
+    """Streamed a few characters at a time, the same text says and calls the same."""
+    text = "".join(pieces)
+    at_once = ToolParser(format, NAMES, "k")
+    streamed = ToolParser(format, NAMES, "k")
+    deltas: list[Delta] = []
+    start = 0
+    while start < len(text):
+        size = data.draw(st.integers(1, 9))
+        deltas += streamed.feed(text[start : start + size])
+        start += size
+    assert whole([*deltas, *streamed.end()]) == whole([*at_once.feed(text), *at_once.end()])
+
+
+ARGUMENTS = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers(), max_size=3)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.sampled_from(ToolFormat), st.sampled_from(NAMES), ARGUMENTS)
+def test_what_is_written_is_read(format: ToolFormat, name: str, arguments: dict[str, Any]) -> None:
+    """The form that a forced call is held to is one that the parser reads, argument for argument."""
+    begin, end = written(format, name)
+    text = json.dumps(arguments)
+    assert read(format, begin + text + end) == (None, [(name, text)])
+
+
+def test_arguments_stream() -> None:
+    """The name is known before the arguments, and these come as they are written."""
+    parser = ToolParser(H, NAMES, "k")
+    assert parser.feed('<tool_call>{"name": "add", "arguments": ') == []
+    [called, first] = parser.feed('{"a"')
+    assert isinstance(called, Called) and called.name == "add"
+    assert first == Arguments(0, '{"a"')
+    assert parser.feed(": 1}") == [Arguments(0, ": 1}")]
+    assert parser.feed("}</tool_call>") == parser.end() == []
+
+
+def test_ids_are_the_same_each_time() -> None:
+    """A stream and the value of its variable name a call alike; Mistral's have nine characters."""
+    text = '[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
+
+    def ids_of(key: str) -> list[str]:
+        message = message_of(ToolParser(M, NAMES, key), text)
+        return [call["id"] for call in message["tool_calls"]]
+
+    ids = ids_of("call/0")
+    assert ids == ids_of("call/0") != ids_of("call/1")
+    assert len(set(ids)) == 2 and all(len(id) == 9 and id.isalnum() for id in ids)
+
+
+def test_the_template_tells_the_format() -> None:
+    """By the mark that it writes; one that knows no tools gets the tags."""
+    assert format_of("{% for t in tools %}<tool_call>{% endfor %}") is H
+    assert format_of("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]") is M
+    assert format_of("""{% if tools %}{{ '"parameters": ' }}{% endif %}""") is L
+    assert format_of("{{ messages }}") is format_of(None) is H
+
+
+def test_a_single_call_is_the_first() -> None:
+    """Where one call at most is wanted, what else the model writes as calls counts for nothing."""
+    text = 'So: <tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2
+    message = message_of(ToolParser(H, NAMES, "k", single=True), text)
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+    assert message["content"] == "So:So:"
