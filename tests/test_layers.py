@@ -24,7 +24,10 @@ FOLDERS = (
 OTHERS = ("tests", "cookbook", "bench", ".ci")
 MAX_FILE, MAX_FUNCTION, MAX_LINE = 400, 60, 100
 
-CONTRACT = ("weftline.errors", "weftline.protocol", "weftline.template", "weftline.transforms")
+CONTRACT = (
+    *("weftline.errors", "weftline.protocol", "weftline.sampling", "weftline.template"),
+    *("weftline.tools", "weftline.transforms"),
+)
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
 

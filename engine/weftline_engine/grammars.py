@@ -135,7 +135,7 @@ def _tagged(form: dict[str, Any]) -> str:
         for i, (begin, schema, end) in enumerate(parts)
     ]
     one = " | ".join(f"t{i}" for i in range(len(parts)))
-    more = "" if form.get("stop_after_first") else f" ({json.dumps(form['separator'])} tag)*"
+    more = "" if form.get("stop_after_first") else f" ({json.dumps(form.get('separator', ''))} tag)*"
     start = f"start: tag{more}"
     match form.get("otherwise"):
         case None:

@@ -74,6 +74,36 @@ def test_outputs_are_what_their_constraints_allow(
     assert len({outcome.text for outcome in found[1::4]}) == 3
 
 
+BEGIN, END = '<call>{"name": "f", "arguments": ', "}</call>"
+TAG = {"begin": BEGIN, "schema": SCHEMA, "end": END}
+
+
+def test_tool_calls_are_json_between_their_tags(
+    make: Make, generate: Make, tokens_of: Make
+) -> None:
+    """Forced: one call. Left free, or something else: either, and a call is whole or not begun."""
+    once = {"tags": [TAG], "separator": "\n", "stop_after_first": True}
+    forms = [
+        once,
+        {**once, "otherwise": {"choice": ["no"]}},
+        {**once, "otherwise": {"regex": "a/b[0-9]"}},
+        {**once, "otherwise": {"json_schema": {"type": "null"}}},
+    ]
+    ops = [
+        generate(f"op{i}", tokens_of(i, 9), **options({"structural_tag": form}, max_tokens=200))
+        for i, form in enumerate(forms)
+    ]
+    found = make().run(*ops)
+    for outcome in found:
+        text = outcome.text
+        if text.startswith("<"):
+            assert text.startswith(BEGIN) and text.endswith(END)
+            assert json.loads(text[len(BEGIN) : -len(END)]).keys() == {"age", "ok"}
+        else:
+            assert re.fullmatch("no|a/b[0-9]|null", text)
+    assert found[0].text.startswith("<")
+
+
 def test_a_constraint_survives_preemption(make: Make, generate: Make, tokens_of: Make) -> None:
     """Six requests of which the pool holds two give what each gives alone."""
     ops = [
@@ -106,6 +136,8 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
         ('{"choice": []}', "a constraint is"),
         ('{"choice": ["a", 1]}', "every choice"),
         ('{"regex": "a("}', "cannot be followed"),
+        ('{"structural_tag": {"tags": []}}', "has tags"),
+        ('{"structural_tag": {"tags": [{"begin": "a"}]}}', "begin, schema and end"),
         ('{"json_schema": {"type": "nonsense"}}', "cannot be followed"),
         ('{"json_schema": {"$ref": "http://example.com/x"}}', "cannot be followed"),
         (json.dumps({"regex": "a" * MOST_BYTES}), "longer than"),

@@ -56,8 +56,20 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         None,
         [("add", '{"a": 1}')],
     ),
-    ("quoted", H, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', None, [("add", '{"a": 1}')]),
-    ("none", H, '<tool_call>{"name": "add", "arguments": null}</tool_call>', None, [("add", "null")]),
+    (
+        "quoted",
+        H,
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}',
+        None,
+        [("add", '{"a": 1}')],
+    ),
+    (
+        "none",
+        H,
+        '<tool_call>{"name": "add", "arguments": null}</tool_call>',
+        None,
+        [("add", "null")],
+    ),
     ("cut off", H, '<tool_call>{"name": "add", "arguments": {"a": "b', None, [("add", '{"a": "b')]),
     ("cut in its name", H, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
     ("no JSON", H, "<tool_call>add(1)</tool_call>!", "<tool_call>add(1)</tool_call>!", []),
@@ -70,7 +82,13 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         None,
         [("add", "{}"), ("get_weather", '{"c": "Rome"}')],
     ),
-    ("JSON that calls nothing", L, '{"name": "Ann", "parameters": 3}', '{"name": "Ann", "parameters": 3}', []),
+    (
+        "JSON that calls nothing",
+        L,
+        '{"name": "Ann", "parameters": 3}',
+        '{"name": "Ann", "parameters": 3}',
+        [],
+    ),
     ("any JSON", L, '{"age": 3}', '{"age": 3}', []),
     ("with its mark", L, '<|python_tag|>{"name": "y", "parameters": {}}', None, [("y", "{}")]),
     (
@@ -80,10 +98,22 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
         None,
         [("add", '{"a": 1}'), ("y", "{}")],
     ),
-    ("without the mark", M, '[{"name": "add", "arguments": {"a": 1}}]', None, [("add", '{"a": 1}')]),
+    (
+        "without the mark",
+        M,
+        '[{"name": "add", "arguments": {"a": 1}}]',
+        None,
+        [("add", '{"a": 1}')],
+    ),
     ("a list", M, "[1, 2]", "[1, 2]", []),
-    ("words first", M, 'Well. [TOOL_CALLS][{"name": "add", "arguments": {}}]', "Well.", [("add", "{}")]),
-]  # fmt: skip
+    (
+        "words first",
+        M,
+        'Well. [TOOL_CALLS][{"name": "add", "arguments": {}}]',
+        "Well.",
+        [("add", "{}")],
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +171,7 @@ ARGUMENTS = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.intege
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.sampled_from(ToolFormat), st.sampled_from(NAMES), ARGUMENTS)
 def test_what_is_written_is_read(format: ToolFormat, name: str, arguments: dict[str, Any]) -> None:
-    """The form that a forced call is held to is one that the parser reads, argument for argument."""
+    """The form that a forced call is held to is one that the parser reads, to the letter."""
     begin, end = written(format, name)
     text = json.dumps(arguments)
     assert read(format, begin + text + end) == (None, [(name, text)])

@@ -1,0 +1,126 @@
+"""Several choices, response formats and refused fields of OpenAI's endpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve
+from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_server.routes.openai_types import ResponseFormat
+
+HI = {"messages": [{"role": "user", "content": "one two three"}]}
+
+
+async def test_several_choices(serve: Serve) -> None:
+    """Each is a call of its own; the prompt is counted once."""
+    server = await serve()
+    answer = (await server.http.post("/v1/chat/completions", json={**HI, "n": 3})).json()
+    one = (await server.http.post("/v1/chat/completions", json=HI)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert {c["message"]["content"] for c in answer["choices"]} == {
+        one["choices"][0]["message"]["content"]
+    }
+    usage, single = answer["usage"], one["usage"]
+    assert usage["prompt_tokens"] == single["prompt_tokens"]
+    assert usage["completion_tokens"] == 3 * single["completion_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_several_choices_stream_side_by_side(serve: Serve) -> None:
+    """Every choice has its first and its last chunk, and the usage is of all of them."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.002)))
+    body = {**HI, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    *chunks, usage = (json.loads(line) for line in lines[:-1])
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 12
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == dict.fromkeys((0, 1), "user: one two three\nassistant: ")
+    order = [chunk["choices"][0]["index"] for chunk in chunks]
+    assert order != sorted(order), "neither waits for the other"
+    ends = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"] == "stop"]
+    assert sorted(ends) == [0, 1]
+
+
+async def test_several_prompts(serve: Serve) -> None:
+    """The choices of the first prompt, then those of the second."""
+    server = await serve()
+    body = {"prompt": ["one two", "three"], "n": 2}
+    answer = (await server.http.post("/v1/completions", json=body)).json()
+    assert [choice["text"] for choice in answer["choices"]] == [
+        "one two",
+        "one two",
+        *["three"] * 2,
+    ]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 6)
+
+
+async def test_a_failing_choice_fails_the_answer(serve: Serve) -> None:
+    """One error for the whole request, whole or streamed, and nothing is left behind."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("one", "fine"),)))
+    body = {"prompt": ["one", "two"]}
+    answer = await server.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (502, "EngineFailed")
+    streamed = await server.http.post("/v1/completions", json={**body, "stream": True})
+    assert '"EngineFailed"' in streamed.text and "[DONE]" not in streamed.text
+    assert len(server.app.state.driver.registry) == 0
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMATS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+    ({"type": "text"}, None),
+    ({"type": "json_object"}, {"json_schema": {"type": "object"}}),
+    (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+        {"json_schema": SCHEMA},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "constraint"), FORMATS)
+def test_a_response_format_is_a_constraint(
+    given: dict[str, Any], constraint: dict[str, Any] | None
+) -> None:
+    from pydantic import TypeAdapter
+
+    assert TypeAdapter(ResponseFormat).validate_python(given).constraint == constraint
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"best_of": 3}, "best_of"),
+    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"cache_salt": "mine"}, "cache_salt"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"constraint": {"regex": "a", "choice": ["b"]}}, "constraint"),
+    ({"constraint": {"choice": []}}, "constraint"),
+    ({"constraint": {"choice": ["a", ""]}}, "constraint"),
+    ({"constraint": {"regex": "a" * 70_000}}, "constraint"),
+    ({"constraint": {"json_schema": {"x": "a" * 70_000}}}, "constraint"),
+]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"), REFUSED, ids=[f"{p}-{i}" for i, (_, p) in enumerate(REFUSED)]
+)
+async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -> None:
+    """A field out of range, or one that we do not honour and that would change the answer."""
+    server = await serve()
+    answer = await server.http.post("/v1/chat/completions", json={**HI, **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
