@@ -135,7 +135,8 @@ def _tagged(form: dict[str, Any]) -> str:
         for i, (begin, schema, end) in enumerate(parts)
     ]
     one = " | ".join(f"t{i}" for i in range(len(parts)))
-    more = "" if form.get("stop_after_first") else f" ({json.dumps(form.get('separator', ''))} tag)*"
+    between = json.dumps(form.get("separator", ""))
+    more = "" if form.get("stop_after_first") else f" ({between} tag)*"
     start = f"start: tag{more}"
     match form.get("otherwise"):
         case None:

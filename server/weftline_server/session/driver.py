@@ -185,9 +185,7 @@ class Driver:
         self, session: Session, variable: str, criteria: Criterion | None, wait: bool
     ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
         """Count as a reader of `variable` until the end of the block, however that comes."""
-        opened = ev.ReaderOpened(
-            now=self._now(), variable=variable, criteria=criteria, wait=wait
-        )
+        opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
         self._apply(session, opened)
         found = session.variable(variable)
         signal = asyncio.Event()
