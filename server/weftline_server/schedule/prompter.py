@@ -48,8 +48,12 @@ class Prompter:
         self.tokenizer = None if path is None else _load_tokenizer(path)
         self._template = None if template is None else _compile(template)
         self._alphabet = None
-        if self.tokenizer is not None and '"ByteLevel"' in self.tokenizer.to_str():
-            self._alphabet = _byte_alphabet()
+        self.special: frozenset[int] = frozenset()
+        if self.tokenizer is not None:
+            added = self.tokenizer.get_added_tokens_decoder()
+            self.special = frozenset(id for id, token in added.items() if token.special)
+            if '"ByteLevel"' in self.tokenizer.to_str():
+                self._alphabet = _byte_alphabet()
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
 

@@ -167,12 +167,14 @@ def sampling_params(
 
 
 def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ...]:
-    """What the engine says of a part's tokens, in words."""
+    """What the engine says of a part's tokens, in words; special ones are not of the text."""
     if not part.logprobs:
         return ()
     tops = len(part.top_tokens) // len(part.tokens)
     found = []
     for index, (token, logprob) in enumerate(zip(part.tokens, part.logprobs, strict=True)):
+        if token in prompter.special:
+            continue
         at = slice(index * tops, (index + 1) * tops)
         best = zip(part.top_tokens[at], part.top_logprobs[at], strict=True)
         top = tuple(TokenLogprob(*prompter.token(id), one) for id, one in best)
