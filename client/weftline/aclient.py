@@ -174,6 +174,10 @@ class AsyncVariable(VariableBase):
         """Give the variable its value; calls that wait for it start."""
         await self._owner.set(self.id, value)
 
+    async def cancel(self) -> None:
+        """Cancel the call that makes it, and all that waits for that."""
+        await self._owner.cancel(self.id)
+
 
 class AsyncSession(SessionBase[AsyncVariable]):
     """One run of an application. In a `with` block it is the one that semantic functions join."""
@@ -221,6 +225,11 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """Give a variable its value. Raises AlreadySet."""
         path = f"/v1/session/{self.id}/variable/{variable}"
         await self._client._request("PUT", path, SetVariable(value=value))
+
+    async def cancel(self, variable: str) -> None:
+        """Cancel the call that makes a variable; one that is ready stays."""
+        await self.flush()
+        await self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
     async def get(
         self,

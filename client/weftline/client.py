@@ -146,6 +146,10 @@ class Variable(VariableBase):
         """Give the variable its value; calls that wait for it start."""
         self._owner.set(self.id, value)
 
+    def cancel(self) -> None:
+        """Cancel the call that makes it, and all that waits for that."""
+        self._owner.cancel(self.id)
+
 
 class Session(SessionBase[Variable]):
     """One run of an application. In a `with` block it is the one that semantic functions join."""
@@ -187,6 +191,11 @@ class Session(SessionBase[Variable]):
         """Give a variable its value. Raises AlreadySet."""
         path = f"/v1/session/{self.id}/variable/{variable}"
         self._client._request("PUT", path, SetVariable(value=value))
+
+    def cancel(self, variable: str) -> None:
+        """Cancel the call that makes a variable; one that is ready stays."""
+        self.flush()
+        self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
     def get(
         self,

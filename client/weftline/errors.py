@@ -6,7 +6,9 @@
     │   └── BodyTooLarge               413  the request has more bytes than the server takes
     ├── Unauthorized                   401  no key, or a wrong one
     ├── UnknownSession                 404
+    │   └── ServerRestarted            410  the session was of an earlier run of the server
     ├── UnknownVariable                404
+    ├── UnknownCall                    404
     ├── UnknownModel                   404
     ├── GraphError                     422  the calls of a submit do not make a graph
     │   ├── UnknownPlaceholder         422  prompt and placeholders do not name the same things
@@ -121,8 +123,20 @@ class UnknownSession(WeftlineError):
     status = HTTPStatus.NOT_FOUND
 
 
+class ServerRestarted(UnknownSession):
+    """The session was opened on an earlier run of the server, which has ended with all it held."""
+
+    status = HTTPStatus.GONE
+
+
 class UnknownVariable(WeftlineError):
     """The session has no variable of this id."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownCall(WeftlineError):
+    """The session has no call of this id."""
 
     status = HTTPStatus.NOT_FOUND
 

@@ -133,6 +133,8 @@ async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
         ("DELETE", f"/v1/session/{session}", None),
         ("PUT", f"/v1/session/{session}/variable/v", {"value": 1}),
         ("GET", f"/v1/session/{session}/variable/v", None),
+        ("DELETE", f"/v1/session/{session}/variable/v", None),
+        ("DELETE", f"/v1/session/{session}/call/c", None),
         ("POST", "/v1/submit", {"session_id": session, "calls": [GOOD]}),
         ("POST", "/v1/get", {"session_id": session, "semantic_var_id": "v"}),
     ]

@@ -30,7 +30,7 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     """And the table has every route of the server."""
     server = await serve()
     shown = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", SERVING.split("## Routes")[1]))
-    names = {"{session_id}": "{id}", "{variable}": "{var}"}
+    names = {"{session_id}": "{id}", "{variable}": "{var}", "{call_id}": "{call}"}
     served = set()
     for path, methods in server.app.openapi()["paths"].items():
         for long, short in names.items():

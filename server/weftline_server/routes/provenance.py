@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from weftline.errors import InvalidRequest, UnknownSession
 from weftline.protocol import InOut, Placeholder, Segment, check_id
-from weftline_server.graph.primitive import value_text
 from weftline_server.session.driver import Driver
+from weftline_server.session.lowering import came_from
 from weftline_server.session.session import Session
-from weftline_server.session.variable import VariableState
 
 MAX_CLOSED = 64
 _STRICT = {"extra": "forbid"}
@@ -104,14 +103,6 @@ class Inputs:
                 Placeholder(name=name, in_out=InOut.IN, value=piece.text, from_var=var)
             )
         return Segment(input=self._names[key])
-
-
-def came_from(session: Session, variable: str, text: str) -> bool:
-    """Whether `text` lies inside the value that `variable` has."""
-    found = session.variables.get(variable)
-    if found is None or found.state is not VariableState.READY:
-        return False
-    return text in found.text or text in value_text(found.value)
 
 
 @dataclass

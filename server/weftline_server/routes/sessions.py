@@ -1,4 +1,4 @@
-"""POST /v1/session, DELETE /v1/session/{id}, GET …/graph, PUT and GET …/variable/{var}."""
+"""Sessions: open and close, their graph, their variables and calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from weftline.errors import UnknownVariable
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.routes.wire import read, schema
@@ -46,15 +45,33 @@ async def set_variable(
     return {"semantic_var_id": variable, "status": "ready"}
 
 
+@router.delete("/{session_id}/variable/{variable}")
+async def cancel_variable(
+    session_id: str, variable: str, driver: DriverDep, tenant: Tenant
+) -> dict[str, str]:
+    """Cancel the call that makes the variable; one that is there stays."""
+    session = driver.registry.find(tenant, session_id)
+    driver.cancel_variable(session, variable)
+    return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
+
+
+@router.delete("/{session_id}/call/{call_id}")
+async def cancel_call(
+    session_id: str, call_id: str, driver: DriverDep, tenant: Tenant
+) -> dict[str, str]:
+    """Cancel a call and all that waits for it; one that has ended stays as it is."""
+    session = driver.registry.find(tenant, session_id)
+    driver.cancel(session, call_id)
+    return {"call_id": call_id, "state": session.calls[call_id].state.value}
+
+
 @router.get("/{session_id}/variable/{variable}")
 async def read_variable(
     session_id: str, variable: str, driver: DriverDep, tenant: Tenant
 ) -> dict[str, Any]:
     """A variable as it stands, without waiting."""
     session = driver.registry.find(tenant, session_id)
-    found = session.variables.get(variable)
-    if found is None:
-        raise UnknownVariable(f"the session has no variable {variable[:64]!r}", param=variable)
+    found = session.variable(variable)
     found.reads += 1
     error = None if found.error is None else found.error.to_body()["error"]
     return {

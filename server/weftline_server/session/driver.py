@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline.errors import EngineFailed, Timeout, WeftlineError
@@ -32,6 +32,7 @@ from weftline_server.session.lowering import (
     sampling_params,
     texts_before,
     token_logprobs,
+    verified,
 )
 from weftline_server.session.observer import CallObserver
 from weftline_server.session.registry import Registry
@@ -102,13 +103,17 @@ class Driver:
         if not submit.calls:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
-        nodes = tuple(node_of(call) for call in submit.calls)
+        # The model is decided here, so that the graph names it and equal prompts hash alike.
+        nodes = tuple(
+            node_of(replace(verified(session, call), model=self.dispatcher.model(call.model)))
+            for call in submit.calls
+        )
         session.check(nodes)
         prepared: dict[PrimitiveId, Payload] = {}
         for node in nodes:
-            model = self.dispatcher.model(node.call.model)
+            assert node.call.model is not None
             if (prompt := constant_prompt(node)) is not None:
-                payload = await self._payload(model, prompt)
+                payload = await self._payload(node.call.model, prompt)
                 prepared[PrimitiveId(session.id, node.id, 0)] = payload
         self._prepared |= prepared
         try:
@@ -126,7 +131,12 @@ class Driver:
         """Give an empty variable its value. Raises AlreadySet."""
         self._apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
 
+    def cancel_variable(self, session: Session, variable: str) -> None:
+        """Cancel the call that makes the variable, and all below it. Raises UnknownVariable."""
+        self._apply(session, ev.VariableCancelled(now=self._now(), variable=variable))
+
     def cancel(self, session: Session, call: str) -> None:
+        """Cancel the call and all below it. Raises UnknownCall."""
         self._apply(session, ev.CallCancelled(now=self._now(), call=call))
 
     async def get(

@@ -87,6 +87,11 @@ class CallCancelled(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariableCancelled(SessionEvent):
+    variable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed(SessionEvent):
     reason: str = "the session was closed"
 

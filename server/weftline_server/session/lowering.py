@@ -7,10 +7,11 @@ import time
 import uuid
 from array import array
 from dataclasses import replace
+from typing import cast
 
 from weftline import transforms
 from weftline.errors import InvalidRequest, MissingInput, WeftlineError
-from weftline.protocol import Call, InOut, Message, Sampling, Segment
+from weftline.protocol import Call, InOut, Message, Prompt, Sampling, Segment
 from weftline.protocol import Placeholder as Holder
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
@@ -65,6 +66,43 @@ def node_of(call: Call) -> Node:
             )
         holders.append(holder)
     return Node(id, replace(call, placeholders=tuple(holders)))
+
+
+def came_from(session: Session, variable: str, text: str) -> bool:
+    """Whether `text` lies inside the value that `variable` has."""
+    found = session.variables.get(variable)
+    if found is None or found.state is not VariableState.READY:
+        return False
+    return text in found.text or text in value_text(found.value)
+
+
+def verified(session: Session, call: Call) -> Call:
+    """`call` without what it wrongly says of where its text came from: that is constant text."""
+
+    def checked(segment: Segment) -> Segment:
+        var, text = segment.from_var, segment.text
+        if var is None or (text is not None and came_from(session, var, text)):
+            return segment
+        return replace(segment, from_var=None)
+
+    def checked_item(item: Message | Segment) -> Message | Segment:
+        if isinstance(item, Segment):
+            return checked(item)
+        return replace(item, content=tuple(map(checked, item.content)))
+
+    if not isinstance(call.prompt, str) and any(s.from_var for s in call.segments()):
+        # Each item keeps its type, so the prompt does.
+        call = replace(call, prompt=cast(Prompt, tuple(map(checked_item, call.prompt))))
+    if any(holder.from_var for holder in call.placeholders):
+        holders = (
+            holder
+            if holder.from_var is None
+            or came_from(session, holder.from_var, value_text(holder.value))
+            else replace(holder, from_var=None)
+            for holder in call.placeholders
+        )
+        call = replace(call, placeholders=tuple(holders))
+    return call
 
 
 def constant_prompt(node: Node) -> PromptBefore | None:
@@ -126,6 +164,8 @@ def _streams(session: Session, holder: Holder) -> bool:
         return False
     outputs = session.graph.nodes[producer].outputs
     output = next(o for o in outputs if o.semantic_var_id == holder.semantic_var_id)
+    if session.graph.nodes[producer].call.offered_tools:
+        return False  # what is generated is text, and the value a message
     specs = (*output.transforms, *holder.transforms)
     return all(transforms.parse(spec).flow is transforms.Flow.STREAM for spec in specs)
 

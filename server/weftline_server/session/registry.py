@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import uuid
 from dataclasses import dataclass, field
 
-from weftline.errors import Overloaded, UnknownSession
+from weftline.errors import Overloaded, ServerRestarted, UnknownSession
 from weftline_server.session.budget import Budget
 from weftline_server.session.call import CallState
 from weftline_server.session.session import Session
+
+_OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, which session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Registry:
         self._without = without
         self._sessions: dict[tuple[str, str], Session] = {}
         self._count: dict[str, int] = {}
+        self._incarnation = secrets.token_hex(4)
         self._salt_key = secrets.token_bytes(32)
 
     def __len__(self) -> int:
@@ -48,17 +52,29 @@ class Registry:
                 retry_after_s=1.0,
             )
         budget = self._config.budget
-        session = Session(f"s_{uuid.uuid4().hex}", tenant, now, self._without, budget)
+        session = Session(
+            f"s_{self._incarnation}_{uuid.uuid4().hex}", tenant, now, self._without, budget
+        )
         self._sessions[tenant, session.id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         return session
 
     def find(self, tenant: str, id: str) -> Session:
-        """The tenant's session. Raises UnknownSession, also for a session of another tenant."""
+        """The tenant's session. Raises UnknownSession, also for a session of another tenant.
+
+        Raises ServerRestarted for one of an earlier server, of whatever tenant.
+        """
         session = self._sessions.get((tenant, id))
         if session is None:
+            made = _OURS.fullmatch(id)
+            if made and made.group(1) != self._incarnation:
+                raise ServerRestarted(
+                    f"session {id} was lost when the server was restarted: open a new one, and "
+                    "submit its calls again",
+                    param="session_id",
+                )
             raise UnknownSession(
-                f"no session {id[:64]!r}: it was closed, has expired, or the server was restarted",
+                f"no session {id[:64]!r}: it was closed or has expired",
                 param="session_id",
             )
         return session

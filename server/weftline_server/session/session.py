@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import singledispatchmethod
 
-from weftline.errors import AlreadySet, Cancelled, NoProducer, UnknownVariable, WeftlineError
+from weftline.errors import (
+    AlreadySet,
+    Cancelled,
+    NoProducer,
+    UnknownCall,
+    UnknownVariable,
+    WeftlineError,
+)
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph, Node
 from weftline_server.graph.primitive import segments_before
@@ -60,7 +67,7 @@ class Session:
 
     def variable(self, id: str) -> Variable:
         if id not in self.variables:
-            raise UnknownVariable(f"session {self.id} has no variable {id!r}", param=id)
+            raise UnknownVariable(f"the session has no variable {id[:64]!r}", param=id)
         return self.variables[id]
 
     def check(self, nodes: Sequence[Node]) -> None:
@@ -206,11 +213,26 @@ class Session:
 
     @handle.register
     def _cancel(self, event: ev.CallCancelled) -> list[ev.Action]:
+        """The call and all that hangs below it; raises UnknownCall."""
+        if event.call not in self.calls:
+            raise UnknownCall(f"the session has no call {event.call[:64]!r}", param="call_id")
         run = self.calls[event.call]
         if not run.live:
             return []
         name = run.node.call.name
         return self._fail(run, Cancelled(f"call {name!r} was cancelled"), CallState.CANCELLED)
+
+    @handle.register
+    def _cancel_variable(self, event: ev.VariableCancelled) -> list[ev.Action]:
+        """The call that makes it, or what waits for it to be set, is cancelled."""
+        variable = self.variable(event.variable)
+        if variable.settled:
+            return []
+        producer = self.graph.producer.get(variable.id)
+        if producer is not None:
+            return self._cancel(ev.CallCancelled(now=event.now, call=producer))
+        variable.fail(Cancelled(f"variable {variable.id!r} was cancelled", param=variable.id))
+        return [ev.Notify(variable.id), *self._feed_consumers(variable.id, event.now)]
 
     @handle.register
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:

@@ -41,7 +41,8 @@ def _readers(session: Session) -> dict[str, list[str]]:
     """Variable → the calls that read it, or whose prompts were sent with text of it."""
     readers = {var: list(calls) for var, calls in session.graph.consumers.items()}
     for call, node in session.graph.nodes.items():
-        for var in dict.fromkeys(p.from_var for p in node.inputs if p.from_var is not None):
+        said = [*(p.from_var for p in node.inputs), *(s.from_var for s in node.call.segments())]
+        for var in dict.fromkeys(var for var in said if var is not None):
             if call not in (known := readers.setdefault(var, [])):
                 known.append(call)
     return readers
