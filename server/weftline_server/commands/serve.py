@@ -18,6 +18,7 @@ from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_server.app import create_app
 from weftline_server.commands.server import FLUSH_S, Server
+from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.logs import LogFormat, configure
 from weftline_server.schedule.policy import POLICIES
@@ -35,16 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=("torch", "null"), default="torch", help="torch is the embedded engine"
     )
-    parser.add_argument("--policy", choices=tuple(POLICIES), default="app")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings in TOML; flags go before them"
+    )
+    parser.add_argument("--policy", choices=tuple(POLICIES), help="default: app")
     parser.add_argument(
         "--without",
-        default="",
         metavar="NAMES",
         help=f"optimisations to leave out, by comma: {', '.join(sorted(OPTIMISATIONS))}",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8600, help="0 takes a free one")
+    parser.add_argument("--host", help="default: 127.0.0.1")
+    parser.add_argument("--port", type=int, help="default: 8600; 0 takes a free one")
     parser.add_argument("--api-key", help="ask every client for this key (or set WEFTLINE_API_KEY)")
     parser.add_argument(
         "--until-stdin-closes",
@@ -54,18 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-s",
         type=float,
-        default=10.0,
-        help="seconds that running calls have after SIGTERM (default: %(default)g)",
+        help="seconds that running calls have after SIGTERM (default: 10)",
     )
-    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning"))
+    parser.add_argument("--log-level", choices=LEVELS, help="default: warning")
     parser.add_argument(
         "--log-format",
         choices=tuple(LogFormat),
-        default=LogFormat.TEXT,
         help="json: an object a line, and a line for each call (in text from level info on)",
     )
     parser.add_argument(
-        "--log-prompts", action="store_true", help="log what was said, too, for each call"
+        "--log-prompts",
+        action="store_true",
+        default=None,
+        help="log what was said, too, for each call",
     )
     null = parser.add_argument_group("the null engine, which has no model")
     null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
@@ -76,17 +80,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; 1 if the engine or the port is not to be had."""
-    configure(LogFormat(args.log_format), args.log_level)
     key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
-    config = ServerConfig(
-        host=args.host,
-        port=args.port,
-        policy=args.policy,
-        without=frozenset(filter(None, args.without.split(","))),
-        keys={key: "default"} if key else {},
-        log_prompts=args.log_prompts,
-    )
-    return asyncio.run(_serve(config, _engines(args), args))
+    flags = {
+        "host": args.host,
+        "port": args.port,
+        "policy": args.policy,
+        "without": None if args.without is None else list(filter(None, args.without.split(","))),
+        "keys": {key: "default"} if key else None,
+        "log_prompts": args.log_prompts,
+        "log_level": args.log_level,
+        "log_format": args.log_format,
+        "drain_s": args.drain_s,
+    }
+    settings = load(args.config, flags)
+    configure(LogFormat(settings.process.log_format), settings.process.log_level)
+    if settings.engines:
+        raise InvalidRequest(
+            "[[engine]] tables are not served yet: name the engine with --engine", param="engine"
+        )
+    return asyncio.run(_serve(settings, _engines(args), args.until_stdin_closes))
 
 
 def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
@@ -107,8 +119,9 @@ def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
 
 
 async def _serve(
-    config: ServerConfig, engines: Mapping[str, Callable[[], Engine]], args: argparse.Namespace
+    settings: Settings, engines: Mapping[str, Callable[[], Engine]], until_stdin_closes: bool
 ) -> int:
+    config = settings.server
     listener = _listen(config)
     port = listener.getsockname()[1]
     app = create_app(config, engines)
@@ -116,7 +129,7 @@ async def _serve(
         f"http://{config.host}:{port}",
         uvicorn.Config(
             app,
-            log_level=args.log_level,
+            log_level=settings.process.log_level,
             log_config=None,  # its lines go where ours go
             access_log=False,
             timeout_graceful_shutdown=FLUSH_S,
@@ -124,9 +137,9 @@ async def _serve(
             ws="none",
         ),
         app,
-        args.drain_s,
+        settings.process.drain_s,
     )
-    if args.until_stdin_closes:
+    if until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
         await server.serve(sockets=[listener])

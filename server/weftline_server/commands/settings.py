@@ -1,0 +1,119 @@
+"""The configuration file of `weftline serve`: TOML in, settings and engine tables out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from weftline.errors import InvalidRequest
+from weftline_server.config import ServerConfig
+from weftline_server.logs import LogFormat
+
+LEVELS = ("debug", "info", "warning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What belongs to the process and not to the server: its log, and how long it drains."""
+
+    log_level: str = "warning"
+    log_format: str = LogFormat.TEXT.value
+    drain_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("log_level", LEVELS), ("log_format", tuple(LogFormat))):
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidRequest(
+                    f"{name} {value!r} is none of {', '.join(allowed)}", param=name
+                )
+        if not self.drain_s >= 0:
+            raise InvalidRequest(f"drain_s must be at least 0, got {self.drain_s}", param="drain_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a file and the flags say together."""
+
+    server: ServerConfig
+    process: Process
+    engines: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
+    """The file's settings with `flags` before them; a flag that is None was not given.
+
+    Raises InvalidRequest for a file that cannot be read, an unknown name or a wrong type.
+    """
+    tables = {} if path is None else _read(path)
+    engines = tables.pop("engine", [])
+    if not isinstance(engines, list) or not all(isinstance(one, dict) for one in engines):
+        raise InvalidRequest("an engine is a table: write [[engine]]", param="engine")
+    keys = tables.pop("keys", {})
+    given = tables | {name: value for name, value in flags.items() if value is not None}
+    if keys and "keys" not in given:
+        given["keys"] = _keys(keys)
+    of_process = {one.name for one in dataclasses.fields(Process)}
+    process = {name: value for name, value in given.items() if name in of_process}
+    server = {name: value for name, value in given.items() if name not in of_process}
+    made = _make(ServerConfig, server, "", {*of_process, "engine"})
+    return Settings(made, _make(Process, process, ""), tuple(engines))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not TOML: {error}", param="config") from error
+
+
+def _keys(table: Any) -> dict[str, str]:
+    """Tenants by key; `$NAME` is a key that stands in the environment."""
+    found: dict[str, str] = {}
+    for tenant, key in table.items() if isinstance(table, dict) else ():
+        if isinstance(key, str) and key.startswith("$"):
+            key = os.environ.get(key[1:])
+        if not isinstance(key, str) or not key:
+            raise InvalidRequest(
+                f"keys.{tenant} is neither a key nor $NAME of a variable that is set", param="keys"
+            )
+        if key in found:
+            raise InvalidRequest(f"{tenant} and {found[key]} have the same key", param="keys")
+        found[key] = tenant
+    return found
+
+
+def _make(
+    cls: type[Any], values: Mapping[str, Any], where: str, also: set[str] | None = None
+) -> Any:
+    """A frozen dataclass out of a table, its nested ones out of the tables in it."""
+    hints = get_type_hints(cls)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            near = difflib.get_close_matches(name, [*hints, *(also or ())], 1)
+            advice = f": did you mean {near[0]}?" if near else ""
+            raise InvalidRequest(f"there is no setting {where}{name}{advice}", param=where + name)
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise InvalidRequest(f"{where}{name} is a table", param=where + name)
+            made[name] = _make(hint, value, f"{where}{name}.")  # type: ignore[arg-type]
+            continue
+        if isinstance(value, list):
+            value = frozenset(value)
+        try:
+            made[name] = TypeAdapter(hint).validate_python(value, strict=True)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
+            raise InvalidRequest(f"{where}{name}: {said}", param=where + name) from None
+    return cls(**made)

@@ -1,0 +1,79 @@
+"""The configuration file: what it says, what flags say before it, and what it must not say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from weftline.errors import InvalidRequest
+from weftline_server.commands.settings import Process, load
+from weftline_server.config import ServerConfig
+
+SERVING = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Path:
+    return tmp_path / "weftline.toml"
+
+
+def test_the_file_in_the_documentation_says_the_defaults(write: Path) -> None:
+    """Every line of it is read, and is what the server does without a file."""
+    [text] = re.findall(r"```toml\n(.*?)```", SERVING, re.S)
+    write.write_text(text)
+    settings = load(write, {})
+    assert (settings.server, settings.process) == (ServerConfig(), Process())
+    assert load(None, {}) == settings
+
+
+def test_flags_go_before_the_file(write: Path) -> None:
+    """A flag that was not given leaves the file's value; tables reach the parts they name."""
+    write.write_text(
+        'port = 1\nwithout = ["affinity"]\ndrain_s = 2\n[registry]\nidle_s = 5\n'
+        "[registry.budget]\ncalls = 7\n[[engine]]\nengine = 'null'\n[[engine]]\nengine = 'torch'\n"
+    )
+    settings = load(write, {"port": 2, "policy": "request", "host": None})
+    assert (settings.server.port, settings.server.policy) == (2, "request")
+    assert settings.server.without == {"affinity"}
+    assert settings.process.drain_s == 2.0
+    assert (settings.server.registry.idle_s, settings.server.registry.budget.calls) == (5.0, 7)
+    assert settings.engines == ({"engine": "null"}, {"engine": "torch"})
+
+
+def test_keys_belong_to_tenants(write: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand or out of the environment; --api-key replaces them all."""
+    monkeypatch.setenv("B_KEY", "bbb")
+    write.write_text('[keys]\na = "aaa"\nb = "$B_KEY"\n')
+    assert load(write, {}).server.keys == {"aaa": "a", "bbb": "b"}
+    assert load(write, {"keys": {"x": "default"}}).server.keys == {"x": "default"}
+
+
+WRONG = [
+    ("prot = 1", "there is no setting prot: did you mean port"),
+    ("[registry]\nidle = 1", "there is no setting registry.idle: did you mean idle_s"),
+    ("port = '8600'", "port: Input should be a valid integer"),
+    ("registry = 3", "registry is a table"),
+    ("log_level = 'loud'", "log_level 'loud' is none of"),
+    ("policy = 'best'", "policy 'best' is none of"),
+    ("drain_s = -1", "drain_s must be at least 0"),
+    ("engine = 1", "an engine is a table"),
+    ("[keys]\na = '$NOT_SET_HERE'", "keys.a is neither a key"),
+    ("[keys]\na = 'k'\nb = 'k'", "b and a have the same key"),
+    ("host = '0.0.0.0'", "needs API keys"),
+    ("port = ", "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG, ids=[w[0] for w in WRONG])
+def test_what_is_wrong_is_said(write: Path, text: str, says: str) -> None:
+    """One sentence, with the nearest name where there is one."""
+    write.write_text(text)
+    with pytest.raises(InvalidRequest, match=re.escape(says)):
+        load(write, {})
+
+
+def test_a_file_that_is_not_there(write: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        load(write, {})
