@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A variable is ready; `facts` are its call's `prompt_tokens`, `cached_tokens`,
+    """A variable is ready; `facts` are its call's `model`, `prompt_tokens`, `cached_tokens`,
     `output_tokens` and `finish_reason`.
     """
 

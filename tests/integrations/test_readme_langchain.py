@@ -20,14 +20,17 @@ def test_the_programs_run(
 ) -> None:
     """The first prints one text twice, plain and as one graph; the second what runs where."""
     monkeypatch.setenv("WEFTLINE_BASE_URL", echo_url)
-    first, second = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = run(first, tmp_path)
     printed = capsys.readouterr().out
     half = len(printed) // 2
     assert printed[:half] == printed[half:]
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in printed
     run(second, tmp_path, names)
-    assert "client  what it calls, 'strip', may do anything" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "client  what it calls, 'strip', may do anything" in printed
+    run(third, tmp_path, names)
+    assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out
 
 
 def run(program: str, folder: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from langchain_weftline.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.compiled import CompiledChain, compile_chain
 from langchain_weftline.explanation import Explanation
 
-__all__ = ["ChatWeftline", "CompiledChain", "Explanation", "compile_chain"]
+__all__ = [
+    "AcceleratedChain",
+    "ChatWeftline",
+    "CompiledChain",
+    "Explanation",
+    "accelerate",
+    "compile_chain",
+]

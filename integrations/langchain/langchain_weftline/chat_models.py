@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import AbstractContextManager, aclosing, closing
 from typing import Any, Self, cast
 from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams, LanguageModelInput
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.tools import BaseTool
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from langchain_weftline.ahead import take
 from langchain_weftline.provenance import listen
 from langchain_weftline.sending import OURS, Sending, keep_pieces, sending, silence
 from langchain_weftline.transport import async_client
@@ -165,6 +174,9 @@ class ChatWeftline(BaseChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        if taken is not None and (answer := taken.answer()) is not None:
+            return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
             result = super()._generate(messages, stop, run_manager, **kwargs)
@@ -178,6 +190,9 @@ class ChatWeftline(BaseChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        if taken is not None and (answer := await taken.aanswer()) is not None:
+            return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
             result = await super()._agenerate(messages, stop, run_manager, **kwargs)
@@ -191,6 +206,15 @@ class ChatWeftline(BaseChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        began = False
+        for generation in self._converted(() if taken is None else taken.chunks()):
+            began = True
+            if run_manager is not None:
+                run_manager.on_llm_new_token(generation.text, chunk=generation)
+            yield generation
+        if began:
+            return
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
             made = super()._stream(messages, stop, run_manager, **kwargs)
@@ -207,6 +231,17 @@ class ChatWeftline(BaseChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        if taken is not None:
+            began = False
+            async for event in taken.achunks():
+                began = True
+                for generation in self._converted([event]):
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(generation.text, chunk=generation)
+                    yield generation
+            if began:
+                return
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
             made = super()._astream(messages, stop, run_manager, **kwargs)
@@ -215,6 +250,12 @@ class ChatWeftline(BaseChatOpenAI):
                     sent.take_chunk(chunk)
                     yield chunk
             sent.finish()
+
+    def _converted(self, chunks: Iterable[dict[str, Any]]) -> Iterator[ChatGenerationChunk]:
+        for chunk in chunks:
+            made = self._convert_chunk_to_generation_chunk(chunk, AIMessageChunk, {})
+            if made is not None:
+                yield made
 
     def _create_chat_result(
         self, response: Any, generation_info: dict[str, Any] | None = None

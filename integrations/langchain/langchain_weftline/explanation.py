@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,13 @@ class Explanation:
         return f"```\n{self}\n```"
 
 
-def explain(chain: Runnable[Any, Any], input: Any) -> Explanation:
-    """How `chain` would be compiled for `input`, or for whatever it gets if that is UNKNOWN."""
+def explain(
+    chain: Runnable[Any, Any],
+    input: Any,
+    mode: Mode = Mode.EXPLAIN,
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """How `chain` would be lowered for `input`, or for whatever it gets if that is UNKNOWN."""
     notes: list[Note] = []
-    plan(Lowering(mode=Mode.EXPLAIN, note=notes.append), chain, input)
+    plan(Lowering(mode=mode, note=notes.append), chain, input, options=options)
     return Explanation(tuple(notes))

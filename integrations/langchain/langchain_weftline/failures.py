@@ -9,8 +9,9 @@ from typing import Any
 import openai
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage
+from langchain_openai.chat_models.base import BaseChatOpenAI
+from pydantic import SecretStr
 
-from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lowered import Tree, specs_of
 from langchain_weftline.symbols import Spec
 from langchain_weftline.transport import httpx
@@ -79,7 +80,13 @@ def as_model(failure: WeftlineError) -> Exception:
         return httpx.Response(failure.status, json=failure.to_body(), request=request)
 
     http = httpx.Client(transport=httpx.MockTransport(refuse))
-    model = ChatWeftline(http_client=http, max_retries=0, provenance=False)
+    model = BaseChatOpenAI(
+        model="default",
+        base_url="http://weftline/v1",
+        api_key=SecretStr("none"),
+        http_client=http,
+        max_retries=0,
+    )
     try:
         model._generate([HumanMessage("")])
     except openai.OpenAIError as error:

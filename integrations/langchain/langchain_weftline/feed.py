@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_weftline.background import BACKGROUND
 from langchain_weftline.lowered import Server
@@ -15,6 +15,15 @@ from weftline.aclient import AsyncSession
 from weftline.errors import Cancelled, WeftlineError
 from weftline.protocol import Call, Submit
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
+
+T = TypeVar("T")
+
+
+async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
+    """The result of `future`, which others may wait for too: being cancelled leaves it as it is."""
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.shield(asyncio.wrap_future(future))
+
 
 Told = Callable[[Value | Failed], None]
 """Called on the background loop for each variable that settles."""
@@ -46,19 +55,19 @@ class Result:
         self._last.set_result(None)
         self.value.set_result(event)
 
-    def parts(self) -> Generator[str, None, None]:
-        """Its text as it comes; raises the error that ended it."""
-        link = self._first.result()
+    def parts(self, timeout_s: float | None = None) -> Generator[str, None, None]:
+        """Its text as it comes; raises the error that ended it, or TimeoutError."""
+        link = self._first.result(timeout_s)
         while link is not None:
             yield link.text
-            link = link.next.result()
+            link = link.next.result(timeout_s)
 
-    async def aparts(self) -> AsyncGenerator[str, None]:
-        """Its text as it comes; raises the error that ended it."""
-        link = await asyncio.wrap_future(self._first)
+    async def aparts(self, timeout_s: float | None = None) -> AsyncGenerator[str, None]:
+        """Its text as it comes; raises the error that ended it, or TimeoutError."""
+        link = await awaited(self._first, timeout_s)
         while link is not None:
             yield link.text
-            link = await asyncio.wrap_future(link.next)
+            link = await awaited(link.next, timeout_s)
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class Feed:
         try:
             session = None
             if follows:
-                session = await asyncio.wrap_future(self._session)
+                session = await awaited(self._session)
             client = await BACKGROUND.client(self._server)
             async with aclosing(client.watch(submit(session))) as events:
                 async for event in events:
@@ -179,7 +188,7 @@ class Feed:
 
     async def _session_client(self) -> AsyncSession:
         session = (await BACKGROUND.client(self._server)).session()
-        session.id = await asyncio.wrap_future(self._session)
+        session.id = await awaited(self._session)
         return session
 
     async def _graph(self) -> dict[str, Any]:

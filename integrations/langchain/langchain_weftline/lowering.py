@@ -16,6 +16,7 @@ from typing import Any
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
+    Runnable,
     RunnableAssign,
     RunnableBranch,
     RunnableLambda,
@@ -87,6 +88,8 @@ class Lowering:
         """What `step` makes of `value`; where the server cannot run it, the client does."""
         runnable = step.runnable
         if isinstance(runnable, DynamicRunnable):
+            if self.mode is not Mode.RUN and makes_alternatives(runnable):
+                return (yield from self.run(step, value, "a function makes its alternatives"))
             runnable, config = runnable.prepare(step.config)
             step = Step(runnable, config, step.path, step.options)
         if is_plain_binding(runnable):
@@ -261,6 +264,7 @@ class Lowering:
     def _unknown_call(self, step: Step) -> Any:
         """A call whose prompt the client has yet to make."""
         if self.mode is Mode.AHEAD:
+            self.note(step, "its prompt is known only in the run")
             return UNKNOWN
         self.note(step, "a call, on a prompt of the client's values", in_server=True)
         return Answer(self._mint())
@@ -301,6 +305,12 @@ def is_plain_binding(runnable: Any) -> bool:
         RunnableBindingBase.invoke,
         RunnableBindingBase._merge_configs,
     )
+
+
+def makes_alternatives(runnable: Any) -> bool:
+    """Whether one of a configurable runnable's alternatives is a function that makes it."""
+    ways = getattr(runnable, "alternatives", {}).values()
+    return any(not isinstance(way, Runnable) for way in ways)
 
 
 def _class_of(runnable: Any) -> type:

@@ -6,10 +6,11 @@ What a run would only find out, by a step of the client or from the server, is U
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePick
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePick
 
 from langchain_weftline.lowering import Lowering
 from langchain_weftline.plain import is_plain
@@ -19,21 +20,28 @@ from langchain_weftline.steps import Fork, Request, Run, Step, Steps
 from langchain_weftline.symbols import UNKNOWN, CannotCompile, has_unknown
 
 
-def plan(lowering: Lowering, chain: Runnable[Any, Any], input: Any) -> Any:
+def plan(
+    lowering: Lowering,
+    chain: Runnable[Any, Any],
+    input: Any,
+    config: RunnableConfig | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
     """Lower `chain`; what it comes to, as far as that is known."""
-    return _follow(lowering.step(Step(chain, {}), _known_part(input)))
+    configurable = (config or {}).get("configurable", {})  # of a run's configuration only this
+    step = Step(chain, {"configurable": configurable}, (), options or {})
+    return _follow(lowering.step(step, _known_part(input)))
 
 
 def _follow(part: Steps) -> Any:
     answer: Any = None
     while True:
         try:
-            request = part.send(answer)
+            answer = _answer(part.send(answer))
         except StopIteration as done:
             return done.value
         except Exception:
             return UNKNOWN  # the run itself will raise it, where its callbacks see it
-        answer = _answer(request)
 
 
 def _answer(request: Request) -> Any:

@@ -213,9 +213,4 @@ def calls_user_code(template: Any) -> bool:
 
 def text_of(turns: tuple[Turn, ...]) -> list[tuple[str, str, str | None]]:
     """Role, text and name of each turn, where no text is left to the server."""
-    return [(turn.role, "".join(map(str, _strings(turn))), turn.name) for turn in turns]
-
-
-def _strings(turn: Turn) -> Iterator[Any]:
-    for part in turn.content:
-        yield from part.pieces if isinstance(part, Slot) else (part,)
+    return [(turn.role, "".join(map(str, turn.pieces())), turn.name) for turn in turns]

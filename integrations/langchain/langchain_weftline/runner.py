@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.failures import own_failures
-from langchain_weftline.feed import Feed, Result
+from langchain_weftline.feed import Feed, Result, awaited
 from langchain_weftline.lowered import Lowered, Variable, facts_of, finish, raw_calls
 from langchain_weftline.lowering import Lowering
 from langchain_weftline.program import Job, Outcome, Program, settle
@@ -106,7 +106,7 @@ class Execution:
         if (end := _end(lowered, result)) is not None:
             yield end
         if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await asyncio.wrap_future(self._feed.fetch_graph()))
+            self._on_graph(await awaited(self._feed.fetch_graph()))
 
     def _drive(self, inbox: queue.SimpleQueue[Message]) -> Lowered:
         """Run the client's steps and the calls that they need, up to the last submit."""
@@ -234,7 +234,7 @@ class Execution:
             self._take(await inbox.get(None))
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await asyncio.wrap_future(self._feed.fetch_graph()))
+            self._on_graph(await awaited(self._feed.fetch_graph()))
         return made
 
     def _settled(self, lowered: Lowered) -> Outcome | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.failures import as_model
 from langchain_weftline.symbols import CannotCompile
 from weftline.errors import InvalidRequest
 from weftline.protocol import Sampling
+
+if TYPE_CHECKING:
+    from langchain_weftline.chat_models import ChatWeftline
 
 _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
 _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})

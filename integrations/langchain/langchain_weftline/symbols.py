@@ -93,6 +93,11 @@ class Turn:
     content: tuple[str | Slot, ...]
     name: str | None = None
 
+    def pieces(self) -> Iterator[Piece]:
+        """Its text from the first to the last."""
+        for part in self.content:
+            yield from part.pieces if isinstance(part, Slot) else (part,)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -110,15 +115,12 @@ class Prompt:
     def holes(self) -> Iterator[Hole]:
         """The places that the server fills."""
         for turn in self.turns:
-            for part in turn.content:
-                if isinstance(part, Slot):
-                    yield from (piece for piece in part.pieces if isinstance(piece, Hole))
+            yield from (piece for piece in turn.pieces() if isinstance(piece, Hole))
 
     @property
     def is_known(self) -> bool:
         """Whether none of its text is left to be known in a run."""
-        parts = (part for turn in self.turns for part in turn.content)
-        pieces = (p for part in parts for p in (part.pieces if isinstance(part, Slot) else (part,)))
+        pieces = (piece for turn in self.turns for piece in turn.pieces())
         return not any(isinstance(piece, str) and UNKNOWN_TEXT in piece for piece in pieces)
 
 

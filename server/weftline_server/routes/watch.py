@@ -31,7 +31,7 @@ async def watch(
                     await events.put(sse("part", text))
             else:
                 await driver.get(session, variable)
-            await events.put(sse("value", _value(session, variable)))
+            await events.put(sse("value", _value(driver, session, variable)))
         except WeftlineError as error:
             await events.put(sse("failed", {"semantic_var_id": variable, **error.to_body()}))
 
@@ -48,7 +48,7 @@ async def watch(
         await asyncio.gather(*followers, return_exceptions=True)
 
 
-def _value(session: Session, variable: str) -> dict[str, Any]:
+def _value(driver: Driver, session: Session, variable: str) -> dict[str, Any]:
     """The value, and how it was generated unless the client has set it."""
     value = {"semantic_var_id": variable, "value": session.variable(variable).value}
     call = session.graph.producer.get(variable)
@@ -63,4 +63,5 @@ def _value(session: Session, variable: str) -> dict[str, Any]:
         "output_tokens": step.usage.output_tokens,
         "finish_reason": step.reason.value,
     }
-    return {**value, "call_id": call, **usage}
+    model = driver.dispatcher.model(run.node.call.model)
+    return {**value, "call_id": call, "model": model, **usage}

@@ -1,0 +1,186 @@
+"""AcceleratedChain: LangChain runs the chain as ever; its model calls are under way by then."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any, cast
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
+from langchain_core.runnables.schema import StreamEvent
+
+from langchain_weftline.ahead import Ahead
+from langchain_weftline.explanation import Explanation, explain
+from langchain_weftline.lowering import Lowering
+from langchain_weftline.planning import plan
+from langchain_weftline.steps import Mode
+
+Input = Any
+Output = Any
+Config = RunnableConfig
+
+
+def accelerate(chain: Runnable[Any, Any]) -> AcceleratedChain:
+    """`chain`, whose model calls the server begins before LangChain comes to them.
+
+    Args:
+        chain: An LCEL chain with models that are `ChatWeftline`.
+
+    When the chain is invoked, the calls that follow from its input alone, and from the answers of
+    such calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks,
+    side effects, exceptions and streamed events are the plain chain's. A model call whose prompt
+    and parameters are those of a call in the graph takes its result, which the server has pushed;
+    any other is an ordinary call, and what is not used is cancelled. None of your code runs to find
+    the graph.
+    """
+    return AcceleratedChain(bound=chain)
+
+
+class AcceleratedChain(RunnableBindingBase[Input, Output]):
+    """What `accelerate` returns: the chain itself, but for when its model calls begin."""
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return False
+
+    def explain(self, input: Input, **kwargs: Any) -> Explanation:
+        """Which calls would begin ahead for `input`, and why others would not; print it."""
+        return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs)
+
+    def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
+        with self._begun(input, config, kwargs) as begun:
+            return self.bound.invoke(input, begun, **kwargs)
+
+    async def ainvoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
+        with self._begun(input, config, kwargs) as begun:
+            return await self.bound.ainvoke(input, begun, **kwargs)
+
+    def stream(self, input: Input, config: Config | None = None, **kwargs: Any) -> Iterator[Output]:
+        with self._begun(input, config, kwargs, parts=True) as begun:
+            yield from self.bound.stream(input, begun, **kwargs)
+
+    async def astream(
+        self, input: Input, config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        with self._begun(input, config, kwargs, parts=True) as begun:
+            made = cast(AsyncGenerator[Output], self.bound.astream(input, begun, **kwargs))
+            async with aclosing(made) as parts:
+                async for part in parts:
+                    yield part
+
+    def batch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Output]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            return self.bound.batch(inputs, begun, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Output]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            return await self.bound.abatch(
+                inputs, begun, return_exceptions=return_exceptions, **kwargs
+            )
+
+    def batch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Output | Exception]]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            yield from self.bound.batch_as_completed(inputs, begun, **kwargs)
+
+    async def abatch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[int, Output | Exception]]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            async for done in self.bound.abatch_as_completed(inputs, begun, **kwargs):
+                yield done
+
+    def astream_events(  # type: ignore[override] # one signature for both versions
+        self, input: Input, config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
+        if kwargs.get("version") == "v3":  # not served ahead: its stream outlives the call
+            later: Awaitable[Any] = super().astream_events(input, config, **kwargs)
+            return later
+        return self._events(input, config, **kwargs)
+
+    async def _events(
+        self, input: Input, config: Config | None, **kwargs: Any
+    ) -> AsyncIterator[StreamEvent]:
+        with self._begun(input, config, {}, parts=True) as begun:
+            made = self.bound.astream_events(input, begun, **kwargs)
+            async with aclosing(cast(AsyncGenerator[StreamEvent], made)) as events:
+                async for event in events:
+                    yield event
+
+    def transform(
+        self, input: Iterator[Input], config: Config | None = None, **kwargs: Any
+    ) -> Iterator[Output]:
+        """Waits for the whole input, since the calls depend on all of it."""
+        if (whole := _added(list(input))) is not None:
+            yield from self.stream(whole, config, **kwargs)
+
+    async def atransform(
+        self, input: AsyncIterator[Input], config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        """Waits for the whole input, since the calls depend on all of it."""
+        if (whole := _added([part async for part in input])) is not None:
+            async for part in self.astream(whole, config, **kwargs):
+                yield part
+
+    @contextmanager
+    def _begun(
+        self, input: Input, config: Config | None, options: dict[str, Any], *, parts: bool = False
+    ) -> Iterator[Config]:
+        """The configuration of a run whose calls have been submitted."""
+        config = ensure_config(config)  # which takes in the run around this one, if there is one
+        lowering = Lowering(mode=Mode.AHEAD)
+        plan(lowering, self.bound, input, config, options)
+        if not lowering.drafts:
+            yield config
+            return
+        assert lowering.server is not None, "a call has a model"
+        ahead = Ahead(lowering.server, lowering.drafts, parts=parts)
+        try:
+            yield merge_configs(config, {"callbacks": [ahead]})
+        finally:
+            ahead.close()
+
+    @contextmanager
+    def _all_begun(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None,
+        options: dict[str, Any],
+    ) -> Iterator[list[Config]]:
+        with ExitStack() as stack:
+            configs = get_config_list(config, len(inputs))
+            yield [
+                stack.enter_context(self._begun(input, one, options))
+                for input, one in zip(inputs, configs, strict=True)
+            ]
+
+
+def _added(parts: list[Any]) -> Any:
+    """A streamed input as one."""
+    whole = None
+    for part in parts:
+        whole = part if whole is None else whole + part
+    return whole

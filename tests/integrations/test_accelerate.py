@@ -1,0 +1,399 @@
+"""Accelerated chains: LangChain runs them unchanged, and finds its answers already made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.exceptions import OutputParserException
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import (
+    ConfigurableField,
+    Runnable,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from tests.integrations import test_compile_chain, test_compile_client_steps
+from tests.integrations.conftest import StartServer, served
+from tests.integrations.provenance import CHAT, plain
+from tests.integrations.recording import Recording, recorded
+
+Chain = Runnable[Any, Any]
+SUBMIT = "/v1/submit"
+TEXT = StrOutputParser()
+ASK = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "{x}")])
+WAIT_S = 20.0
+
+
+def steps(llm: ChatWeftline, number: int = 3) -> Chain:
+    """Each step asks about the answer of the one before."""
+    chain: Chain = ASK | llm | TEXT
+    for step in range(1, number):
+        prompt = ChatPromptTemplate.from_template(f"Step {step}: {{x}}")
+        chain = {"x": chain} | prompt | llm | TEXT
+    return chain
+
+
+@pytest.fixture
+def llm(echo_url: str) -> ChatWeftline:
+    return ChatWeftline(base_url=echo_url, temperature=0)
+
+
+def all_ahead(recording: Recording) -> bool:
+    """Whether every call was sent ahead, and every answer taken from there."""
+    return bool(recording.bodies(SUBMIT)) and not recording.bodies(CHAT)
+
+
+async def test_every_way_to_run(echo_url: str) -> None:
+    """The plain chain's result, and no request but the one that was sent ahead."""
+    expected = steps(ChatWeftline(base_url=echo_url)).invoke({"x": "soup"})
+    ways: list[Callable[[Chain], Any]] = [
+        lambda chain: chain.invoke({"x": "soup"}),
+        lambda chain: "".join(chain.stream({"x": "soup"})),
+        lambda chain: "".join(chain.transform(iter([{"x": "soup"}]))),
+        lambda chain: chain.batch([{"x": "soup"}])[0],
+        lambda chain: dict(chain.batch_as_completed([{"x": "soup"}]))[0],
+        lambda chain: (RunnableLambda(lambda x: {"x": x}) | chain).invoke("soup"),
+    ]
+    for way in ways:
+        with recorded(echo_url) as passed:
+            chain = accelerate(steps(ChatWeftline(base_url=passed.url)))
+            assert way(chain) == expected
+            assert all_ahead(passed)
+            assert len(passed.bodies(SUBMIT)) == 1
+    with recorded(echo_url) as passed:
+        chain = accelerate(steps(ChatWeftline(base_url=passed.url)))
+        assert await chain.ainvoke({"x": "soup"}) == expected
+        assert "".join([part async for part in chain.astream({"x": "soup"})]) == expected
+        assert await chain.abatch([{"x": "soup"}] * 2) == [expected] * 2
+        done = [one async for one in chain.abatch_as_completed([{"x": "soup"}])]
+        assert done == [(0, expected)]
+        assert all_ahead(passed)
+        assert len(passed.bodies(SUBMIT)) == 5
+
+
+CHAINS = [*test_compile_chain.ONE, *test_compile_client_steps.ALL]
+
+
+@pytest.mark.parametrize("make", CHAINS)
+async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
+    """Of every chain that compiled chains are tested with, messages and their usage included."""
+    own = make in test_compile_chain.ONE
+    given: Any = test_compile_chain.CHUNKS[1] if own else "one"
+    chain = make(llm)
+    expected = plain(chain.invoke(given))
+    assert plain(accelerate(chain).invoke(given)) == expected
+    assert plain(await accelerate(chain).ainvoke(given)) == expected
+    whole = None
+    for part in accelerate(chain).stream(given):
+        whole = part if whole is None else whole + part
+    streamed = None
+    for part in chain.stream(given):
+        streamed = part if streamed is None else streamed + part
+    assert plain(whole) == plain(streamed)
+
+
+class Events(BaseCallbackHandler):
+    """Everything that callbacks are told, without ids."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+        self.told.append(("start", kwargs["name"], plain(inputs), kwargs["tags"]))
+
+    def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
+        self.told.append(("end", plain(outputs)))
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        self.told.append(("model", plain(messages), kwargs["invocation_params"]))
+
+    def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
+        self.told.append(("token", token))
+
+    def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        message = response.generations[0][0].message
+        metadata = {k: v for k, v in message.response_metadata.items() if k != "id"}
+        output = {k: v for k, v in (response.llm_output or {}).items() if k != "id"}
+        self.told.append(("answer", plain(message), metadata, output))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_callbacks_hear_the_plain_chain(llm: ChatWeftline, streams: bool) -> None:
+    """Every event of a user's handler, in order, and every field of the answers."""
+    plainly, ahead = Events(), Events()
+    for chain, events in ((steps(llm), plainly), (accelerate(steps(llm)), ahead)):
+        if streams:
+            list(chain.stream({"x": "soup"}, {"callbacks": [events], "tags": ["t"]}))
+        else:
+            chain.invoke({"x": "soup"}, {"callbacks": [events], "tags": ["t"]})
+    assert ahead.told == plainly.told
+
+
+async def test_events_are_those_of_the_plain_chain(llm: ChatWeftline) -> None:
+    """astream_events: names, and what they carry."""
+    found = []
+    for chain in (steps(llm), accelerate(steps(llm))):
+        events = [event async for event in chain.astream_events({"x": "soup"}, version="v2")]
+        found.append([(event["event"], event["name"], plain(event["data"])) for event in events])
+    assert found[0] == found[1]
+
+
+def test_no_user_code_runs_to_find_the_graph(echo_url: str) -> None:
+    """Functions are called as often as in the plain chain: once each, in the run itself."""
+    calls: list[str] = []
+
+    def note(name: str) -> Callable[[Any], Any]:
+        def noted(value: Any = None) -> Any:
+            calls.append(name)
+            return value if value is not None else name
+
+        return noted
+
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        dated = ChatPromptTemplate.from_template("{day}: {x}").partial(day=note("partial"))
+        chain = (
+            RunnablePassthrough(note("through"))
+            | RunnableParallel(x=ASK | llm | TEXT, y=itemgetter("x") | RunnableLambda(note("y")))
+            | RunnableLambda(note("between"))
+            | dated
+            | llm
+            | TEXT
+        )
+        expected = chain.invoke({"x": "soup"})
+        assert sorted(calls) == ["between", "partial", "through", "y"]
+        calls.clear()
+        assert accelerate(chain).invoke({"x": "soup"}) == expected
+        assert sorted(calls) == ["between", "partial", "through", "y"]
+
+
+def test_what_is_not_known_ahead_is_an_ordinary_call(echo_url: str) -> None:
+    """The first call is; the second one's prompt is made by a function."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        chain = ASK | llm | TEXT | (lambda text: {"x": text.upper()}) | ASK | llm | TEXT
+        expected = chain.invoke({"x": "soup"})
+        passed.requests.clear()
+        assert accelerate(chain).invoke({"x": "soup"}) == expected
+        assert [len(body["calls"]) for body in passed.bodies(SUBMIT)] == [1]
+        assert len(passed.bodies(CHAT)) == 1
+
+
+def test_each_result_is_used_once(echo_url: str) -> None:
+    """A function that asks the same question again gets an answer of its own."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+
+        def again(answer: Any) -> Any:
+            return llm.invoke([("system", "Be brief."), ("human", "soup")]).content
+
+        chain = ASK | llm | again
+        accelerate(chain).invoke({"x": "soup"})
+        assert (len(passed.bodies(SUBMIT)), len(passed.bodies(CHAT))) == (1, 1)
+
+
+def test_other_parameters_are_another_call(echo_url: str) -> None:
+    """The same prompt with another limit is no hit."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        short = RunnableLambda(lambda x: llm.invoke(ASK.invoke(x), max_tokens=1).content)
+        chain = RunnableParallel(a=short, b=ASK | llm | TEXT)
+        made = accelerate(chain).invoke({"x": "soup"})
+        assert made == {"a": "system:", "b": "system: Be brief.\nuser: soup\nassistant: "}
+        assert (len(passed.bodies(SUBMIT)), len(passed.bodies(CHAT))) == (1, 1)
+
+
+def test_equal_calls_have_a_result_each(echo_url: str) -> None:
+    """Five times the same question is five calls."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        chain = RunnableParallel({str(n): ASK | llm | TEXT for n in range(5)})
+        assert len(set(accelerate(chain).invoke({"x": "soup"}).values())) == 1
+        assert all_ahead(passed)
+        assert len(passed.bodies(SUBMIT)[0]["calls"]) == 5
+
+
+def test_configuration_and_options(echo_url: str) -> None:
+    """What is bound or configured for a run is what was sent ahead."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url).configurable_fields(
+            max_tokens=ConfigurableField(id="length")
+        )
+        chain = accelerate(ASK | llm.bind(stop=["rief"]) | TEXT)
+        assert chain.invoke({"x": "soup"}) == "system: Be b"
+        assert chain.invoke({"x": "soup"}, {"configurable": {"length": 1}}) == "system:"
+        assert all_ahead(passed)
+
+
+def in_langgraph(chain: Chain) -> Any:
+    """A graph of one node, which runs `chain`."""
+    graph = pytest.importorskip("langgraph.graph")
+
+    def node(state: dict[str, str]) -> dict[str, str]:
+        return {"x": chain.invoke({"x": state["x"]})}
+
+    made = graph.StateGraph(dict)
+    made.add_node("node", node)
+    made.add_edge(graph.START, "node")
+    return made.compile()
+
+
+async def test_inside_a_langgraph_node(echo_url: str) -> None:
+    """The node's own run is around the chain; nothing else changes."""
+    expected = steps(ChatWeftline(base_url=echo_url)).invoke({"x": "soup"})
+    with recorded(echo_url) as passed:
+        app = in_langgraph(accelerate(steps(ChatWeftline(base_url=passed.url))))
+        assert app.invoke({"x": "soup"}) == {"x": expected}
+        assert await app.ainvoke({"x": "soup"}) == {"x": expected}
+        assert all_ahead(passed)
+
+
+def test_a_sync_call_in_the_middle_of_a_loop(llm: ChatWeftline) -> None:
+    """A coroutine that does not await its model blocks its loop, and gets its answer still."""
+
+    async def blocking(value: Any) -> str:
+        return str(llm.invoke(ASK.invoke(value)).content)
+
+    chain: Chain = RunnableParallel(a=ASK | llm | TEXT, b=RunnableLambda(blocking))
+    made = asyncio.run(accelerate(chain).ainvoke({"x": "soup"}))
+    assert made["a"] == made["b"]
+
+
+@pytest.fixture(scope="module")
+def script_url(start_script: StartServer) -> str:
+    return start_script([("no json", "I would rather not."), ("", "fine")])
+
+
+def streamed(chain: Chain, given: Any) -> tuple[str, str]:
+    """What a stream gives, or what it raises."""
+    try:
+        return "value", str(plain(list(chain.stream(given))))
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+async def test_failures_are_those_of_the_plain_chain(script_url: str) -> None:
+    """A parser, a missing variable, an unknown model, a server that is away: type and text."""
+    llm = ChatWeftline(base_url=script_url, max_retries=0)
+    away = ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0)
+    cases: list[tuple[Chain, Any, type[Exception]]] = [
+        (ASK | llm | JsonOutputParser() | ASK | llm, {"x": "no json"}, OutputParserException),
+        (steps(llm), {"y": "soup"}, KeyError),
+        (ASK | ChatWeftline(base_url=script_url, model="none"), {"x": "s"}, openai.NotFoundError),
+        (ASK | away | TEXT, {"x": "soup"}, openai.APIConnectionError),
+    ]
+    for chain, given, error in cases:
+        with pytest.raises(error) as plainly:
+            chain.invoke(given)
+        with pytest.raises(error) as ahead:
+            accelerate(chain).invoke(given)
+        assert str(ahead.value) == str(plainly.value)
+        assert streamed(accelerate(chain), given) == streamed(chain, given)
+        with pytest.raises(error):
+            await accelerate(chain).ainvoke(given)
+
+
+async def test_retries_and_fallbacks(echo_url: str) -> None:
+    """Only the first alternative is sent ahead; what fails is tried again as ever."""
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        tries: list[int] = []
+
+        def flaky(text: str) -> str:
+            tries.append(1)
+            if len(tries) < 3:
+                raise ValueError("again")
+            return text
+
+        retried = (ASK | llm | TEXT | flaky).with_retry(wait_exponential_jitter=False)
+        chain = retried.with_fallbacks([RunnableLambda(lambda x: "fallen")])
+        assert accelerate(chain).invoke({"x": "soup"}).startswith("system")
+        assert (len(passed.bodies(SUBMIT)), len(passed.bodies(CHAT))) == (1, 2)
+
+
+@pytest.mark.parametrize("way", ["unused", "cancelled", "abandoned"])
+async def test_what_is_not_used_is_cancelled(way: str) -> None:
+    """The server has no session left, and runs nothing, when the run is over."""
+    with served("--null-mode", "fixed", "--null-step-s", "0.05") as url:
+        llm = ChatWeftline(base_url=url, max_tokens=1000)
+
+        def fail(value: Any) -> Any:
+            raise LookupError("no need for it")
+
+        if way == "unused":
+            chain: Chain = RunnablePassthrough.assign(z=ASK | llm.bind(max_tokens=1) | fail).assign(
+                x=ASK | llm
+            )
+            with pytest.raises(LookupError):
+                accelerate(chain).invoke({"x": "soup"})
+        elif way == "cancelled":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await accelerate(steps(llm)).ainvoke({"x": "soup"})
+        else:
+            parts = accelerate(steps(llm)).astream({"x": "soup"})
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await anext(parts)
+            await parts.aclose()
+        assert await idle(url)
+
+
+async def idle(url: str) -> bool:
+    """Whether the server comes to rest."""
+    deadline = time.monotonic() + WAIT_S
+    async with httpx.AsyncClient() as http:
+        while time.monotonic() < deadline:
+            text = (await http.get(f"{url}/metrics")).text
+            lines = [
+                line for line in text.splitlines() if line.startswith("weftline_sessions_open ")
+            ]
+            if lines and float(lines[0].split()[-1]) == 0:
+                return True
+            await asyncio.sleep(0.05)
+    return False
+
+
+def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:
+    """A model with a timeout does not wait longer for what was begun ahead."""
+    with served("--null-mode", "fixed", "--null-step-s", "0.5") as url:
+        llm = ChatWeftline(base_url=url, max_tokens=100, timeout=0.3, max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            accelerate(ASK | llm).invoke({"x": "soup"})
+
+
+def test_an_explanation_tells_what_would_be_sent(llm: ChatWeftline) -> None:
+    """Calls that follow from the input, and those that do not."""
+    chain = {"x": ASK | llm | TEXT | str.upper, "y": ASK | llm | TEXT} | ASK | llm
+    explained = accelerate(chain).explain({"x": "soup"})
+    sent = [step.why for step in explained.in_server if step.step == "ChatWeftline"]
+    kept = [step.why for step in explained.in_client if step.step == "ChatWeftline"]
+    assert sent == ["call 'x'", "call 'y'"]
+    assert kept == ["its prompt is known only in the run"]
+
+
+async def test_many_runs_at_once(echo_url: str) -> None:
+    """Five hundred at once, each with its own answers."""
+    chain = accelerate(steps(ChatWeftline(base_url=echo_url)))
+    made = await asyncio.gather(*(chain.ainvoke({"x": f"soup {n}."}) for n in range(500)))
+    for number, text in enumerate(made):
+        assert f"soup {number}." in text
+
+
+def test_compiling_an_accelerated_chain(llm: ChatWeftline) -> None:
+    """Either can be inside the other."""
+    expected = steps(llm).invoke({"x": "soup"})
+    assert compile_chain(accelerate(steps(llm))).invoke({"x": "soup"}) == expected
+    assert accelerate(compile_chain(steps(llm))).invoke({"x": "soup"}) == expected
