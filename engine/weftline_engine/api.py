@@ -11,10 +11,11 @@ torch nor the server, so that every engine and both ends of every transport can 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 
 class Kind(StrEnum):
@@ -22,6 +23,39 @@ class Kind(StrEnum):
 
     FILL = "fill"  # compute the KV cache of given tokens
     GENERATE = "generate"  # the same, and then decode
+
+
+class Capability(StrEnum):
+    """What an engine may be able to do beyond taking a prompt and streaming text back."""
+
+    TOKENS = "tokens"
+    CONTEXTS = "contexts"
+    FEED = "feed"
+    RETENTION = "retention"
+    PRIORITY = "priority"
+    SALT = "salt"
+    USAGE = "usage"
+    SAMPLING = "sampling"
+    CONSTRAINTS = "constraints"
+    LOGPROBS = "logprobs"
+
+
+# What it means for a user that an engine lacks one: told at start and in the graph.
+LACKING: Mapping[Capability, str] = MappingProxyType(
+    {
+        Capability.TOKENS: "takes text, which its endpoint tokenises anew for every call",
+        Capability.CONTEXTS: "keeps no contexts: every call sends its whole prompt again",
+        Capability.FEED: "starts no prompt before the whole of it is known",
+        Capability.RETENTION: "decides alone what its KV cache keeps: keep and free are advice",
+        Capability.PRIORITY: "runs calls as it likes: the plan orders only what waits here",
+        Capability.SALT: "does not part the KV caches of tenants",
+        Capability.USAGE: "does not say how much of a prompt came out of a cache",
+        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos and the penalty of"
+        " repetition out",
+        Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex or choice",
+        Capability.LOGPROBS: "returns no log probabilities",
+    }
+)
 
 
 class Retention(StrEnum):
@@ -113,7 +147,8 @@ class Op:
     empty one) and the payload; both ids are the server's, for one incarnation of the engine.
 
     The payload is `tokens`, the ids that follow the parent's, or `text` where the engine announces
-    no tokenizer. An `open` op waits for more by feed. `salt` parts the caches of tenants.
+    no tokenizer, or `messages`, pairs of role and content, where it renders chats by itself. An
+    `open` op waits for more by feed. `salt` parts the caches of tenants.
     """
 
     id: str
@@ -123,6 +158,7 @@ class Op:
     parent: str | None = None
     tokens: tuple[int, ...] | None = None
     text: str | None = None
+    messages: tuple[tuple[str, str], ...] | None = None
     sampling: SamplingParams | None = None
     salt: str = ""
     open: bool = False
@@ -213,12 +249,21 @@ class ContextMoved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Availability(Event):
+    """Whether the engine wants work now (an open breaker says no, and why); `op` is ""."""
+
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """What an engine runs, announced once when it is ready.
 
     `tokenizer` is the path of a tokenizer.json, None where the engine takes text. `chat_template`
     is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
-    count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere.
+    count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere. An
+    engine that `takes_messages` renders chats itself, by a template that only it knows.
     """
 
     model: str
@@ -234,7 +279,14 @@ class Description:
     dtype: str | None = None
     device: str | None = None
     node: str = ""
+    takes_messages: bool = False
+    capabilities: tuple[Capability, ...] = tuple(Capability)
     default_sampling: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What the engine cannot do, a clause each that reads on from its name."""
+        return tuple(text for one, text in LACKING.items() if one not in self.capabilities)
 
 
 class EngineDied(Exception):
@@ -265,3 +317,12 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasMetrics(Protocol):
+    """An engine with metrics of its own, which the server passes on under their own names."""
+
+    async def metrics(self) -> bytes:
+        """Prometheus's text format; nothing where they are not to be had now."""
+        ...

@@ -9,7 +9,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders
@@ -21,8 +20,9 @@ from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.constraint import Grammars
 from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model_config import ModelError, read_json
+from weftline_engine.embedded.model_config import ModelError
 from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
 # 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
@@ -59,7 +59,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         grammars=_grammars(path, decoder.config.vocabulary, decoder.config.eos),
         seed=options.seed,
     )
-    texts = _tokenizer_texts(directory)
+    texts = tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,
         tokenizer=str(path),
@@ -72,7 +72,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         max_running=config.max_running,
         dtype=str(options.dtype),
         device="cpu",
-        default_sampling=_default_sampling(directory),
+        default_sampling=default_sampling(directory),
     )
     return core, description
 
@@ -105,28 +105,3 @@ def _free_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise ModelError("this system does not say how much memory is free; give --kv-tokens")
-
-
-def _tokenizer_texts(directory: Path) -> dict[str, str]:
-    """The chat template and special tokens; a token may be an object with its `content`."""
-    path = directory / "tokenizer_config.json"
-    raw: dict[str, Any] = read_json(path) if path.is_file() else {}
-    texts = {}
-    for key in ("chat_template", "bos_token", "eos_token"):
-        value = raw.get(key) or ""
-        if isinstance(value, dict):
-            value = value.get("content") or ""
-        if isinstance(value, list):  # several templates by name
-            value = next((one["template"] for one in value if one["name"] == "default"), "")
-        texts[key] = str(value)
-    template = directory / "chat_template.jinja"
-    if template.is_file():
-        texts["chat_template"] = template.read_text(encoding="utf-8")
-    return texts
-
-
-def _default_sampling(directory: Path) -> dict[str, float]:
-    path = directory / "generation_config.json"
-    raw = read_json(path) if path.is_file() else {}
-    keys = ("temperature", "top_p", "top_k")
-    return {key: float(raw[key]) for key in keys if isinstance(raw.get(key), (int, float))}

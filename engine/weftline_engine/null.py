@@ -85,6 +85,7 @@ class NullEngine:
             chat_template=CHAT_TEMPLATE,
             context_limit=self._config.context_limit,
             max_running=self._config.max_running,
+            capabilities=(),
         )
 
     def submit(self, op: api.Op) -> None:
@@ -139,6 +140,11 @@ class NullEngine:
         started = time.monotonic()
         text = op.text or ""
         prompt_tokens = len(_WORD.findall(text))
+        limit = self._config.context_limit
+        if prompt_tokens >= limit:
+            message = f"the prompt has {prompt_tokens} words, and the context holds {limit}"
+            self._emit(api.Failed(**self._head(op), error="ContextTooLong", message=message))
+            return
         pace = self._config.latency
         if pace.fill_s:
             await asyncio.sleep(pace.fill_s * prompt_tokens)

@@ -89,6 +89,7 @@ _CLASSES: dict[str, type] = {
         api.Finished,
         api.Failed,
         api.ContextMoved,
+        api.Availability,
     )
 }
 
@@ -159,7 +160,10 @@ def _reader(hint: Any) -> Reader:
         (only,) = (_reader(one) for one in arguments if one is not types.NoneType)
         return lambda value: None if value is None else only(value)
     if origin is tuple:
+        fixed = [_reader(one) for one in arguments if one is not ...]
         item = arguments[0]
+        if arguments[1:] != (...,):
+            return lambda value: tuple(one(v) for one, v in zip(fixed, value, strict=True))
         if item in (int, str):
             return lambda value: _all(item, value)
         return lambda value: tuple(map(_reader(item), value))

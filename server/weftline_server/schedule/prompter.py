@@ -28,15 +28,19 @@ UNSTABLE_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What an op carries: token ids, or text for an engine without tokenizer."""
+    """What an op carries: token ids, or text or messages for an engine without tokenizer."""
 
     tokens: tuple[int, ...] | None
     text: str | None
+    messages: tuple[tuple[str, str], ...] | None = None
 
     @property
     def size(self) -> int:
         """Tokens, or for text a guess at four characters a token."""
-        return len(self.tokens) if self.tokens is not None else len(self.text or "") // 4 + 1
+        if self.tokens is not None:
+            return len(self.tokens)
+        texts = (self.text or "", *(content for _, content in self.messages or ()))
+        return sum(map(len, texts)) // 4 + 1
 
 
 class Prompter:
@@ -59,10 +63,12 @@ class Prompter:
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
-        text = self.text(prompt)
-        if self.tokenizer is None:
-            payload = Payload(None, text)
+        if self.description.takes_messages and prompt.messages is not None:
+            payload = Payload(None, None, prompt.messages)
+        elif self.tokenizer is None:
+            payload = Payload(None, self.text(prompt))
         else:
+            text = self.text(prompt)
             # A template writes its own special tokens; plain text gets the tokenizer's (a BOS).
             plain = prompt.messages is None
             ids = self.tokenizer.encode(text, add_special_tokens=plain).ids

@@ -291,6 +291,7 @@ class Driver:
             context=str(id),
             tokens=payload.tokens,
             text=payload.text,
+            messages=payload.messages,
             sampling=sampling,
             salt=salt,
             open=is_open,

@@ -1,0 +1,1 @@
+"""Engines behind HTTP: any endpoint that speaks OpenAI's chat/completions or completions."""

@@ -1,0 +1,222 @@
+"""One OpenAI-compatible endpoint over HTTP: bounded reads, and an error type for each way to fail.
+
+It knows no ops: a request body goes out, JSON objects come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+MOST_EVENT = 1 << 20  # bytes of one server-sent event: 20 alternatives a token take 4 KB
+MOST_BODY = 8 << 20  # bytes of an answer that is not streamed
+MOST_REFUSAL = 64 << 10  # bytes of an error's body
+LONGEST_PAUSE_S = 30.0  # a Retry-After beyond this is as good as a refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """`url` is the base that paths like /chat/completions follow. An endpoint may take `first_s`
+    seconds to its first event (a queue, a long prompt), then `idle_s` between two; bytes that
+    complete no event do not count, so that a drip of them is cut off."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    socket: str | None = None  # a unix socket that it listens on
+    connect_s: float = 5.0
+    first_s: float = 120.0
+    idle_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.url!r} is no http:// or https:// address")
+
+
+class EndpointError(Exception):
+    """A request failed: `error` names a type of weftline.errors; the breaker counts `broken`."""
+
+    def __init__(
+        self,
+        error: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        broken: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
+        self.retryable = retryable
+        self.broken = broken
+        self.retry_after_s = retry_after_s
+
+
+class Endpoint:
+    """Requests to one endpoint, which keep their connections."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._config = config
+        headers = {"Authorization": f"Bearer {config.key}"} if config.key else {}
+        self._http = httpx.AsyncClient(
+            base_url=config.url.rstrip("/"),
+            headers=headers,
+            timeout=httpx.Timeout(config.idle_s, connect=config.connect_s, read=config.first_s),
+            # The engine's own max_running bounds what is under way.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            transport=httpx.AsyncHTTPTransport(uds=config.socket) if config.socket else None,
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def stream(
+        self, path: str, body: dict[str, Any], request_id: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed answer, up to its [DONE]. Raises EndpointError."""
+        wait = self._config.first_s
+        async with (
+            self._failing(),
+            self._http.stream(
+                "POST", path, json=body, headers={"X-Request-Id": request_id}
+            ) as response,
+        ):
+            if response.status_code != 200:
+                raise await _refusal(response)
+            lines = _lines(response)
+            while True:
+                async with asyncio.timeout(wait):
+                    data = await _next_event(lines)
+                if data is None:
+                    return
+                yield _object(data)
+                wait = self._config.idle_s
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object that answers a request. Raises EndpointError."""
+        async with (
+            self._failing(),
+            asyncio.timeout(self._config.first_s),
+            self._http.stream("POST", path, json=body) as response,
+        ):
+            if response.status_code != 200:
+                raise await _refusal(response)
+            return _object(await _body(response, MOST_BODY))
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET that should take no time. Raises EndpointError."""
+        async with (
+            self._failing(),
+            asyncio.timeout(self._config.connect_s),
+            self._http.stream("GET", path) as response,
+        ):
+            return response.status_code, await _body(response, MOST_BODY)
+
+    @asynccontextmanager
+    async def _failing(self) -> AsyncIterator[None]:
+        """Turn what goes wrong below HTTP into an EndpointError."""
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise _broken("cannot be reached", "EngineUnavailable") from error
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise _broken("was silent for too long") from error
+        except (httpx.TransportError, httpx.StreamError) as error:
+            raise _broken(f"broke the connection ({type(error).__name__})") from error
+
+
+def _broken(what: str, error: str = "EngineFailed") -> EndpointError:
+    return EndpointError(error, f"the endpoint {what}", retryable=True, broken=True)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Whole lines; raises EndpointError for one that is too long."""
+    rest = b""
+    async for chunk in response.aiter_raw():
+        *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+        if len(rest) > MOST_EVENT:
+            raise _broken(f"sent an event of more than {MOST_EVENT} bytes")
+        for line in lines:
+            yield line
+
+
+async def _next_event(lines: AsyncIterator[bytes]) -> bytes | None:
+    """The data of the next event; None at [DONE]. A stream that only ends was cut off."""
+    async for line in lines:
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            return None if data == b"[DONE]" else data
+    raise _broken("ended its stream before the answer was complete")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _broken("sent something that is not JSON") from None
+    if not isinstance(value, dict):
+        raise _broken("sent something that is no JSON object")
+    if "error" in value:
+        text = _message(value)
+        raise _broken(f"failed in the middle of its answer: {text}")
+    return value
+
+
+async def _body(response: httpx.Response, most: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > most:
+            raise _broken(f"sent a body of more than {most} bytes")
+    return bytes(body)
+
+
+async def _refusal(response: httpx.Response) -> EndpointError:
+    """What a status other than 200 means for the call, for a retry, and for the breaker."""
+    status = response.status_code
+    try:
+        text = _message(json.loads(await _body(response, MOST_REFUSAL)))
+    except (ValueError, RecursionError):
+        text = "it gave no reason"
+    said = f"the endpoint answered {status}: {text}"
+    if status in (401, 403):
+        return EndpointError("EngineFailed", f"the endpoint refuses weftline's key ({status})")
+    if status == 404:
+        return EndpointError(
+            "EngineFailed", f"the endpoint does not know the model or path: {text}"
+        )
+    if status in (429, 503):
+        return EndpointError(
+            "Overloaded" if status == 429 else "EngineUnavailable",
+            said,
+            retryable=True,
+            broken=status == 503,
+            retry_after_s=_retry_after(response.headers.get("retry-after")),
+        )
+    if status >= 500 or status < 400:
+        return EndpointError("EngineFailed", said, retryable=status >= 500, broken=True)
+    too_long = "context" in text and ("length" in text or "exceed" in text or "holds" in text)
+    return EndpointError("ContextTooLong" if too_long else "InvalidRequest", said)
+
+
+def _message(value: Any) -> str:
+    """The sentence in an error body, cut short; OpenAI's shape and the ones near it."""
+    error = value.get("error", value) if isinstance(value, dict) else value
+    text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    return str(text or "it gave no reason")[:300]
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header; a date or nonsense counts as none."""
+    try:
+        seconds = float(value) if value is not None else -1.0
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None

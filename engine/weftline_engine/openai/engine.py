@@ -1,0 +1,229 @@
+"""The openai engine: any endpoint that speaks chat/completions or completions (SGLang, llama.cpp,
+Ollama, hosted ones). It has no contexts: every call sends its whole prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from weftline_engine import api
+from weftline_engine.openai.breaker import BreakerConfig
+from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
+from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
+
+
+class Dialect(StrEnum):
+    """Which of OpenAI's two interfaces the endpoint is asked by."""
+
+    CHAT = "chat"  # a text prompt becomes one user message
+    COMPLETIONS = "completions"  # chats are refused: nobody here knows the model's template
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIConfig:
+    """`model` is the endpoint's name for it, None its first one; `name` what clients call it.
+
+    `extras` says that the endpoint knows the parameters that vLLM, SGLang and llama.cpp add to
+    OpenAI's (top_k and the like); others refuse a request that holds one.
+    """
+
+    endpoint: EndpointConfig
+    model: str | None = None
+    name: str | None = None
+    dialect: Dialect = Dialect.BOTH
+    extras: bool = False
+    context_limit: int | None = None  # tokens; None: as the endpoint says, or 8,192
+    max_running: int = 64
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+
+
+DEFAULT_CONTEXT_LIMIT = 8192
+
+
+class OpenAIEngine(RemoteEngine):
+    """An `api.Engine` in the server's own process; the work is done elsewhere."""
+
+    def __init__(self, config: OpenAIConfig) -> None:
+        super().__init__(config.breaker)
+        self._config = config
+        self._model = config.model or ""
+
+    async def start(self) -> api.Description:
+        """Ask the endpoint what it serves. Raises EngineDied where it does not answer."""
+        self._endpoint = Endpoint(self._config.endpoint)
+        try:
+            self._model, limit = await served(self._endpoint, self._config.model)
+        except EndpointError as error:
+            await self._endpoint.close()
+            where = self._config.endpoint.url
+            raise api.EngineDied(f"the engine at {where} did not start: {error}") from error
+        messages = self._config.dialect is not Dialect.COMPLETIONS
+        extras = (api.Capability.SAMPLING,) if self._config.extras else ()
+        return api.Description(
+            model=self._config.name or self._model,
+            kinds=(api.Kind.GENERATE,),
+            takes_messages=messages,
+            context_limit=self._config.context_limit or limit or DEFAULT_CONTEXT_LIMIT,
+            max_running=self._config.max_running,
+            capabilities=extras,
+        )
+
+    async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
+        if op.kind is not api.Kind.GENERATE or op.parent is not None:
+            raise EndpointError("EngineFailed", "this engine keeps no contexts")
+        chat = op.messages is not None or self._config.dialect is Dialect.CHAT
+        path = "/chat/completions" if chat else "/completions"
+        async for event in self.endpoint.stream(
+            path, self._body(op, chat), f"{op.id}.{op.attempt}"
+        ):
+            piece = _piece(event)
+            if piece is not None:
+                yield piece
+
+    def _body(self, op: api.Op, chat: bool) -> dict[str, Any]:
+        assert op.sampling is not None, "a generate says how to sample"
+        body: dict[str, Any] = {
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **openai_sampling(op.sampling),
+        }
+        if chat:
+            messages = op.messages if op.messages is not None else (("user", op.text or ""),)
+            body["messages"] = [{"role": role, "content": content} for role, content in messages]
+        else:
+            body["prompt"] = op.text
+        if op.sampling.constraint is not None:
+            body["response_format"] = _response_format(op.sampling.constraint)
+        if self._config.extras:
+            body |= extra_sampling(op.sampling)
+        return body
+
+
+async def served(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
+    """The model to ask for and its context in tokens, where the endpoint tells.
+
+    Raises EndpointError for one that it does not have.
+    """
+    status, body = await endpoint.get("/models")
+    if status in (401, 403):
+        raise EndpointError("EngineFailed", f"it refuses weftline's key ({status})")
+    if status >= 500:
+        raise EndpointError("EngineUnavailable", f"it answered {status}")
+    models = _models(body) if status == 200 else {}
+    if wanted is None:
+        if not models:
+            raise EndpointError("UnknownModel", "it lists no models; name one")
+        wanted = next(iter(models))
+    if models and wanted not in models:
+        names = ", ".join(list(models)[:8])
+        raise EndpointError("UnknownModel", f"it has no model {wanted!r}, but {names}")
+    return wanted, models.get(wanted)
+
+
+def _models(body: bytes) -> dict[str, int | None]:
+    """Name → context limit, as GET /models lists them; nothing where it says something else."""
+    try:
+        listed = json.loads(body)["data"]
+        limits = [(str(one["id"]), one.get("max_model_len")) for one in listed]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {name: limit if isinstance(limit, int) else None for name, limit in limits}
+
+
+def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
+    """The parameters that OpenAI itself documents."""
+    body: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    for name in ("presence_penalty", "frequency_penalty"):
+        if value := getattr(sampling, name):
+            body[name] = value
+    return body
+
+
+def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
+    """Those that local servers add, where they are not at what is off."""
+    off = {
+        "top_k": 0,
+        "min_p": 0.0,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "repetition_penalty": 1.0,
+    }
+    return {name: value for name in off if (value := getattr(sampling, name)) != off[name]}
+
+
+def _response_format(constraint: str) -> dict[str, Any]:
+    wish = json.loads(constraint)
+    if "json_schema" not in wish:
+        raise EndpointError(
+            "InvalidRequest", "this engine holds outputs to a JSON schema, not to a regex or choice"
+        )
+    schema = {"name": "output", "schema": wish["json_schema"], "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+_REASONS = {
+    "stop": api.FinishReason.STOP,
+    "tool_calls": api.FinishReason.STOP,
+    "length": api.FinishReason.LENGTH,
+}
+
+
+def finish_reason(value: object) -> api.FinishReason | None:
+    """OpenAI's word for why an answer ended. Raises EndpointError for an end that is none."""
+    if value is None:
+        return None
+    if value == "content_filter":
+        raise EndpointError("EngineFailed", "the endpoint's content filter ended the answer")
+    if value not in _REASONS:
+        raise EndpointError(
+            "EngineFailed",
+            f"the endpoint gave up on the answer ({str(value)[:40]})",
+            retryable=True,
+            broken=True,
+        )
+    return _REASONS[str(value)]
+
+
+def counts_of(event: dict[str, Any]) -> Counts | None:
+    """The token counts of an event that has them."""
+    usage = event.get("usage")
+    if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Counts(usage["prompt_tokens"], cached or 0, usage.get("completion_tokens"))
+
+
+def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The only choice that was asked for; None in an event that has none."""
+    choices = event.get("choices")
+    if not choices:
+        return None
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise EndpointError("EngineFailed", "the endpoint sent no answer", broken=True)
+    return choices[0]
+
+
+def _piece(event: dict[str, Any]) -> Piece | None:
+    choice, counts = first_choice(event), counts_of(event)
+    if choice is None:
+        return None if counts is None else Piece(counts=counts)
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    if not (isinstance(text, str) or text is None):
+        raise EndpointError("EngineFailed", "the endpoint sent something that is no text")
+    reason = finish_reason(choice.get("finish_reason"))
+    return Piece(text=text or "", reason=reason, counts=counts)

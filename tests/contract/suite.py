@@ -1,0 +1,156 @@
+"""What every engine must do alike, whatever it is made of: one suite, run on each.
+
+A module that imports `EngineContract` gives the fixture `target`, a started engine that can answer
+questions greedily, and the greedy answers to compare with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.contract.target import Target
+from weftline_engine import api
+
+LONG = 200  # tokens: what is cancelled must still have been running
+
+
+class EngineContract:
+    """The tests; a subclass in each engine's module runs them."""
+
+    async def test_greedy_text_is_exact(self, target: Target) -> None:
+        """Each question alone; what ended it and how many tokens it took are told."""
+        for question in target.questions[:3]:
+            (heard,) = await target.run(target.op(question))
+            assert heard.text == target.answer(question)
+            assert heard.finished is not None and heard.failed is None
+            assert heard.finished.reason is api.FinishReason.LENGTH
+            assert heard.finished.usage.output_tokens == 12
+            assert heard.finished.usage.prompt_tokens > 12
+            assert heard.finished.usage.started <= heard.finished.usage.filled
+
+    async def test_it_streams(self, target: Target) -> None:
+        """Text comes in more than one part, offsets count tokens, and the end comes last."""
+        question = target.questions[0]
+        (heard,) = await target.run(target.op(question, name="streamed", attempt=2))
+        told = [event for event in heard.events if not isinstance(event, api.ContextMoved)]
+        assert len(heard.parts) > 1 and told[-1] is heard.finished
+        at = 0
+        for part in heard.parts:
+            assert part.offset == at
+            at += len(part.tokens)
+        assert {event.attempt for event in heard.events} == {2}
+        assert heard.text == target.answer(question)
+        assert target.sequences == list(range(1, len(target.sequences) + 1))
+
+    async def test_a_stop_string_ends_the_text_before_it(self, target: Target) -> None:
+        """The stop string begins in the middle of one token and ends in another."""
+        question = target.questions[1]
+        pieces = target.answers[question]
+        stop = (pieces[3] + pieces[4])[1:]
+        whole = target.answer(question)
+        (heard,) = await target.run(target.op(question, stop=(stop, "never said")))
+        assert heard.text == whole[: whole.index(stop)]
+        assert heard.finished is not None
+        assert heard.finished.reason is api.FinishReason.STOP
+
+    async def test_concurrent_forks_do_not_mix(self, target: Target) -> None:
+        """Twelve at once on one beginning, some alike: each gets its own answer."""
+        asked = [*target.questions, *target.questions, *target.questions][:12]
+        ops = [target.op(question) for question in asked]
+        heard = await target.run(*ops)
+        assert [one.text for one in heard] == [target.answer(question) for question in asked]
+
+    async def test_contexts_fork(self, target: Target) -> None:
+        """A filled beginning has several children; it may be freed while they run."""
+        if not target.can(api.Capability.CONTEXTS):
+            pytest.skip("this engine announces no contexts")
+        ops = [target.op(question) for question in target.questions]
+        tokens = [op.tokens or () for op in ops]
+        shared = next(
+            i for i, column in enumerate(zip(*tokens, strict=False)) if len({*column}) > 1
+        )
+        root = api.Op(
+            id="root", kind=api.Kind.FILL, context="root.context", tokens=tokens[0][:shared]
+        )
+        target.engine.submit(root)
+        filled = await target.end("root")
+        assert filled.finished is not None and filled.parts == []
+        assert filled.finished.reason is api.FinishReason.FILLED
+        forks = [replace(op, parent=root.context, tokens=(op.tokens or ())[shared:]) for op in ops]
+        for op in forks:
+            target.engine.submit(op)
+        target.engine.retain(root.context, api.Retention.EVICTABLE)
+        target.engine.free(root.context)
+        heard = [await target.end(op.id) for op in forks]
+        assert [one.text for one in heard] == [target.answer(q) for q in target.questions]
+        for op in forks:
+            target.engine.free(op.context)
+        (orphan,) = await target.run(replace(ops[0], id="orphan", parent="root.context"))
+        assert orphan.failed is not None and orphan.failed.error == "InvalidRequest"
+        assert not orphan.failed.retryable
+
+    async def test_a_prompt_may_come_in_pieces(self, target: Target) -> None:
+        """Opened with its beginning, fed twice; one that was cancelled takes no more."""
+        if not target.can(api.Capability.FEED):
+            pytest.skip("this engine takes whole prompts only")
+        question = target.questions[2]
+        op = target.op(question)
+        tokens = op.tokens or ()
+        for name in ("fed", "given-up"):
+            target.engine.submit(replace(op, id=name, context=name, tokens=tokens[:20], open=True))
+        target.engine.feed("fed", 20, tokens[20:40], False)
+        target.engine.cancel("given-up")
+        target.engine.feed("given-up", 20, tokens[20:], True)
+        target.engine.feed("fed", 40, tokens[40:], True)
+        fed = await target.end("fed")
+        assert fed.text == target.answer(question)
+        given_up = await target.end("given-up")
+        assert given_up.failed is not None and given_up.failed.error == "Cancelled"
+
+    async def test_cancel_ends_one_and_spares_its_neighbour(self, target: Target) -> None:
+        """In the middle of its text, twice; it says so once, and its place is free again."""
+        first, second = target.questions[:2]
+        target.engine.submit(target.op(first, name="cancelled", max_tokens=LONG))
+        target.engine.submit(target.op(second, name="spared"))
+        await target.until("cancelled", lambda heard: len(heard.parts) >= 2)
+        target.engine.cancel("cancelled")
+        target.engine.cancel("cancelled")
+        target.engine.cancel("never there")
+        spared = await target.end("spared")
+        assert spared.text == target.answer(second)
+        cancelled = await target.end("cancelled")
+        assert cancelled.failed is not None and cancelled.finished is None
+        assert (cancelled.failed.error, cancelled.failed.retryable) == ("Cancelled", False)
+        assert len(cancelled.parts) < LONG
+        said = len(cancelled.events)
+        (again,) = await target.run(target.op(first))
+        assert again.text == target.answer(first) and len(cancelled.events) == said
+
+    async def test_a_prompt_that_is_too_long_fails_alone(self, target: Target) -> None:
+        """With a type of weftline's, not to be tried again; the engine goes on."""
+        question = target.questions[0]
+        op = target.op(question)
+        limit = target.description.context_limit
+        if op.tokens is not None:
+            op = replace(op, tokens=op.tokens * (limit // len(op.tokens) + 1))
+        elif op.messages is not None:
+            op = replace(op, messages=(("user", "word " * (limit + 1)),))
+        else:
+            op = replace(op, text="word " * (limit + 1))
+        (heard,) = await target.run(op)
+        assert heard.failed is not None and heard.parts == []
+        assert heard.failed.error in ("ContextTooLong", "InvalidRequest")
+        assert heard.failed.retryable is False and heard.failed.message
+        assert (await target.run(target.op(question)))[0].text == target.answer(question)
+
+    async def test_tenants_get_the_same_text(self, target: Target) -> None:
+        """Salts part caches, never results; a second call of a tenant is told what it shares."""
+        question = target.questions[0]
+        salts = ("a" * 16, "b" * 16, "a" * 16)
+        heard = [(await target.run(target.op(question, salt=salt)))[0] for salt in salts]
+        assert {one.text for one in heard} == {target.answer(question)}
+        if target.can(api.Capability.SALT) and target.can(api.Capability.USAGE):
+            cached = [one.finished.usage.cached_tokens for one in heard if one.finished]
+            assert cached[0] == cached[1] == 0 < cached[2]
