@@ -250,10 +250,12 @@ class ContextMoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability(Event):
-    """Whether the engine wants work now (an open breaker says no, and why); `op` is ""."""
+    """Whether the engine wants work now (an open breaker says no, and why); `op` is "". One that is
+    `leaving` finishes what it has and ends."""
 
     available: bool
     reason: str = ""
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

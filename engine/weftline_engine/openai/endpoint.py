@@ -140,9 +140,10 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
     """Whole lines; raises EndpointError for one that is too long."""
     rest = b""
     async for chunk in response.aiter_raw():
-        *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-        if len(rest) > MOST_EVENT:
+        lines = (rest + chunk).split(b"\n")
+        if max(map(len, lines)) > MOST_EVENT:
             raise _broken(f"sent an event of more than {MOST_EVENT} bytes")
+        rest = lines.pop()
         for line in lines:
             yield line
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from weftline_engine import api
-from weftline_engine.openai.breaker import Breaker, BreakerConfig
+from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
 
 MOST_WAITS = 3  # for an endpoint that says when to come again
@@ -193,7 +193,7 @@ class RemoteEngine:
         if delivered:
             message += "; part of the answer had been delivered, so it was not asked again"
         again = error.retryable and not delivered and error.retry_after_s is None
-        if again:
+        if again and self._breaker.state is not BreakerState.OPEN:
             await asyncio.sleep(PAUSE_S * 2**op.attempt)
         self.fail(op, error.error, message, retryable=again)
 

@@ -49,7 +49,7 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
         if body.get:
             answer["values"] = await or_disconnect(request, _values(driver, session, body.get))
         if body.graph:
-            answer["graph"] = graph_view(session)
+            answer["graph"] = graph_view(session, driver.dispatcher.slots)
         close = body.close
         return JSONResponse(answer)
     finally:
@@ -72,7 +72,7 @@ async def _whole_run(
             async for event in events:
                 yield event
         if body.graph:
-            yield sse("graph", graph_view(session))
+            yield sse("graph", graph_view(session, driver.dispatcher.slots))
     finally:
         if body.close:
             driver.close(session)

@@ -21,14 +21,22 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", response_model=None)
 async def ready(request: Request, driver: DriverDep) -> Response:
-    """200 when every engine is ready, 503 with their states when one is not, or when draining."""
-    states = {name: state.value for name, state in driver.dispatcher.states.items()}
-    fine = all(state == EngineState.READY for state in states.values())
-    if request.app.state.draining:
-        return JSONResponse({"status": "draining", "engines": states}, 503)
-    return JSONResponse(
-        {"status": "ready" if fine else "not ready", "engines": states}, 200 if fine else 503
-    )
+    """200 when every model has an engine that takes work, 503 when one has none, or when draining.
+
+    Both name the state of each engine, why one is not ready, and the node of one elsewhere.
+    """
+    dispatcher = driver.dispatcher
+    draining, fine = request.app.state.draining, dispatcher.healthy
+    body: dict[str, Any] = {
+        "status": "draining" if draining else "ready" if fine else "not ready",
+        "engines": {slot.name: slot.state.value for slot in dispatcher.slots},
+    }
+    off = [slot for slot in dispatcher.slots if slot.state is not EngineState.READY]
+    if reasons := {slot.name: slot.last_error for slot in off if slot.last_error}:
+        body["reasons"] = reasons
+    if nodes := {slot.name: slot.node for slot in dispatcher.slots if slot.node}:
+        body["nodes"] = nodes
+    return JSONResponse(body, 200 if fine and not draining else 503)
 
 
 @router.get("/v1/models")

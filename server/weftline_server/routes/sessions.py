@@ -30,7 +30,7 @@ async def close_session(session_id: str, driver: DriverDep, tenant: Tenant) -> d
 @router.get("/{session_id}/graph")
 async def get_graph(session_id: str, driver: DriverDep, tenant: Tenant) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
-    return graph_view(driver.registry.find(tenant, session_id))
+    return graph_view(driver.registry.find(tenant, session_id), driver.dispatcher.slots)
 
 
 @router.put("/{session_id}/variable/{variable}", openapi_extra=schema(SetVariable))

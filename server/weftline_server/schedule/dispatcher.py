@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +10,15 @@ from dataclasses import dataclass, replace
 from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.fleet import Fleet
 from weftline_server.schedule.policy import EngineLoad, Queued, place
 from weftline_server.schedule.prompter import Prompter
 from weftline_server.schedule.slot import EngineState, Slot, Work
 
-log = logging.getLogger("weftline.dispatcher")
-
 MAX_ATTEMPTS = 3
-RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then 5 s for ever: a crash loop must not spin
+# A queued call whose model has had no engine for so long fails, so that its graph ends.
+UNAVAILABLE_S = 20.0
+EXPIRE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Sent:
 
     engine: str
     time: float
+    node: str = ""
 
 
 Outcome = Sent | api.Part | api.Finished | api.Failed
@@ -43,34 +44,43 @@ class Dispatcher:
         sink: Sink,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._slots = {name: Slot(name, make) for name, make in engines.items()}
+        self._fleet = Fleet(engines, self, clock)
         self._policy = policy
         self._sink = sink
         self._now = clock
         self._queue: dict[str, Work] = {}
-        self._prompters: dict[str, Prompter] = {}
-        self._first_model: str | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start every engine; raises EngineDied with a reason for the user if one does not load."""
-        for slot in self._slots.values():
-            await self._start(slot)
-            slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {slot.name}")
+        await self._fleet.start()
+        self._expiring = asyncio.create_task(self._expire_forever())
 
     async def close(self) -> None:
         """Stop the supervision and every engine."""
-        for slot in self._slots.values():
-            slot.move_to(EngineState.CLOSED)
-            if slot.engine is not None:
-                await slot.engine.close()
-            if slot.task is not None:
-                slot.task.cancel()
-        tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._expiring is not None:
+            self._expiring.cancel()
+        await self._fleet.close()
+
+    async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
+        """Take an engine that runs elsewhere in. Raises InvalidRequest where it does not fit."""
+        await self._fleet.join(name, engine, description)
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The engines, the configured ones first."""
+        return tuple(self._fleet.slots.values())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every served model has an engine that takes work."""
+        self._fleet.note_gaps()
+        models = self.models
+        return bool(models) and all(self._fleet.waiting_since(one) is None for one in models)
 
     @property
     def states(self) -> dict[str, EngineState]:
-        return {slot.name: slot.state for slot in self._slots.values()}
+        return {slot.name: slot.state for slot in self._fleet.slots.values()}
 
     @property
     def queued(self) -> int:
@@ -81,28 +91,29 @@ class Dispatcher:
         """By engine: how many primitives it has, and how many tokens these hold at most."""
         return {
             slot.name: (len(slot.running), sum(work.tokens for work in slot.running.values()))
-            for slot in self._slots.values()
+            for slot in self._fleet.slots.values()
         }
 
     @property
     def models(self) -> list[str]:
         """The served models, the default one first."""
-        return list(self._prompters)
+        return list(self._fleet.prompters)
 
     def model(self, name: str | None) -> str:
         """The served model that `name` means. Raises UnknownModel, EngineUnavailable."""
-        if self._first_model is None:
+        models = self._fleet.prompters
+        if not models:
             raise EngineUnavailable("no engine is ready yet", retry_after_s=1.0)
         if name in (None, "", "default"):
-            return self._first_model
+            return next(iter(models))
         assert name is not None
-        if name not in self._prompters:
-            served = ", ".join(self._prompters)
+        if name not in models:
+            served = ", ".join(models)
             raise UnknownModel(f"no engine serves model {name!r}: use one of {served}", param=name)
         return name
 
     def prompter(self, model: str) -> Prompter:
-        return self._prompters[model]
+        return self._fleet.prompters[model]
 
     def enqueue(self, work: Work) -> None:
         """Queue a primitive; it is sent at once where an engine has room."""
@@ -115,14 +126,14 @@ class Dispatcher:
             self._queue[op] = work.fed(part, last)
             self._place()
             return True
-        for slot in self._slots.values():
+        for slot in self._fleet.slots.values():
             if (work := slot.running.get(op)) is None:
                 continue
             assert slot.engine is not None and work.op.tokens is not None
             slot.engine.feed(op, len(work.op.tokens), part, last)
             slot.running[op] = work.fed(part, last)
             if last:
-                self._sink(work.primitive, Sent(slot.name, self._now()))
+                self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
             return True
         return False
 
@@ -130,7 +141,7 @@ class Dispatcher:
         """Take a primitive back; nothing more is heard of it."""
         if self._queue.pop(op, None) is not None:
             return
-        for slot in self._slots.values():
+        for slot in self._fleet.slots.values():
             if (work := slot.running.pop(op, None)) is not None and slot.engine:
                 slot.delivered.discard(op)
                 slot.engine.cancel(op)
@@ -152,59 +163,24 @@ class Dispatcher:
         ]
         for placement in place(queue, self._loads(), self._policy, self._now()):
             work = self._queue.pop(placement.id)
-            slot = self._slots[placement.engine]
+            slot = self._fleet.slots[placement.engine]
             assert slot.engine is not None
             slot.running[work.op.id] = work
             slot.remember(work)
             slot.engine.submit(work.op)
             if not work.op.open:
-                self._sink(work.primitive, Sent(slot.name, self._now()))
+                self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
 
     def _loads(self) -> list[EngineLoad]:
-        ready = (slot for slot in self._slots.values() if slot.state is EngineState.READY)
+        ready = (slot for slot in self._fleet.slots.values() if slot.state is EngineState.READY)
         return [slot.load() for slot in ready]
 
-    async def _start(self, slot: Slot) -> None:
-        slot.engine = slot.make()
-        slot.description = await slot.engine.start()
-        model = slot.description.model
-        if model not in self._prompters:
-            loop = asyncio.get_running_loop()
-            prompter = await loop.run_in_executor(None, Prompter, slot.description)
-            self._prompters[model] = prompter
-        self._first_model = self._first_model or model
-        slot.move_to(EngineState.READY)
+    def ready(self, slot: Slot) -> None:
+        """The fleet's word that an engine takes work."""
         self._place()
 
-    async def _supervise(self, slot: Slot) -> None:
-        """Deliver the engine's events; when it dies, settle its work and start it again."""
-        failures = 0
-        while slot.state is not EngineState.CLOSED:
-            assert slot.engine is not None
-            try:
-                if slot.state is EngineState.DOWN:
-                    await self._start(slot)
-                async for events in slot.engine.events():
-                    failures = 0
-                    self._deliver(slot, events)
-            except api.EngineDied as error:
-                slot.last_error = str(error)
-            if not self._mark_down(slot):
-                return
-            log.error("engine %s died: %s", slot.name, slot.last_error or "its events ended")
-            self._settle(slot)
-            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
-            failures += 1
-
-    def _mark_down(self, slot: Slot) -> bool:
-        """Whether the engine went down by itself, rather than being closed by us."""
-        if slot.state is EngineState.CLOSED:
-            return False
-        if slot.state is not EngineState.DOWN:  # a restart that failed changes nothing
-            slot.move_to(EngineState.DOWN)
-        return True
-
-    def _deliver(self, slot: Slot, events: Sequence[api.Event]) -> None:
+    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
+        """What an engine said: to the sessions, but for news of ops that are ours no more."""
         ended = False
         for event in events:
             work = slot.running.get(event.op)
@@ -237,7 +213,7 @@ class Dispatcher:
         self._queue[work.op.id] = again
         return True
 
-    def _settle(self, slot: Slot) -> None:
+    def down(self, slot: Slot) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
         for work in list(slot.running.values()):
             self._release(slot, work)
@@ -254,3 +230,28 @@ class Dispatcher:
         slot.delivered.clear()
         slot.prefixes.clear()
         self._place()
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            self.expire()
+
+    def expire(self) -> None:
+        """Fail what waits for a model that no engine has served for UNAVAILABLE_S."""
+        self._fleet.note_gaps()
+        now = self._now()
+        for work in list(self._queue.values()):
+            since = self._fleet.waiting_since(work.model)
+            if since is None or now - since < UNAVAILABLE_S:
+                continue
+            del self._queue[work.op.id]
+            why = "; ".join(f"{s.name}: {s.last_error}" for s in self.slots if s.last_error)
+            failed = api.Failed(
+                op=work.op.id,
+                attempt=work.op.attempt,
+                sequence=0,
+                time=now,
+                error=EngineUnavailable.__name__,
+                message=f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
+            )
+            self._sink(work.primitive, failed)

@@ -6,10 +6,12 @@ runs in Jinja's immutable sandbox; nothing from a request is ever compiled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weftline.errors import ContextTooLong, InvalidRequest
@@ -60,6 +62,7 @@ class Prompter:
                 self._alphabet = _byte_alphabet()
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
+        self.fingerprint = _fingerprint(description)
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
@@ -146,6 +149,17 @@ class Prompter:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+
+def _fingerprint(description: Description) -> str:
+    """Equal for two engines exactly where a prompt for one is a prompt for the other."""
+    path = description.tokenizer
+    vocabulary = b"" if path is None else Path(path).read_bytes()
+    fields = (
+        *(description.chat_template, description.bos_token, description.eos_token),
+        *(description.takes_messages, path is None),
+    )
+    return hashlib.sha256(vocabulary + repr(fields).encode()).hexdigest()
 
 
 # Both libraries are imported where they are used: the session, which names the types of this

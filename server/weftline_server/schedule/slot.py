@@ -62,7 +62,7 @@ class Slot:
     """One engine under supervision; `delivered` are ops whose text a consumer may have seen."""
 
     name: str
-    make: Callable[[], api.Engine]
+    make: Callable[[], api.Engine] | None  # None: it joined, and comes back by joining again
     engine: api.Engine | None = None
     state: EngineState = EngineState.STARTING
     description: api.Description | None = None
@@ -75,6 +75,10 @@ class Slot:
     def move_to(self, state: EngineState) -> None:
         assert state in ALLOWED[self.state], f"engine {self.name}: {self.state} to {state}"
         self.state = state
+
+    @property
+    def closed(self) -> bool:
+        return self.state is EngineState.CLOSED
 
     @property
     def node(self) -> str:

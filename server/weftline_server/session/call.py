@@ -58,6 +58,7 @@ class Step:
     finished: float | None = None
     transform_s: float = 0.0
     engine: str | None = None
+    node: str = ""  # the machine of an engine elsewhere
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # where the client asks for them

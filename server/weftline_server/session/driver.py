@@ -318,9 +318,9 @@ class Driver:
             return
         now, call, index = self._now(), id.call, id.index
         match outcome:
-            case Sent(engine, at):
+            case Sent(engine, at, node):
                 event: ev.SessionEvent = ev.PrimitiveSent(
-                    now=at, call=call, index=index, engine=engine
+                    now=at, call=call, index=index, engine=engine, node=node
                 )
             case api.Part():
                 prompter = self._prompter(session, id)

@@ -57,6 +57,7 @@ class PrimitiveEvent(SessionEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveSent(PrimitiveEvent):
     engine: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

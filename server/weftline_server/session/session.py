@@ -161,12 +161,13 @@ class Session:
     @handle.register
     def _sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
         run = self._run_at(event)
-        if run is None or run.state is not CallState.QUEUED:
+        if run is None or run.state not in (CallState.QUEUED, CallState.RUNNING):
             return []
-        run.move_to(CallState.RUNNING)
-        self._started.add(run.node.id)
+        if run.state is CallState.QUEUED:  # else another attempt, perhaps on another engine
+            run.move_to(CallState.RUNNING)
+            self._started.add(run.node.id)
         run.steps[-1].sent = event.now
-        run.steps[-1].engine = event.engine
+        run.steps[-1].engine, run.steps[-1].node = event.engine, event.node
         return []
 
     @handle.register

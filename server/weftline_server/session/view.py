@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.graph import Node
+from weftline_server.schedule.slot import Slot
 from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
 
 
-def graph_view(session: Session) -> dict[str, Any]:
-    """JSON data. Times are seconds since the session was opened, durations seconds."""
+def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]:
+    """JSON data. Times are seconds since the session was opened, durations seconds.
+
+    `engines` are told with what they cannot do, so that a reader knows what to expect of a call.
+    """
     producer, consumers = session.graph.producer, _readers(session)
     return {
         "session_id": session.id,
@@ -27,6 +32,17 @@ def graph_view(session: Session) -> dict[str, Any]:
                 "client_reads": variable.reads,
             }
             for variable in session.variables.values()
+        ],
+        "engines": [
+            {
+                "name": slot.name,
+                "state": slot.state.value,
+                "model": slot.description.model,
+                "node": slot.node,
+                "lacks": list(slot.description.lacking),
+            }
+            for slot in engines
+            if slot.description is not None
         ],
         "edges": [
             {"from": producer[var], "to": call, "semantic_var_id": var}
@@ -68,6 +84,7 @@ def _call(session: Session, run: CallRun) -> dict[str, Any]:
         "group": plan.group.get(id),
         "prefix_hashes": list(plan.prefixes.get(id, ())),
         "engine": run.steps[-1].engine if run.steps else None,
+        "node": run.steps[-1].node if run.steps else "",
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
         **total,
@@ -129,4 +146,5 @@ def _step(session: Session, step: Step) -> dict[str, Any]:
         "output_tokens": usage.output_tokens if usage else None,
         "finish_reason": None if step.reason is None else step.reason.value,
         "engine": step.engine,
+        "node": step.node,
     }

@@ -1,0 +1,239 @@
+"""The openai engine against endpoints that misbehave: bounded, typed, asked again where that is
+right, and shut out by the breaker where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.null.asgi import call
+from tests.null.endpoints import Behaviour, Endpoint, refuses, streams
+from weftline_engine import api
+from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
+from weftline_engine.openai.endpoint import MOST_EVENT, EndpointConfig
+from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
+
+
+def config(socket: str, **options: Any) -> OpenAIConfig:
+    endpoint = {"idle_s": 0.2, "first_s": 0.5, "key": "secret", **options.pop("endpoint", {})}
+    return OpenAIConfig(
+        endpoint=EndpointConfig(url="http://e/v1", socket=socket, **endpoint),
+        breaker=BreakerConfig(failures=3, pause_s=options.pop("pause_s", 0.05), longest_s=1.0),
+        **options,
+    )
+
+
+def chat(name: str = "op", attempt: int = 0, **sampling: Any) -> api.Op:
+    return api.Op(
+        id=name,
+        attempt=attempt,
+        kind=api.Kind.GENERATE,
+        context=name,
+        messages=(("user", "hi"),),
+        sampling=api.SamplingParams(**{"max_tokens": 9, "temperature": 0.0, **sampling}),
+    )
+
+
+@asynccontextmanager
+async def started(
+    path: Path, *behaviours: Behaviour, **options: Any
+) -> AsyncIterator[tuple[OpenAIEngine, Endpoint]]:
+    endpoint = Endpoint(*behaviours)
+    async with endpoint.on(path / "e") as socket:
+        engine = OpenAIEngine(config(socket, **options))
+        await engine.start()
+        yield engine, endpoint
+        await engine.close()
+
+
+async def ending(engine: OpenAIEngine, op: api.Op) -> tuple[str, api.Failed | api.Finished]:
+    """Submit `op`; its text and its end."""
+    engine.submit(op)
+    text = ""
+    async for events in engine.events():
+        for event in events:
+            if isinstance(event, api.Part):
+                text += event.text
+            if isinstance(event, (api.Failed, api.Finished)) and event.op == op.id:
+                return text, event
+    raise AssertionError("the engine closed")
+
+
+async def test_a_good_answer(tmp_path: Path) -> None:
+    """The request holds what OpenAI documents and no more; counts come from the endpoint."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+    async with started(tmp_path, streams("a", "b", usage)) as (engine, endpoint):
+        text, end = await ending(engine, chat(stop=("x",), seed=3, top_k=5))
+        assert text == "ab" and isinstance(end, api.Finished)
+        assert (end.usage.prompt_tokens, end.usage.output_tokens) == (7, 2)
+        assert endpoint.requests == [
+            {
+                "model": "m",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "max_tokens": 9,
+                "temperature": 0.0,
+                "top_p": 1.0,
+                "stop": ["x"],
+                "seed": 3,
+                "messages": [{"role": "user", "content": "hi"}],
+            }
+        ]
+        assert endpoint.keys == ["bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "retryable", "says"),
+    [
+        (refuses(500, "boom"), "EngineFailed", True, "answered 500: boom"),
+        (refuses(400, "bad top_p"), "InvalidRequest", False, "bad top_p"),
+        (refuses(400, "maximum context length is 9"), "ContextTooLong", False, "context length"),
+        (refuses(401, "key secret is wrong"), "EngineFailed", False, "refuses weftline's key"),
+        (refuses(404, "no model m"), "EngineFailed", False, "does not know the model"),
+        (refuses(429, "slow down"), "Overloaded", True, "slow down"),
+        (refuses(429, "x", "retry-after: 3600"), "Overloaded", False, "429"),
+        (refuses(302), "EngineFailed", False, "answered 302"),
+        (streams(cut=True), "EngineFailed", True, "before the answer was complete"),
+        (streams(b"data: {nonsense\n\n"), "EngineFailed", True, "not JSON"),
+        (streams(b"data: []\n\n"), "EngineFailed", True, "no JSON object"),
+        (streams({"error": {"message": "oom"}}), "EngineFailed", True, "oom"),
+        (streams(b"x" * (MOST_EVENT + 1)), "EngineFailed", True, "more than"),
+        (streams(*[b":"] * 20, pause_s=0.05), "EngineFailed", True, "silent for too long"),
+        (streams(*[b": ping\n\n"] * 20, pause_s=0.05), "EngineFailed", True, "silent"),
+    ],
+)
+async def test_each_way_to_fail_has_a_type(
+    tmp_path: Path, behaviour: Behaviour, error: str, retryable: bool, says: str
+) -> None:
+    """Nothing has been delivered; the key stands in no message."""
+    async with started(tmp_path, behaviour) as (engine, _):
+        text, end = await ending(engine, chat())
+        assert isinstance(end, api.Failed) and text == ""
+        assert (end.error, end.retryable) == (error, retryable)
+        assert says in end.message and "secret" not in end.message.replace("key secret", "")
+
+
+@pytest.mark.parametrize("last", [{"cut": True}, {"pause_s": 0.3}])
+async def test_what_was_delivered_is_not_asked_again(tmp_path: Path, last: dict[str, Any]) -> None:
+    """Cut off, or stalled, after two parts."""
+    async with started(tmp_path, streams("a", **last)) as (engine, endpoint):
+        text, end = await ending(engine, chat())
+        assert text == "a" and isinstance(end, api.Failed) and not end.retryable
+        assert "had been delivered" in end.message and len(endpoint.requests) == 1
+
+
+async def test_retry_after_is_waited_for(tmp_path: Path) -> None:
+    """Twice, with the same id; then the answer comes."""
+    wait = refuses(429, "later", "retry-after: 0.01")
+    async with started(tmp_path, wait, wait, streams("yes")) as (engine, endpoint):
+        text, end = await ending(engine, chat())
+        assert text == "yes" and isinstance(end, api.Finished) and len(endpoint.requests) == 3
+
+
+async def test_cancel_closes_the_request(tmp_path: Path) -> None:
+    """The endpoint sees its connection end, and nothing more is said of the op."""
+    gone = asyncio.Event()
+
+    async def notices(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        try:
+            await streams(*"abcdefgh" * 100, pause_s=0.01)(writer, request)
+        except ConnectionError:
+            gone.set()
+            raise
+
+    async with started(tmp_path, notices) as (engine, _):
+        engine.submit(chat())
+        events = engine.events()
+        await anext(events)
+        engine.cancel("op")
+        async with asyncio.timeout(5):
+            await gone.wait()
+        said = await anext(events)
+        while isinstance(said[0], api.Part):
+            said = await anext(events)
+        assert isinstance(said[0], api.Failed) and said[0].error == "Cancelled"
+
+
+async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
+    """Three failures open the breaker; health names the reason; a good answer closes it again."""
+    endpoint = Endpoint(*[refuses(500, "gpu on fire")] * 3, streams("fine"))
+    async with endpoint.on(tmp_path / "e") as socket:
+        app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(config(socket, pause_s=0.5))})
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+                calls = [call("c", "say {{output:x}}", x="v")]
+                failed = await http.post("/v1/submit", json={"calls": calls, "get": ["v"]})
+                assert failed.status_code == 502 and "gpu on fire" in failed.text
+                health = await http.get("/health/ready")
+                assert health.status_code == 503
+                assert health.json()["engines"] == {"far": "suspended"}
+                assert "gpu on fire" in health.json()["reasons"]["far"]
+                # This one waits until the pause is over, and is the trial.
+                done = await http.post(
+                    "/v1/submit", json={"calls": calls, "get": ["v"], "graph": True}
+                )
+                assert done.status_code == 200, done.text
+                (engine,) = done.json()["graph"]["engines"]
+                assert engine["name"] == "far" and any("contexts" in one for one in engine["lacks"])
+                assert (await http.get("/health/ready")).status_code == 200
+
+
+async def test_a_wrong_model_or_no_endpoint_is_told_at_start(tmp_path: Path) -> None:
+    async with Endpoint(streams()).on(tmp_path / "e") as socket:
+        with pytest.raises(api.EngineDied, match="no model 'gpt', but m"):
+            await OpenAIEngine(config(socket, model="gpt")).start()
+    with pytest.raises(api.EngineDied, match="cannot be reached"):
+        await OpenAIEngine(config(str(tmp_path / "nobody"))).start()
+
+
+async def test_prompts_go_to_the_dialect_that_takes_them(tmp_path: Path) -> None:
+    """Text on a chat endpoint is one user message, elsewhere a completion."""
+    text = api.Op(
+        id="t",
+        kind=api.Kind.GENERATE,
+        context="t",
+        text="once",
+        sampling=api.SamplingParams(max_tokens=1),
+    )
+    async with started(tmp_path, streams("a"), dialect=Dialect.CHAT) as (engine, endpoint):
+        await ending(engine, text)
+        assert endpoint.requests[0]["messages"] == [{"role": "user", "content": "once"}]
+    async with started(tmp_path, streams("a"), extras=True) as (engine, endpoint):
+        await ending(engine, text)
+        assert endpoint.requests[0]["prompt"] == "once" and "top_k" not in endpoint.requests[0]
+
+
+async def test_constraints(tmp_path: Path) -> None:
+    """A JSON schema has a form at OpenAI; a regex has none, and is refused rather than dropped."""
+    async with started(tmp_path, streams("{}")) as (engine, endpoint):
+        _, end = await ending(engine, chat(constraint='{"json_schema": {"type": "object"}}'))
+        assert isinstance(end, api.Finished)
+        wished = endpoint.requests[0]["response_format"]["json_schema"]
+        assert wished == {"name": "output", "schema": {"type": "object"}, "strict": True}
+        _, end = await ending(engine, chat("b", constraint='{"regex": "a+"}'))
+        assert isinstance(end, api.Failed) and end.error == "InvalidRequest"
+
+
+def test_the_breaker() -> None:
+    """Two failures and a success are none, three open it; a trial that fails doubles the pause."""
+    breaker = Breaker(BreakerConfig(failures=3, pause_s=1.0, longest_s=3.0))
+    assert [breaker.failed(0), breaker.failed(0), breaker.succeeded()] == [False] * 3
+    assert [breaker.failed(1), breaker.failed(1), breaker.failed(1)] == [False, False, True]
+    assert breaker.state is BreakerState.OPEN and breaker.until == 2.0
+    assert not breaker.failed(1.5) and not breaker.succeeded()  # stragglers of before
+    assert not breaker.try_again(1.9) and breaker.try_again(2.0)
+    assert breaker.failed(2.0) and breaker.until == 4.0
+    assert breaker.try_again(4.0) and breaker.failed(4.0) and breaker.until == 7.0
+    assert breaker.try_again(7.0) and breaker.succeeded()
+    assert breaker.state is BreakerState.CLOSED
+    assert [breaker.failed(8), breaker.failed(8), breaker.failed(8)] == [False, False, True]
+    assert breaker.until == 9.0
