@@ -37,11 +37,10 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             await driver.dispatcher.start()
-        except EngineDied as error:
-            # uvicorn would log a stack trace; the operator gets the engine's one sentence.
+        except (EngineDied, WeftlineError) as error:
             app.state.start_error = error
             await driver.dispatcher.close()
-            raise SystemExit(1) from error
+            raise
         sweeper = asyncio.create_task(_sweep(driver))
         try:
             yield

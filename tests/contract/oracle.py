@@ -13,7 +13,7 @@ from tests.contract.target import PREAMBLE
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.model_texts import tokenizer_texts
-from weftline_server.graph.primitive import PromptBefore
+from weftline_server.graph.primitive import PromptBefore, Turn
 from weftline_server.schedule.prompter import Prompter
 
 # Their answers have more than 12 tokens, and at each the two best logits lie 0.28 apart or more: no
@@ -50,7 +50,7 @@ def greedy_answers(directory: Path) -> dict[str, list[str]]:
     render = prompter(directory)
     answers = {}
     for question in QUESTIONS:
-        chat = PromptBefore("", (("system", PREAMBLE), ("user", question)))
+        chat = PromptBefore("", (Turn("system", PREAMBLE), Turn("user", question)))
         prompt = list(render.payload(chat).tokens or ())
         ids = torch.tensor([prompt])
         found = model.generate(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weftline_engine import api
-from weftline_server.graph.primitive import PromptBefore
+from weftline_server.graph.primitive import PromptBefore, Turn
 from weftline_server.schedule.prompter import Prompter
 
 PREAMBLE = (
@@ -72,7 +72,8 @@ class Target:
         self._count += 1
         messages = (("system", system), ("user", question))
         text = "" if self._render is None else self._render(messages)
-        prompt = PromptBefore(text, messages if self._chat else None)
+        turns = tuple(Turn(role, content) for role, content in messages)
+        prompt = PromptBefore(text, turns if self._chat else None)
         payload = self._prompter.payload(prompt)
         name = options.pop("name", f"op{self._count}")
         own = {key: options.pop(key) for key in ("attempt", "open", "salt") if key in options}

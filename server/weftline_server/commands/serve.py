@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -13,10 +14,10 @@ from pathlib import Path
 import uvicorn
 
 from weftline.errors import InvalidRequest
-from weftline_engine.api import Engine, EngineDied
-from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
-from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.api import Engine
+from weftline_engine.models import DEFAULT_MODEL
 from weftline_server.app import create_app
+from weftline_server.commands import engines
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
@@ -30,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        default=DEFAULT_MODEL,
-        help="a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--engine", choices=("torch", "null"), default="torch", help="torch is the embedded engine"
+        help=f"a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings in TOML; flags go before them"
@@ -45,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"optimisations to leave out, by comma: {', '.join(sorted(OPTIMISATIONS))}",
     )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--host", help="default: 127.0.0.1")
     parser.add_argument("--port", type=int, help="default: 8600; 0 takes a free one")
     parser.add_argument("--api-key", help="ask every client for this key (or set WEFTLINE_API_KEY)")
@@ -71,11 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="log what was said, too, for each call",
     )
-    null = parser.add_argument_group("the null engine, which has no model")
-    null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
-    null.add_argument("--null-script", type=Path, help='JSON: [{"when": text, "reply": text}, …]')
-    null.add_argument("--null-fill-s", type=float, default=0.0, help="seconds a prompt token")
-    null.add_argument("--null-step-s", type=float, default=0.0, help="seconds an output token")
+    engines.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,37 +86,25 @@ def run(args: argparse.Namespace) -> int:
     }
     settings = load(args.config, flags)
     configure(LogFormat(settings.process.log_format), settings.process.log_level)
-    if settings.engines:
+    if settings.engines and engines.named(args):
         raise InvalidRequest(
-            "[[engine]] tables are not served yet: name the engine with --engine", param="engine"
+            "the engines are named in the configuration file: leave MODEL and --engine out",
+            param="engine",
         )
-    return asyncio.run(_serve(settings, _engines(args), args.until_stdin_closes))
-
-
-def _engines(args: argparse.Namespace) -> Mapping[str, Callable[[], Engine]]:
-    if args.engine == "null":
-        script = NullConfig.script_from(args.null_script) if args.null_script else ()
-        null = NullConfig(
-            mode=NullMode(args.null_mode),
-            script=script,
-            latency=LatencyProfile(fill_s=args.null_fill_s, step_s=args.null_step_s),
-        )
-        return {"null": lambda: NullEngine(null)}
-    # Imported here, because the null engine serves where the embedded one is not installed.
-    from weftline_engine.embedded.config import EmbeddedConfig
-    from weftline_engine.process import ProcessEngine
-
-    embedded = EmbeddedConfig(model=resolve(args.model, progress=for_stream()), dtype=args.dtype)
-    return {"torch": lambda: ProcessEngine(embedded)}
+    tables = engines.from_tables(settings.engines)
+    makers = engines.factories(tables or engines.from_arguments(args))
+    return asyncio.run(_serve(settings, makers, args.until_stdin_closes))
 
 
 async def _serve(
-    settings: Settings, engines: Mapping[str, Callable[[], Engine]], until_stdin_closes: bool
+    settings: Settings, makers: Mapping[str, Callable[[], Engine]], until_stdin_closes: bool
 ) -> int:
     config = settings.server
     listener = _listen(config)
     port = listener.getsockname()[1]
-    app = create_app(config, engines)
+    app = create_app(config, makers)
+    # uvicorn would log a stack trace; the operator gets the engine's one sentence.
+    logging.getLogger("uvicorn.error").addFilter(lambda _: app.state.start_error is None)
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
@@ -143,9 +123,12 @@ async def _serve(
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
         await server.serve(sockets=[listener])
+    except SystemExit:  # uvicorn's own, after a start that failed
+        if app.state.start_error is None:
+            raise
     finally:
         listener.close()
-    error: EngineDied | None = app.state.start_error
+    error: Exception | None = app.state.start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import uvicorn
@@ -43,7 +44,17 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
+            for line in self._lacking():
+                print(f"weftline: {line}", file=sys.stderr)
             print(f"weftline serves on {self._url}", flush=True)
+
+    def _lacking(self) -> Iterator[str]:
+        """What the engines cannot do, said once; of the null engine nobody expects it."""
+        driver: Driver = self._app.state.driver
+        for slot in driver.dispatcher.slots:
+            assert slot.description is not None, "the server has started"
+            if slot.description.lacking and slot.description.model != "null":
+                yield f"engine {slot.name} " + "; ".join(slot.description.lacking)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second; runs between two lines of anything."""

@@ -67,7 +67,9 @@ class Prompter:
     def payload(self, prompt: PromptBefore) -> Payload:
         """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
         if self.description.takes_messages and prompt.messages is not None:
-            payload = Payload(None, None, prompt.messages)
+            turns = in_words(prompt.messages, prompt.tools)
+            messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
+            payload = Payload(None, None, messages)
         elif self.tokenizer is None:
             payload = Payload(None, self.text(prompt))
         else:
