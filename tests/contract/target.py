@@ -58,11 +58,12 @@ class Target:
     async def start(self) -> None:
         self.description = await self.engine.start()
         self._prompter = Prompter(self.description)
-        self._task = asyncio.create_task(self._listen())
+        self.listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
         await self.engine.close()
-        await asyncio.wait_for(self._task, PATIENCE_S)
+        await asyncio.wait({self.listening}, timeout=PATIENCE_S)
+        assert self.listening.done(), "its events did not end with it"
 
     def can(self, capability: api.Capability) -> bool:
         return capability in self.description.capabilities

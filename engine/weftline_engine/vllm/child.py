@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import deque
@@ -60,6 +61,13 @@ class Child:
         """Its end, in words."""
         assert self._process is not None
         return f"vLLM ended by itself (exit code {await self._process.wait()})"
+
+    def kill(self) -> None:
+        """End vLLM itself; the guard notices, and ends what it leaves."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
     async def close(self) -> None:
         """End it with all its processes, and remove its socket."""

@@ -124,6 +124,22 @@ class VLLMEngine(RemoteEngine):
         """Forget the context's tokens; its blocks are the first that vLLM takes when it needs."""
         self._contexts.pop(context, None)
 
+    @property
+    def socket(self) -> str | None:
+        """Where the child listens."""
+        return None if self._child is None else self._child.endpoint.socket
+
+    async def warmed(self, op: str) -> None:
+        """Wait until what is known of an open prompt has been sent ahead."""
+        found = self._open.get(op)
+        if found is not None and found.warming is not None:
+            await found.warming
+
+    def kill(self) -> None:
+        """End the child's processes at once, as the kernel does when memory runs out."""
+        assert self._child is not None
+        self._child.kill()
+
     async def metrics(self) -> bytes:
         """vLLM's own, under its own names."""
         assert self._root is not None, "metrics before start"

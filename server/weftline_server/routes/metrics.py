@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from weftline_server.routes.deps import Tenant
+from weftline_server.routes.deps import DriverDep, Tenant
+from weftline_server.schedule import engine_metrics
 
 router = APIRouter(tags=["health"])
 
@@ -14,7 +15,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request, tenant: Tenant) -> Response:
-    """Queue, engines, tokens and phases; a key is needed where the server has keys."""
+async def metrics(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
+    """Queue, engines, tokens and phases, and what engines measure themselves; a key is needed where
+    the server has keys."""
     rendered: bytes = request.app.state.metrics.render()
-    return Response(rendered, media_type=CONTENT_TYPE)
+    theirs = await engine_metrics.gather(driver.dispatcher.slots)
+    return Response(rendered + theirs, media_type=CONTENT_TYPE)

@@ -1,0 +1,244 @@
+"""Engines that come, go, hang and come back, seen by the dispatcher alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from weftline.errors import InvalidRequest, UnknownModel
+from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule import engine_metrics
+from weftline_server.schedule.dispatcher import UNAVAILABLE_S, Dispatcher, Outcome, Sent
+from weftline_server.schedule.slot import EngineState, Work
+
+
+class Puppet:
+    """An engine whose every event a test sends by hand."""
+
+    def __init__(self, model: str = "m", **options: Any) -> None:
+        self.description = api.Description(model=model, chat_template="{{ messages }}", **options)
+        self.ops: list[api.Op] = []
+        self.closed = False
+        self._said: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
+
+    async def start(self) -> api.Description:
+        return self.description
+
+    def submit(self, op: api.Op) -> None:
+        self.ops.append(op)
+
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
+    def update(self, op: str, hints: api.Hints) -> None: ...
+    def cancel(self, op: str) -> None: ...
+    def retain(self, context: str, retention: api.Retention) -> None: ...
+    def free(self, context: str) -> None: ...
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        while (said := await self._said.get()) is not None:
+            if isinstance(said, api.EngineDied):
+                raise said
+            yield said
+
+    async def close(self) -> None:
+        self.closed = True
+        self._said.put_nowait(None)
+
+    async def say(self, *events: api.Event) -> None:
+        self._said.put_nowait(list(events))
+        await settle()
+
+    async def die(self, reason: str = "hung") -> None:
+        self._said.put_nowait(api.EngineDied(reason))
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def part(op: api.Op, text: str) -> api.Part:
+    return api.Part(
+        op=op.id, attempt=op.attempt, sequence=1, time=0, offset=0, tokens=(), text=text
+    )
+
+
+def finished(op: api.Op) -> api.Finished:
+    usage = api.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1, started=0, filled=0)
+    reason = api.FinishReason.STOP
+    return api.Finished(
+        op=op.id, attempt=op.attempt, sequence=1, time=0, reason=reason, usage=usage
+    )
+
+
+def available(yes: bool, reason: str = "", leaving: bool = False) -> api.Availability:
+    return api.Availability(
+        op="", attempt=0, sequence=1, time=0, available=yes, reason=reason, leaving=leaving
+    )
+
+
+class Bench:
+    """A dispatcher, its clock, and what it told the sessions."""
+
+    def __init__(self, **engines: Puppet) -> None:
+        self.now = 0.0
+        self.told: list[tuple[str, Outcome]] = []
+        makers = {name: (lambda one=one: one) for name, one in engines.items()}
+        self.dispatcher = Dispatcher(
+            makers,
+            "app",
+            lambda id, outcome: self.told.append((id.call, outcome)),
+            clock=lambda: self.now,
+        )
+
+    async def call(self, name: str, model: str = "m") -> None:
+        id = PrimitiveId("s", name, 0)
+        op = api.Op(
+            id=str(id),
+            kind=api.Kind.GENERATE,
+            context=str(id),
+            text="x",
+            sampling=api.SamplingParams(max_tokens=1),
+        )
+        self.dispatcher.enqueue(Work(id, model, op, self.now, 2))
+        await settle()
+
+    def outcomes(self, name: str) -> list[Outcome]:
+        return [outcome for call, outcome in self.told if call == name]
+
+
+@pytest.fixture
+async def benches() -> AsyncIterator[list[Bench]]:
+    made: list[Bench] = []
+    yield made
+    for bench in made:
+        await bench.dispatcher.close()
+
+
+async def started(benches: list[Bench], **engines: Puppet) -> Bench:
+    bench = Bench(**engines)
+    benches.append(bench)
+    await bench.dispatcher.start()
+    return bench
+
+
+async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -> None:
+    """Its call goes to the other replica; what it says late is dropped; its successor works."""
+    bench = await started(benches)
+    first, second = Puppet(node="a"), Puppet(node="b")
+    await bench.dispatcher.join("one", first, first.description)
+    await bench.call("c")
+    await bench.dispatcher.join("two", second, second.description)
+    (op,) = first.ops
+    await first.die("no heartbeat for 5 s")
+    assert bench.dispatcher.states == {"one": EngineState.DOWN, "two": EngineState.READY}
+    assert first.closed and bench.dispatcher.healthy
+    (again,) = second.ops
+    assert (again.id, again.attempt) == (op.id, 1)
+    await first.say(part(op, "late"), finished(op))
+    await second.say(part(again, "right"), finished(again))
+    sent, resent, text, end = bench.outcomes("c")
+    assert isinstance(sent, Sent) and isinstance(resent, Sent)
+    assert (sent.engine, sent.node, resent.engine, resent.node) == ("one", "a", "two", "b")
+    assert isinstance(text, api.Part) and text.text == "right" and isinstance(end, api.Finished)
+    back = Puppet(node="a")
+    await bench.dispatcher.join("one", back, back.description)
+    assert set(bench.dispatcher.states.values()) == {EngineState.READY}
+
+
+async def test_joining_again_fences_the_former_self(benches: list[Bench]) -> None:
+    """A host that restarted before anybody noticed: its former ops run again, on it."""
+    bench = await started(benches)
+    former, back = Puppet(), Puppet()
+    await bench.dispatcher.join("one", former, former.description)
+    await bench.call("c")
+    await bench.dispatcher.join("one", back, back.description)
+    await settle()
+    assert [op.attempt for op in (*former.ops, *back.ops)] == [0, 1]
+    await former.say(part(former.ops[0], "late"), finished(former.ops[0]))
+    assert all(isinstance(one, Sent) for one in bench.outcomes("c"))
+
+
+async def test_one_that_leaves_finishes_what_it_has(benches: list[Bench]) -> None:
+    """It gets nothing new, and is gone without an error when it closes."""
+    bench = await started(benches)
+    leaver, stayer = Puppet(), Puppet()
+    await bench.dispatcher.join("leaver", leaver, leaver.description)
+    await bench.call("a")
+    await bench.dispatcher.join("stayer", stayer, stayer.description)
+    await leaver.say(available(False, leaving=True))
+    await bench.call("b")
+    assert [len(one.ops) for one in (leaver, stayer)] == [1, 1]
+    await leaver.say(part(leaver.ops[0], "x"), finished(leaver.ops[0]))
+    await leaver.close()
+    await settle()
+    assert isinstance(bench.outcomes("a")[-1], api.Finished)
+    assert bench.dispatcher.states == {"stayer": EngineState.READY}
+
+
+async def test_a_call_goes_to_replicas_of_its_model_only(benches: list[Bench]) -> None:
+    """The first configured model is the default, whatever else joins."""
+    a, b = Puppet("a"), Puppet("b")
+    bench = await started(benches, first=a, other=b)
+    assert bench.dispatcher.model("default") == bench.dispatcher.model(None) == "a"
+    with pytest.raises(UnknownModel, match="use one of a, b"):
+        bench.dispatcher.model("c")
+    for i in range(8):
+        await bench.call(f"c{i}", "b")
+    assert (len(a.ops), len(b.ops)) == (0, 8)
+
+
+async def test_who_does_not_fit_may_not_join(benches: list[Bench]) -> None:
+    """Another template under the same name, or the name of one of the server's own engines."""
+    bench = await started(benches, own=Puppet())
+    stranger = Puppet(bos_token="<s>")
+    with pytest.raises(InvalidRequest, match="give it a name of its own"):
+        await bench.dispatcher.join("stranger", stranger, stranger.description)
+    with pytest.raises(InvalidRequest, match="join by another name"):
+        await bench.dispatcher.join("own", Puppet(), Puppet().description)
+    assert bench.dispatcher.states == {"own": EngineState.READY}
+
+
+async def test_a_suspended_engine_gets_nothing_until_it_wants(benches: list[Bench]) -> None:
+    bench = await started(benches, own=(own := Puppet()))
+    await own.say(available(False, "it answered 500"))
+    await bench.call("c")
+    assert own.ops == [] and not bench.dispatcher.healthy
+    assert bench.dispatcher.slots[0].last_error == "it answered 500"
+    await own.say(available(True))
+    assert len(own.ops) == 1 and bench.dispatcher.healthy
+
+
+async def test_a_call_without_an_engine_fails_in_bounded_time(benches: list[Bench]) -> None:
+    """It waits for one to come, but no longer than is said."""
+    bench = await started(benches)
+    gone = Puppet()
+    await bench.dispatcher.join("one", gone, gone.description)
+    await gone.die("the node is gone")
+    await bench.call("c")
+    bench.now += UNAVAILABLE_S - 1
+    bench.dispatcher.expire()
+    assert bench.outcomes("c") == []
+    bench.now += 1
+    bench.dispatcher.expire()
+    (failed,) = bench.outcomes("c")
+    assert isinstance(failed, api.Failed) and failed.error == "EngineUnavailable"
+    assert "one: the node is gone" in failed.message and bench.dispatcher.queued == 0
+
+
+def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:
+    text = b'# HELP v:x Help\n# TYPE v:x counter\nv:x{model="m"} 1.0\n# TYPE v:y gauge\nv:y 2.0\n'
+    assert engine_metrics.merge({"a": text}) == text
+    assert engine_metrics.merge({"a": text, "b": text}).decode().splitlines() == [
+        "# HELP v:x Help",
+        "# TYPE v:x counter",
+        'v:x{weftline_engine="a",model="m"} 1.0',
+        'v:x{weftline_engine="b",model="m"} 1.0',
+        "# TYPE v:y gauge",
+        'v:y{weftline_engine="a"} 2.0',
+        'v:y{weftline_engine="b"} 2.0',
+    ]

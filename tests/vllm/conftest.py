@@ -1,0 +1,74 @@
+"""One real vLLM for all tests of this folder: it takes a minute to be ready."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.contract.oracle import greedy_answers
+from tests.contract.target import Target
+from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.engine import VLLMEngine
+
+ROOT = Path(__file__).parents[2]
+# Room for 4 x 10^4 tokens of SmolLM2's cache, which nothing here fills.
+KV_SPACE_GB = "1"
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter that has vLLM: `make test-vllm` says which."""
+    python = os.environ.get("WEFTLINE_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
+    assert Path(python).exists(), f"{python} is missing: run `make test-vllm`"
+    return python
+
+
+@pytest.fixture(scope="session")
+def vllm_config(smollm2_directory: Path, vllm_python: str) -> VLLMConfig:
+    return VLLMConfig(
+        model=smollm2_directory,
+        python=vllm_python,
+        name="smollm2",
+        dtype="float32",  # in which two implementations agree on every token of these answers
+        max_model_len=1024,
+        max_running=16,
+        arguments=("--enforce-eager", "--block-size", "32"),
+    )
+
+
+@pytest.fixture(scope="session")
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", KV_SPACE_GB)
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # several tests' machines are shared
+        yield
+
+
+@pytest.fixture(scope="session")
+def answers(smollm2_directory: Path) -> dict[str, list[str]]:
+    return greedy_answers(smollm2_directory)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm(
+    vllm_config: VLLMConfig, environment: None, answers: dict[str, list[str]]
+) -> AsyncIterator[Target]:
+    """The vllm engine with its child."""
+    target = Target(VLLMEngine(vllm_config), answers)
+    async with asyncio.timeout(600):
+        await target.start()
+    yield target
+    await target.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_socket(vllm: Target) -> str:
+    """Where the child listens: another client may connect, as to any vLLM."""
+    engine = vllm.engine
+    assert isinstance(engine, VLLMEngine) and engine.socket is not None
+    return engine.socket

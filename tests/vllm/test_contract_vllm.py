@@ -1,0 +1,76 @@
+"""The contract against a real vLLM: the vllm engine with its child, another one connected to the
+same vLLM, and the openai engine in front of it by both of OpenAI's interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.contract.oracle import prompter
+from tests.contract.suite import EngineContract
+from tests.contract.target import Target
+from weftline_engine import api
+from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.engine import VLLMEngine
+from weftline_server.graph.primitive import PromptBefore, Turn
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class TestVLLM(EngineContract):
+    """vLLM as a child process."""
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def target(self, vllm: Target) -> Target:
+        return vllm
+
+
+class TestVLLMConnected(EngineContract):
+    """The same vLLM as one that runs already."""
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="session")
+    async def target(
+        self, vllm: Target, vllm_socket: str, vllm_config: VLLMConfig
+    ) -> AsyncIterator[Target]:
+        endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
+        config = replace(vllm_config, python=None, connect=endpoint)
+        target = Target(VLLMEngine(config), vllm.answers)
+        await target.start()
+        assert target.can(api.Capability.PRIORITY)  # it was asked, and takes one
+        assert not target.can(api.Capability.USAGE)  # nobody knows how it was started
+        yield target
+        await target.close()
+
+
+class TestOpenAIOnVLLM(EngineContract):
+    """By messages, and by text that was rendered here."""
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="session", params=["chat", "completions"])
+    async def target(
+        self,
+        request: pytest.FixtureRequest,
+        vllm: Target,
+        vllm_socket: str,
+        smollm2_directory: Path,
+    ) -> AsyncIterator[Target]:
+        config = OpenAIConfig(
+            endpoint=EndpointConfig(url="http://vllm/v1", socket=vllm_socket),
+            model="smollm2",
+            dialect=Dialect(request.param),
+        )
+        render = prompter(smollm2_directory).text
+        target = Target(
+            OpenAIEngine(config),
+            vllm.answers,
+            chat=request.param == "chat",
+            render=lambda messages: render(PromptBefore("", tuple(Turn(*one) for one in messages))),
+        )
+        await target.start()
+        yield target
+        await target.close()

@@ -1,0 +1,113 @@
+"""The whole server on vLLM: graphs, early fills, tenants, metrics, and a vLLM that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.contract.target import Target
+from tests.null.asgi import Server, call
+from weftline_engine import api
+from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.engine import VLLMEngine
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server(vllm: Target, vllm_socket: str, vllm_config: VLLMConfig) -> AsyncIterator[Server]:
+    """Connected to the running vLLM."""
+    endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
+    config = replace(vllm_config, python=None, connect=endpoint)
+    app = create_app(ServerConfig(), {"vllm": lambda: VLLMEngine(config)})
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t", timeout=300) as http:
+            yield Server(app, http)
+
+
+def greedy(variable: str, tokens: int) -> dict[str, object]:
+    sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return {"in_out": "out", "semantic_var_id": variable, "sampling": sampling}
+
+
+async def test_a_graph_runs_in_one_request(server: Server) -> None:
+    """A consumer whose long beginning is known is filled while its input is generated."""
+    rules = " ".join(f"Rule {i}: be brief and do not repeat rule {i - 1}." for i in range(40))
+    calls = [
+        call("draft", "Count: one two three {{output:d}}", d=greedy("draft", 48)),
+        call("judge", rules + " Text: {{input:d}} {{output:j}}", d="draft", j=greedy("judge", 4)),
+    ]
+    body = {"calls": calls, "get": ["draft", "judge"], "graph": True}
+    answer = (await server.http.post("/v1/submit", json=body)).json()
+    assert len(answer["values"]["draft"]) > 48 and answer["values"]["judge"]
+    by_name = {one["name"]: one for one in answer["graph"]["calls"]}
+    assert by_name["judge"]["prompt_tokens"] > 500
+    assert {one["engine"] for one in by_name.values()} == {"vllm"}
+    (engine,) = answer["graph"]["engines"]
+    assert any("keep and free are advice" in one for one in engine["lacks"])
+
+
+async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
+    """What was warmed is in vLLM's cache when the rest of the prompt comes."""
+    op = vllm.op(vllm.questions[3], system="A prompt of its own that nobody has sent. " * 30)
+    tokens = op.tokens or ()
+    assert len(tokens) > 300
+    vllm.engine.submit(replace(op, tokens=tokens[:256], open=True))
+    engine = vllm.engine
+    assert isinstance(engine, VLLMEngine)
+    await engine.warmed(op.id)
+    vllm.engine.feed(op.id, 256, tokens[256:], True)
+    heard = await vllm.end(op.id)
+    assert heard.finished is not None and heard.finished.usage.cached_tokens >= 224
+
+
+async def test_its_metrics_keep_their_names(server: Server) -> None:
+    """Ours first, then vLLM's, unchanged."""
+    text = (await server.http.get("/metrics")).text
+    assert "weftline_queue_length 0.0" in text
+    for name in ("vllm:num_requests_running", "vllm:prefix_cache_hits_total"):
+        assert f"\n{name}{{" in text
+
+
+async def test_log_probabilities_and_a_choice(vllm: Target) -> None:
+    """As many alternatives as asked for, the best first; the answer is one of the choice."""
+    op = vllm.op(vllm.questions[0], logprobs=3)
+    (heard,) = await vllm.run(op)
+    for part in heard.parts:
+        assert len(part.logprobs) == len(part.tokens)
+        assert len(part.top_tokens) == len(part.top_logprobs) == 3 * len(part.tokens)
+        # Greedy: the token that was taken is the likeliest.
+        assert part.top_tokens[::3] == part.tokens
+    choice = '{"choice": ["weft", "warp"]}'
+    (heard,) = await vllm.run(vllm.op(vllm.questions[0], constraint=choice))
+    assert heard.text in ("weft", "warp")
+
+
+async def test_the_plan_decides_there_too(vllm: Target) -> None:
+    """With more calls than places, the one with less work left overtakes those before it."""
+    question = vllm.questions[1]
+    hints = [api.Hints(work_left=10_000)] * 24 + [api.Hints(work_left=1)]
+    ops = [replace(vllm.op(question, max_tokens=24, ignore_eos=True), hints=one) for one in hints]
+    heard = await vllm.run(*ops)
+    ends = [one.finished.time for one in heard if one.finished is not None]
+    assert len(ends) == 25 and sum(end > ends[-1] for end in ends) >= 8
+
+
+async def test_a_killed_vllm_is_started_again(vllm: Target) -> None:
+    """The last test: its death is the engine's, with a reason, and no process is left."""
+    engine = vllm.engine
+    assert isinstance(engine, VLLMEngine)
+    vllm.engine.submit(vllm.op(vllm.questions[0], name="last", max_tokens=500, ignore_eos=True))
+    await vllm.until("last", lambda heard: len(heard.parts) > 2)
+    engine.kill()
+    with pytest.raises(api.EngineDied, match="vLLM ended by itself"):
+        await asyncio.wait_for(asyncio.shield(vllm.listening), 60)
