@@ -114,21 +114,23 @@ def test_a_module_leads_to_its_extra() -> None:
 
 
 def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
-    """One file or a folder with a __main__; outside a checkout it says where it works."""
+    """A program of one file, or a workload by its harness; elsewhere it says where it works."""
     here = tmp_path / "server" / "weftline_server" / "commands" / "bench.py"
     assert bench.find_benchmarks(here) is None
     with pytest.raises(InvalidRequest, match="are run in a source checkout"):
         bench.pick(None, "small")
     (tmp_path / "pyproject.toml").write_text("")
     folder = tmp_path / "bench"
-    (folder / "big").mkdir(parents=True)
-    (folder / "big" / "__main__.py").write_text("")
-    (folder / "small.py").write_text("")
-    (folder / "_shared.py").write_text("")
+    (folder / "workloads").mkdir(parents=True)
+    (folder / "bench_small.py").write_text("")
+    (folder / "gpu.py").write_text("")
     assert bench.find_benchmarks(here) == folder
-    assert bench.benchmarks(folder) == {"big": folder / "big", "small": folder / "small.py"}
-    assert bench.pick(folder, "small") == folder / "small.py"
-    with pytest.raises(InvalidRequest, match="no benchmark 'large': there are big, small"):
+    assert bench.benchmarks(folder) == {"small": [str(folder / "bench_small.py")]}
+    (folder / "workloads" / "__init__.py").write_text("")
+    (folder / "workloads" / "chain.py").write_text("")
+    assert list(bench.benchmarks(folder)) == ["all", "chain", "report", "small"]
+    assert bench.pick(folder, "chain") == ["-m", "bench.harness", "chain"]
+    with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, rep"):
         bench.pick(folder, "large")
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from weftline.errors import InvalidRequest
+
+# Of the harness beside its workloads: run all of them, and draw what they found.
+HARNESS = ("all", "report")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +29,20 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None and folder is not None:
         print("\n".join(benchmarks(folder)) or "there are no benchmarks yet")
         return 0
-    program = pick(folder, args.name)
-    return subprocess.run([sys.executable, str(program), *args.arguments]).returncode
+    words = pick(folder, args.name)
+    assert folder is not None, "pick refuses to run without one"
+    path = os.pathsep.join(filter(None, (str(folder.parent), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, *words, *args.arguments], env={**os.environ, "PYTHONPATH": path}
+    )
+    # Ctrl-C reaches the benchmark, too, which stops its servers first: it says when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    return process.wait()
 
 
-def pick(folder: Path | None, name: str | None) -> Path:
-    """The program of benchmark `name`. Raises InvalidRequest outside a checkout, or without it."""
+def pick(folder: Path | None, name: str | None) -> list[str]:
+    """What Python runs for `name`. Raises InvalidRequest outside a checkout, or without it."""
     if folder is None:
         raise InvalidRequest(
             "benchmarks are run in a source checkout: clone the repository and run `make bench`"
@@ -48,8 +61,9 @@ def find_benchmarks(here: Path) -> Path | None:
     return folder if folder.is_dir() and (root / "pyproject.toml").is_file() else None
 
 
-def benchmarks(folder: Path) -> dict[str, Path]:
-    """By name: bench/NAME.py, and bench/NAME where it is a program of several files."""
-    files = {path.stem: path for path in folder.glob("[!_]*.py")}
-    folders = {path.parent.name: path.parent for path in folder.glob("*/__main__.py")}
-    return dict(sorted((files | folders).items()))
+def benchmarks(folder: Path) -> dict[str, list[str]]:
+    """By name, what Python runs: bench/bench_NAME.py, and what the harness knows to run."""
+    programs = {path.stem.removeprefix("bench_"): [str(path)] for path in folder.glob("bench_*.py")}
+    workloads = [path.stem for path in folder.glob("workloads/[!_]*.py")]
+    harness = [*HARNESS, *workloads] if workloads else []
+    return dict(sorted((programs | {n: ["-m", "bench.harness", n] for n in harness}).items()))

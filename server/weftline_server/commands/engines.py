@@ -214,6 +214,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=KINDS, help="torch (the default) is the embedded one")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"))
     parser.add_argument("--call-it", metavar="NAME", help="the model's name for clients")
+    parser.add_argument(
+        "--kv-tokens", type=int, metavar="N", help="of the KV cache (default: what memory allows)"
+    )
     parser.add_argument("--max-running", type=int, metavar="N", help="calls on it at once")
     other = parser.add_argument_group("engines behind HTTP: vllm and openai")
     other.add_argument("--connect", metavar="URL", help="an endpoint that runs already")

@@ -1,0 +1,134 @@
+"""`weftline bench NAME`: a workload of bench/workloads on several systems in turns.
+
+NAME is a workload, `all` of them, or `report`, which draws docs/benchmarks.md from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness import machine, runner
+from bench.harness.fleet import Fleet
+from bench.harness.results import RESULTS
+from bench.harness.servers import Setup
+from bench.harness.systems import ABLATION, ON_NULL, SYSTEMS, USUAL
+from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
+from weftline.errors import WeftlineError
+from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
+from weftline_engine.models.errors import ModelUnavailable
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 done, 1 with a sentence where it could not be done, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        if args.name == "report":
+            from bench.report.page import write_page
+
+            print(write_page(args.folder or RESULTS))
+            return 0
+        return asyncio.run(_run(args))
+    except (WeftlineError, ModelUnavailable) as error:
+        print(f"weftline bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("weftline bench: interrupted; what was measured is marked partial", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = ("all", "report", *names())
+    parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
+    parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--quick", action="store_true", help="small sizes: all in ten minutes")
+    parser.add_argument("--scale", choices=tuple(SCALES), help="instead of full and quick")
+    parser.add_argument(
+        "--systems", help=f"by comma, the baseline first; of {', '.join(SYSTEMS)}", metavar="NAMES"
+    )
+    parser.add_argument(
+        "--ablation", action="store_true", help="weftline with each optimisation left out in turn"
+    )
+    parser.add_argument("--names", help="with all: only these workloads, by comma")
+    parser.add_argument("--repeat", type=int, help="repetitions of each point")
+    parser.add_argument("--delays", metavar="MS", help="round trips in ms, by comma")
+    parser.add_argument("--only", default="", metavar="POINT", help="points that begin so")
+    parser.add_argument("--warm", action="store_true", help="again behind each run: warm caches")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--null", action="store_true", help="no model: checks the harness alone")
+    parser.add_argument("--folder", type=Path, help="of the results")
+    return parser
+
+
+async def _run(args: argparse.Namespace) -> int:
+    model = None if args.null else resolve(args.model, progress=for_stream())
+    scale = _scale(args)
+    about = machine.describe()
+    today = datetime.date.today().isoformat()
+    folder = args.folder or RESULTS / f"{today}-{machine.slug(about['cores'])}"
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+
+    chosen = names() if args.name == "all" else [args.name]
+    if args.names:
+        chosen = [name for name in chosen if name in args.names.split(",")]
+    # Those with a pool of their own come last, for they need the servers started anew.
+    chosen.sort(key=lambda name: load(name).kv_tokens is not None)
+    async with Fleet(say) as fleet:
+        for name in chosen:
+            plan = runner.Plan(
+                workload=name,
+                systems=_systems(args, load(name)),
+                setup=Setup(model=model, dtype=args.dtype),
+                scale=scale,
+                folder=folder,
+                repeats=args.repeat or scale.repeats,
+                delays_ms=_delays(args),
+                warm=args.warm,
+                only=args.only,
+                suffix="-ablation" if args.ablation else "",
+                say=say,
+            )
+            say(f"wrote {await runner.run(plan, fleet)}")
+    return 0
+
+
+def _scale(args: argparse.Namespace) -> Scale:
+    if args.scale:
+        return SCALES[args.scale]
+    if args.null:
+        return TINY
+    return QUICK if args.quick else FULL
+
+
+def _systems(args: argparse.Namespace, workload: Workload) -> tuple[str, ...]:
+    if args.systems:
+        chosen = tuple(args.systems.split(","))
+        for name in chosen:
+            if name not in SYSTEMS:
+                raise WeftlineError(f"there is no system {name!r}: there are {', '.join(SYSTEMS)}")
+        return chosen
+    if args.null:
+        return ON_NULL
+    return ABLATION if args.ablation else workload.systems or USUAL
+
+
+def _delays(args: argparse.Namespace) -> tuple[int, ...] | None:
+    return tuple(map(int, args.delays.split(","))) if args.delays else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The servers that are up, kept from workload to workload, and the relays in front of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from bench.harness.servers import Server, ServerSpec, Setup, running
+from bench.harness.texts import ROOT
+
+JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
+
+
+class Fleet:
+    """Starts what a workload needs and has not yet; another setup stops all that is there."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self._say = say
+        self._stack = AsyncExitStack()
+        self._setup: Setup | None = None
+        self._servers: dict[ServerSpec, Server] = {}
+        self._relays: dict[tuple[ServerSpec, int], str] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def need(self, setup: Setup, specs: dict[str, ServerSpec]) -> None:
+        """Have the servers of `specs`, by the names of their logs, and no others, running."""
+        engines = {f"{name}'s engine": s.engine for name, s in specs.items() if s.engine}
+        specs = {**engines, **specs}  # an engine starts before the server that uses it
+        wanted = set(specs.values())
+        # An idle server takes memory; one that is of no more use here goes before others come.
+        if setup != self._setup or not wanted >= self._servers.keys():
+            await self._stop()
+        self._setup = setup
+        for name, spec in specs.items():
+            if spec not in self._servers:
+                self._say(f"starting the server of {name}")
+                url = self._servers[spec.engine].url if spec.engine else None
+                server = running(spec, setup, name.replace(" ", "-"), url)
+                self._servers[spec] = await self._stack.enter_async_context(server)
+
+    def server(self, spec: ServerSpec) -> Server | None:
+        """The running server of `spec`, if there is one."""
+        return self._servers.get(spec)
+
+    def cpu_seconds(self) -> dict[ServerSpec | None, float]:
+        """What each server has used since its start."""
+        return {spec: server.cpu_seconds() for spec, server in self._servers.items()}
+
+    def url(self, spec: ServerSpec, delay_ms: int) -> str:
+        """The server's own address, or that of a relay which makes the way to it longer."""
+        url = self._servers[spec].url
+        if delay_ms == 0:
+            return url
+        if (spec, delay_ms) not in self._relays:
+            self._relays[spec, delay_ms] = self._start_relay(url, delay_ms)
+        return self._relays[spec, delay_ms]
+
+    async def _stop(self) -> None:
+        await self._stack.aclose()
+        self._servers.clear()
+        self._relays.clear()
+        self._setup = None
+
+    def _start_relay(self, url: str, delay_ms: int) -> str:
+        low, high = delay_ms * (1 - JITTER), delay_ms * (1 + JITTER)
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "bench.harness.relay"),
+                    *("--to", url.removeprefix("http://")),
+                    *("--low-ms", str(low), "--high-ms", str(high)),
+                ],
+                stdin=subprocess.PIPE,  # closes with this process, which ends the relay
+                stdout=subprocess.PIPE,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        )
+        assert process.stdout is not None
+        return f"http://127.0.0.1:{int(process.stdout.readline())}"

@@ -1,0 +1,69 @@
+"""The machine, the versions and the commit that a result was taken with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.harness.servers import VLLM_PYTHON
+from bench.harness.texts import ROOT
+
+PACKAGES = ("langchain-core", "langchain-openai", "langgraph", "llama-index-core", "torch")
+
+
+def describe() -> dict[str, Any]:
+    """What a reader needs to judge a number by."""
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "pinned_to": sorted(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "bf16_instructions": bool({"avx512_bf16", "amx_bf16"} & _flags()),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))}
+        | {"vllm": _vllm_version()},
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "changed_since_commit": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def cpu_name() -> str:
+    """As the kernel gives it."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.machine()
+
+
+def slug(cores: int) -> str:
+    """The machine's part of a folder's name."""
+    name = re.sub(r"\(r\)|\(tm\)|processor|cpu|@.*", " ", cpu_name().lower())
+    return re.sub(r"[^a-z0-9]+", "-", f"{name} {cores} cores").strip("-")
+
+
+def _flags() -> set[str]:
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
+    return set(found.group(1).split()) if found else set()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _vllm_version() -> str | None:
+    found = list(VLLM_PYTHON.parents[1].glob("lib/python3*/site-packages/vllm*.dist-info"))
+    return found[0].name.removesuffix(".dist-info").partition("-")[2] if found else None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    return done.stdout.strip()

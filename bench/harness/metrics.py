@@ -1,0 +1,80 @@
+"""What is read off one run of a workload, and how repetitions become a median with quartiles."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.harness.stage import App
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of the applications of one kind, or of all; `higher` says which way is better."""
+
+    unit: str
+    of: Callable[[Sequence[App]], float]
+    kind: str | None = None
+    higher: bool = False
+
+    def value(self, apps: Sequence[App]) -> float | None:
+        """Of those that succeeded; None where none did."""
+        good = [app for app in apps if app.error is None and self.kind in (None, app.kind)]
+        return self.of(good) if good else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of `n` repetitions with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Quartiles with the ends counted in, so that two values give themselves."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0], 1)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high, len(values))
+
+
+def mean_seconds(kind: str | None = None) -> Metric:
+    """Mean seconds of an application, from its start to its end."""
+    return Metric("s", lambda apps: statistics.fmean(app.seconds for app in apps), kind)
+
+
+def percentile(share: float, kind: str | None = None) -> Metric:
+    """The seconds within which `share` of the applications are done."""
+
+    def of(apps: Sequence[App]) -> float:
+        return sorted(app.seconds for app in apps)[min(len(apps) - 1, int(share * len(apps)))]
+
+    return Metric("s", of, kind)
+
+
+def makespan() -> Metric:
+    """Seconds from the first start to the last end."""
+    return Metric("s", _span)
+
+
+def _span(apps: Sequence[App]) -> float:
+    return max(app.start + app.seconds for app in apps) - min(app.start for app in apps)
+
+
+def ms_per_token(kind: str | None = None) -> Metric:
+    """Mean over applications of latency by output tokens: the papers' normalised latency."""
+    mean = statistics.fmean
+    return Metric("ms/token", lambda apps: mean(a.seconds / a.output for a in apps) * 1e3, kind)
+
+
+def apps_per_minute() -> Metric:
+    """Finished applications by the makespan."""
+    return Metric("apps/min", lambda apps: 60 * len(apps) / _span(apps), higher=True)

@@ -1,0 +1,168 @@
+"""Runs one workload on its systems, repetition by repetition in turns, and writes what it finds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.harness import machine, results
+from bench.harness.fleet import Fleet
+from bench.harness.repeated import repeated_share
+from bench.harness.results import Run
+from bench.harness.servers import Setup
+from bench.harness.stage import Stage
+from bench.harness.systems import BASELINE, SYSTEMS, System, Way
+from bench.harness.texts import Count, Texts, counter
+from bench.harness.workload import Point, Scale, Workload, load
+
+WARM_UP_SEED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is run. `delays_ms` None: those of each point. `warm` adds, behind each cold run, the
+    same again on the cache that it left.
+    """
+
+    workload: str
+    systems: Sequence[str]
+    setup: Setup
+    scale: Scale
+    folder: Path
+    repeats: int
+    delays_ms: tuple[int, ...] | None = None
+    warm: bool = False
+    only: str = ""  # points whose name begins so
+    suffix: str = ""  # of the file's name
+    say: Callable[[str], None] = print
+
+
+@dataclass(slots=True)
+class _Bench:
+    """One workload in progress: what it runs on, and the runs so far."""
+
+    plan: Plan
+    workload: Workload
+    fleet: Fleet
+    count: Count
+    runs: list[Run] = field(default_factory=list)
+    prepared: Mapping[str, float] = field(default_factory=dict)
+    repeated: float | None = None  # share of tokens
+    salt: int = 0
+
+
+async def run(plan: Plan, fleet: Fleet) -> Path:
+    """Run `plan` and return its file, which is marked partial if anything ended it early.
+
+    Raises InvalidRequest or EngineUnavailable, a sentence each, where a server does not come up.
+    """
+    workload, setup = load(plan.workload), plan.setup
+    if workload.kv_tokens is not None:
+        setup = replace(setup, kv_tokens=workload.kv_tokens(plan.scale))
+    await fleet.need(setup, {name: SYSTEMS[name].server for name in plan.systems})
+    bench = _Bench(plan, workload, fleet, counter(setup.model))
+    report: dict[str, Any] = {
+        "workload": plan.workload,
+        "title": workload.title,
+        "figure": workload.figure,
+        "began": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "partial": True,
+        "scale": {"name": plan.scale.name, "length": plan.scale.length, "count": plan.scale.count},
+        "model": None if setup.model is None else setup.model.name,
+        "dtype": setup.dtype,
+        "kv_tokens": setup.kv_tokens,
+        "machine": machine.describe(),
+        "systems": {name: _described(fleet, name) for name in plan.systems},
+    }
+    clock = time.monotonic()
+
+    def write(partial: bool) -> Path:
+        report.update(
+            partial=partial,
+            seconds=round(time.monotonic() - clock, 1),
+            prepared=dict(bench.prepared),
+            repeated_tokens=bench.repeated,
+            summary=results.summary(workload, bench.runs, plan.systems[0]),
+            runs=[run.to_json() for run in bench.runs],
+        )
+        return results.write(plan.folder, plan.workload + plan.suffix, report)
+
+    await _run_all(bench, write)
+    return write(False)
+
+
+def _described(fleet: Fleet, name: str) -> dict[str, Any]:
+    system = SYSTEMS[name]
+    server = fleet.server(system.server)
+    words = [] if server is None else [Path(w).name if "/" in w else w for w in server.command]
+    return {"title": system.title, "way": system.way, "command": " ".join(words)}
+
+
+async def _run_all(bench: _Bench, write: Callable[[bool], Path]) -> None:
+    plan, workload = bench.plan, bench.workload
+    if workload.prepare is not None:
+        name = BASELINE if BASELINE in plan.systems else plan.systems[0]
+        stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, 0)
+        bench.prepared = await workload.prepare(stage)
+    points = [
+        point
+        for point in workload.points(plan.scale, bench.prepared)
+        if point.name.startswith(plan.only) and (point.quick or not plan.scale.quick)
+    ]
+    for number, name in enumerate(plan.systems, 1):
+        stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, number)
+        await workload.run(stage, points[0])
+        if SYSTEMS[name].way is Way.CHAT_OPENAI:  # LangChain makes every call, so all are seen
+            bench.repeated = repeated_share(stage.prompts, bench.count)
+    bench.salt = len(plan.systems)
+    for repeat in range(plan.repeats):
+        for point in points:
+            for delay in plan.delays_ms or point.delays_ms:
+                # Every second repetition backwards: what follows another system has no advantage.
+                order = plan.systems if repeat % 2 == 0 else list(reversed(plan.systems))
+                for name in order:
+                    await _once(bench, name, point, delay, repeat)
+                    write(True)
+
+
+async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
+    """One repetition with a cold cache, and one more behind it where the plan says so."""
+    plan, system = bench.plan, SYSTEMS[name]
+    bench.salt += 1
+    for cache in ("cold", "warm") if plan.warm else ("cold",):
+        stage = _stage(bench, system, delay, repeat, bench.salt)
+        before, client = bench.fleet.cpu_seconds(), time.process_time()
+        began = time.perf_counter()
+        await bench.workload.run(stage, point)
+        seconds, client = time.perf_counter() - began, time.process_time() - client
+        spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
+        busy = spent.pop(system.server) + spent.pop(system.server.engine, 0.0)
+        bench.runs.append(
+            Run(
+                system=name,
+                point=point.name,
+                x=point.x,
+                delay_ms=delay,
+                repeat=repeat,
+                cache=cache,
+                apps=stage.apps,
+                client_cpu_s=client,
+                server_cpu_s=busy,
+                others_cpu_s=sum(spent.values()),
+            )
+        )
+        failed = sum(app.error is not None for app in stage.apps)
+        note = f", {failed} of {len(stage.apps)} failed" if failed else ""
+        plan.say(
+            f"{plan.workload} {point.name} +{delay} ms {cache} #{repeat + 1} "
+            f"{name}: {seconds:.2f} s{note}"
+        )
+
+
+def _stage(bench: _Bench, system: System, delay: int, seed: int, salt: int) -> Stage:
+    texts = Texts(bench.count, salt)
+    url = bench.fleet.url(system.server, delay)
+    return Stage(system.llm(url), system.compile, texts, bench.plan.scale, seed, system.turnstile())

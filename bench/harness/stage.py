@@ -1,0 +1,171 @@
+"""Where a workload's program runs: the models of one system, and a record of what happens there."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables import Runnable
+
+from bench.harness.texts import Texts
+from bench.harness.workload import Scale
+
+_current: ContextVar[App | None] = ContextVar("app", default=None)
+
+
+@dataclass(slots=True)
+class Call:
+    """One model call, in seconds from the start of the run. `queue_s`, `fill_s` and `cached` are
+    what the server says of it, where it does.
+    """
+
+    name: str
+    start: float
+    seconds: float
+    prompt: int
+    output: int
+    queue_s: float | None = None
+    fill_s: float | None = None
+    cached: int | None = None
+
+
+@dataclass(slots=True)
+class App:
+    """One run of an application: when it began, how long it took, its result or its error."""
+
+    kind: str
+    start: float
+    seconds: float = 0.0
+    result: str = ""
+    error: str | None = None
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def output(self) -> int:
+        return sum(call.output for call in self.calls)
+
+
+class Stage:
+    """One system during one run of a workload.
+
+    `llm(n)` makes the chat model that always answers n tokens, as the system's user would make it;
+    `compiled(chain)` is what he does to a chain before he calls it (nothing, where there is nothing
+    to do); `app(kind)` surrounds one run of an application, whose failure is counted and not
+    raised.
+    """
+
+    def __init__(
+        self,
+        llm: Callable[[int], BaseChatModel],
+        compiled: Callable[[Runnable[Any, Any], Any], Runnable[Any, Any]],
+        texts: Texts,
+        scale: Scale,
+        seed: int,
+        turnstile: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._llm = llm
+        self._compile = compiled
+        self.texts = texts
+        self.scale = scale
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self._turnstile = turnstile
+        self.apps: list[App] = []
+        self.prompts: list[str] = []  # of the calls that LangChain makes itself
+        self._began = time.perf_counter()
+
+    def llm(self, tokens: int) -> BaseChatModel:
+        """A greedy chat model that answers exactly `tokens` tokens."""
+        model = self._llm(tokens)
+        model.callbacks = [_Watch(self._now, self.prompts)]
+        return model
+
+    def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        """The chain as this system's user runs it."""
+        return self._compile(chain, self._take_graph)
+
+    @asynccontextmanager
+    async def app(self, kind: str) -> AsyncIterator[App]:
+        """One run of an application. What it raises is recorded; only a cancel goes on."""
+        app = App(kind, self._now())
+        self.apps.append(app)
+        token = _current.set(app)
+        try:
+            async with self._turnstile():
+                yield app
+        except Exception as error:
+            app.error = f"{type(error).__name__}: {error}"[:300]
+        finally:
+            _current.reset(token)
+            app.seconds = self._now() - app.start
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _take_graph(self, graph: dict[str, Any]) -> None:
+        app = _current.get()
+        if app is None:
+            return
+        origin = min((step["queued_s"] for c in graph["calls"] for step in c["steps"]), default=0.0)
+        for call in graph["calls"]:
+            for step in call["steps"]:
+                if step["started_s"] is not None:
+                    app.calls.append(_from_step(call["name"], app.start - origin, step))
+
+
+def _from_step(name: str, shift: float, step: dict[str, Any]) -> Call:
+    phases = (float(step[f"{phase}_s"] or 0) for phase in ("queue", "fill", "generate"))
+    queue, fill, generate = phases
+    return Call(
+        name=name,
+        start=shift + step["queued_s"],
+        seconds=queue + fill + generate,
+        prompt=step["prompt_tokens"],
+        output=step["output_tokens"],
+        queue_s=queue,
+        fill_s=fill,
+        cached=step["cached_tokens"],
+    )
+
+
+class _Watch(AsyncCallbackHandler):
+    """Notes when each call of a chat model began and ended, and its tokens."""
+
+    run_inline = True
+
+    def __init__(self, now: Callable[[], float], prompts: list[str]) -> None:
+        self._now = now
+        self._prompts = prompts
+        self._starts: dict[UUID, float] = {}
+
+    async def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        **kwargs: Any,
+    ) -> None:
+        self._prompts.append("\n".join(message.text for message in messages[0]))
+        self._starts[run_id] = self._now()
+
+    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        start = self._starts.pop(run_id)
+        app = _current.get()
+        if app is None:
+            return
+        message: Any = response.generations[0][0].message  # type: ignore[union-attr]
+        usage = message.usage_metadata or {}
+        cached = usage.get("input_token_details", {}).get("cache_read")
+        prompt, output = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+        app.calls.append(Call("call", start, self._now() - start, prompt, output, cached=cached))

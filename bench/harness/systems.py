@@ -1,0 +1,106 @@
+"""The systems under test: which server, and how a LangChain user reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
+from langchain_openai import ChatOpenAI
+
+from bench.harness.servers import Kind, ServerSpec
+from langchain_weftline import ChatWeftline, compile_chain
+
+TIMEOUT_S = 300.0
+
+
+class Way(StrEnum):
+    """How an application reaches its server."""
+
+    CHAT_OPENAI = "ChatOpenAI"
+    CHAT_WEFTLINE = "ChatWeftline"  # the swapped class alone
+    COMPILED = "compile_chain"  # where the program is one chain; elsewhere the class alone
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One bar of a figure. `at_once` bounds in the client how many applications run together."""
+
+    title: str
+    way: Way
+    server: ServerSpec
+    at_once: int | None = None
+
+    def llm(self, url: str) -> Callable[[int], BaseChatModel]:
+        """Makes greedy models that answer exactly so many tokens, whatever they say."""
+
+        def make(tokens: int) -> BaseChatModel:
+            options: dict[str, Any] = {
+                "base_url": f"{url}/v1",
+                "model": "default",
+                "api_key": "none",
+                "temperature": 0,
+                "max_tokens": tokens,
+                "max_retries": 0,  # a failure is counted, not hidden
+                "timeout": TIMEOUT_S,
+                "extra_body": {"ignore_eos": True},
+            }
+            if self.way is Way.CHAT_OPENAI:
+                return ChatOpenAI(**options)
+            return ChatWeftline(**options)
+
+        return make
+
+    def compile(self, chain: Runnable[Any, Any], on_graph: Any) -> Runnable[Any, Any]:
+        """The chain as it is run; the calls that the server saw go to `on_graph`."""
+        if self.way is Way.COMPILED:
+            return compile_chain(chain, on_graph=on_graph)
+        return chain
+
+    def turnstile(self) -> Callable[[], AbstractAsyncContextManager[Any]]:
+        """What every application goes through before it starts."""
+        if self.at_once is None:
+            return nullcontext
+        gate = asyncio.Semaphore(self.at_once)
+        return lambda: gate
+
+
+VLLM = ServerSpec(Kind.VLLM)
+WEFTLINE = ServerSpec(Kind.WEFTLINE)
+
+BASELINE = "langchain-vllm"
+OURS = "weftline"
+OPTIMISATIONS = ("objectives", "groups", "prefixes", "prefill_early", "affinity")
+
+
+def _weftline(title: str, *arguments: str) -> System:
+    return System(title, Way.COMPILED, ServerSpec(Kind.WEFTLINE, arguments))
+
+
+SYSTEMS: Mapping[str, System] = {
+    BASELINE: System("ChatOpenAI + vLLM", Way.CHAT_OPENAI, VLLM),
+    "openai-weftline": System("ChatOpenAI + weftline", Way.CHAT_OPENAI, WEFTLINE),
+    "chat-weftline": System("ChatWeftline", Way.CHAT_WEFTLINE, WEFTLINE),
+    OURS: _weftline("weftline"),
+    # The baseline's own process as the engine: what is left is the server's part alone.
+    "weftline-vllm": System(
+        "weftline on vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
+    ),
+    "request-policy": _weftline("weftline, request policy", "--policy", "request"),
+    **{
+        f"without-{name}": _weftline(f"weftline without {name}", "--without", name)
+        for name in OPTIMISATIONS
+    },
+    **{
+        f"langchain-vllm-{n}": System(f"ChatOpenAI + vLLM, {n} at once", Way.CHAT_OPENAI, VLLM, n)
+        for n in (4, 8, 12, 16)
+    },
+}
+USUAL = (BASELINE, "openai-weftline", OURS, "weftline-vllm")
+ABLATION = (OURS, "request-policy", *(f"without-{name}" for name in OPTIMISATIONS))
+ON_NULL = ("openai-weftline", "chat-weftline", OURS)  # vLLM has no engine without a model

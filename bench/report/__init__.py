@@ -1,0 +1,1 @@
+"""Draws docs/benchmarks.md from the results of the harness."""

@@ -1,0 +1,249 @@
+"""The pictures of the report as SVG: bars, curves, distributions, a scatter and timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Report = Mapping[str, Any]
+
+# Okabe and Ito's palette, told apart by the colour-blind, too.
+COLOURS = ("#999999", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#0072b2", "#d55e00", "#000000")
+PHASES = {"queue": "#bbbbbb", "fill": "#0072b2", "generate": "#009e73", "call": "#56b4e9"}
+SETTINGS: Any = {
+    "svg.hashsalt": "weftline",  # the same picture gives the same bytes
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    # matplotlib ends some lines with a space.
+    path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
+    return path
+
+
+def colours(report: Report) -> dict[str, str]:
+    """One for each system, the same in every picture of a report."""
+    return dict(zip(report["systems"], COLOURS, strict=False))
+
+
+def bars(report: Report, metric: str, path: Path) -> Path:
+    """A group of bars for each point and round trip, with quartiles; a failure is written on it."""
+    rows = [row for row in report["summary"] if metric in row["metrics"] and row["cache"] == "cold"]
+    places = list(dict.fromkeys((row["point"], row["delay_ms"]) for row in rows))
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(figsize=(max(4.5, 1.7 * len(places) + 1.5), 3))
+        width = 0.8 / len(report["systems"])
+        for number, (name, colour) in enumerate(colours(report).items()):
+            for row in (row for row in rows if row["system"] == name):
+                at = places.index((row["point"], row["delay_ms"])) + number * width
+                found = row["metrics"][metric]
+                error = [[found["median"] - found["low"]], [found["high"] - found["median"]]]
+                axes.bar(at, found["median"], width, color=colour, yerr=error, ecolor="#555555")
+                label = f"{found['median']:.3g}" + (
+                    f"\n{row['failed']} lost" if row["failed"] else ""
+                )
+                axes.annotate(label, (at, found["high"]), ha="center", va="bottom", fontsize=7)
+            axes.bar(0, 0, color=colour, label=report["systems"][name]["title"])
+        middle = 0.4 - width / 2
+        axes.set_xticks([i + middle for i in range(len(places))])
+        axes.set_xticklabels([f"{point}\n{delay} ms away" for point, delay in places])
+        axes.set_ylabel(f"{metric} ({_unit(report, metric)})")
+        _legend(axes)
+        return _save(figure, path)
+
+
+def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Path:
+    """Each metric over the points' x, one line a system, with its quartiles."""
+    with pyplot.rc_context(SETTINGS):
+        figure, all_axes = pyplot.subplots(
+            1, len(metrics), figsize=(4 * len(metrics), 3), squeeze=False
+        )
+        for axes, metric in zip(all_axes[0], metrics, strict=True):
+            for name, colour in colours(report).items():
+                rows = sorted(
+                    (
+                        r
+                        for r in report["summary"]
+                        if r["system"] == name and metric in r["metrics"]
+                    ),
+                    key=lambda row: row["x"],
+                )
+                found = [row["metrics"][metric] for row in rows]
+                x = [row["x"] for row in rows]
+                axes.plot(x, [f["median"] for f in found], "o-", color=colour, markersize=3,
+                          label=report["systems"][name]["title"])  # fmt: skip
+                axes.fill_between(
+                    x, [f["low"] for f in found], [f["high"] for f in found],
+                    color=colour, alpha=0.2, linewidth=0,
+                )  # fmt: skip
+            axes.set_xlabel(label)
+            axes.set_ylabel(f"{metric} ({_unit(report, metric)})")
+            axes.set_ylim(bottom=0)
+        _legend(all_axes[0][0])
+        return _save(figure, path)
+
+
+def distribution(report: Report, path: Path) -> Path:
+    """The share of applications done within so many seconds, at the first point, by kind."""
+    first = report["summary"][0]
+    runs = [r for r in report["runs"] if (r["point"], r["cache"]) == (first["point"], "cold")
+            and r["delay_ms"] == first["delay_ms"]]  # fmt: skip
+    kinds = list(dict.fromkeys(app["kind"] for run in runs for app in run["apps"]))
+    with pyplot.rc_context(SETTINGS):
+        figure, all_axes = pyplot.subplots(
+            1, len(kinds), figsize=(4 * len(kinds), 3), squeeze=False
+        )
+        for axes, kind in zip(all_axes[0], kinds, strict=True):
+            for name, colour in colours(report).items():
+                seconds = sorted(
+                    app["seconds"]
+                    for run in runs
+                    for app in run["apps"]
+                    if run["system"] == name and app["kind"] == kind and not app["error"]
+                )
+                shares = [(i + 1) / len(seconds) for i in range(len(seconds))]
+                axes.step(seconds, shares, where="post", color=colour,
+                          label=report["systems"][name]["title"])  # fmt: skip
+            axes.set_xlabel(f"seconds of a {kind}")
+            axes.set_ylabel("share done")
+            axes.set_ylim(0, 1.02)
+        _legend(all_axes[0][0], "lower right")
+        return _save(figure, path)
+
+
+def scatter(report: Report, path: Path) -> Path:
+    """Each application's seconds, ours over the baseline's: below the line it is faster."""
+    base, *others = report["systems"]
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(figsize=(4, 3.6))
+        most = 0.0
+        for name in others:
+            pairs = matched(report, base, name)
+            most = max([most, *(value for pair in pairs for value in pair)])
+            axes.plot(*zip(*pairs, strict=True), "o", color=colours(report)[name], markersize=3,
+                      label=report["systems"][name]["title"])  # fmt: skip
+        axes.plot([0, most], [0, most], color="#555555", linewidth=0.8)
+        axes.set_xlabel(f"seconds with {report['systems'][base]['title']}")
+        axes.set_ylabel("seconds here")
+        _legend(axes)
+        return _save(figure, path)
+
+
+def matched(report: Report, base: str, ours: str) -> list[tuple[float, float]]:
+    """The seconds of the same application of the same repetition on both, where both succeeded."""
+    runs = {(r["system"], r["point"], r["delay_ms"], r["repeat"], r["cache"]): r["apps"]
+            for r in report["runs"]}  # fmt: skip
+    return [
+        (theirs["seconds"], app["seconds"])
+        for (name, *where), apps in runs.items()
+        if name == ours and (base, *where) in runs
+        for theirs, app in zip(runs[base, *where], apps, strict=False)
+        if not theirs["error"] and not app["error"]
+    ]
+
+
+def timeline(report: Report, path: Path) -> Path:
+    """Where every second of one run went, one panel a system, on one time axis."""
+    first = report["summary"][0]
+    runs = {
+        run["system"]: run
+        for run in report["runs"]
+        if (run["point"], run["repeat"], run["cache"]) == (first["point"], 0, "cold")
+        and run["delay_ms"] == first["delay_ms"]
+    }
+    calls = {name: [call for app in run["apps"] for call in app["calls"]]
+             for name, run in runs.items()}  # fmt: skip
+    rows = [max(1, len(found)) for found in calls.values()]
+    with pyplot.rc_context(SETTINGS):
+        figure, all_axes = pyplot.subplots(
+            len(calls), 1, figsize=(7, min(12, 0.8 * len(calls) + 0.06 * sum(rows) + 0.8)),
+            squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows},
+        )  # fmt: skip
+        for axes, (name, found) in zip(all_axes[:, 0], calls.items(), strict=True):
+            for row, call in enumerate(sorted(found, key=lambda call: call["start"])):
+                _draw_call(axes, row, call)
+            axes.set_title(report["systems"][name]["title"], loc="left", fontsize=9)
+            axes.set_yticks([])
+            axes.invert_yaxis()
+        all_axes[-1, 0].set_xlabel("seconds")
+        for phase, colour in PHASES.items():
+            title = "not told by the server" if phase == "call" else phase
+            all_axes[0, 0].barh(0, 0, color=colour, label=title)
+        _legend(all_axes[0, 0])
+        return _save(figure, path)
+
+
+def _draw_call(axes: Axes, row: int, call: Mapping[str, Any]) -> None:
+    at, rest = call["start"], call["seconds"]
+    if call["queue_s"] is not None:
+        for phase in ("queue", "fill"):
+            axes.barh(row, call[f"{phase}_s"], left=at, color=PHASES[phase])
+            at, rest = at + call[f"{phase}_s"], rest - call[f"{phase}_s"]
+    axes.barh(row, rest, left=at, color=PHASES["call" if call["queue_s"] is None else "generate"])
+
+
+def ablation(reports: Mapping[str, Report], path: Path) -> Path:
+    """For each workload, weftline's time and, stacked on it, what is lost without each part."""
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(reports) + 1.3))
+        seen: dict[str, str] = {}
+        for row, report in enumerate(reports.values()):
+            parts = losses(report)
+            at = 0.0
+            for name, value in parts.items():
+                colour = seen.setdefault(name, COLOURS[-(len(seen) % len(COLOURS)) - 1])
+                axes.barh(row, value, left=at, color="#009e73" if name == "weftline" else colour)
+                at += value
+        axes.set_yticks(range(len(reports)))
+        axes.set_yticklabels([report["title"] for report in reports.values()])
+        axes.set_xlabel("time, as a multiple of weftline's")
+        for name, colour in seen.items():
+            axes.barh(0, 0, color="#009e73" if name == "weftline" else colour, label=name)
+        _legend(axes)
+        return _save(figure, path)
+
+
+def losses(report: Report) -> dict[str, float]:
+    """By what is left out: the time that it adds at the first point, in weftline's times."""
+    first = report["summary"][0]
+    metric = next(iter(first["metrics"]))
+    found = {
+        row["system"]: row["metrics"][metric]
+        for row in report["summary"]
+        if (row["point"], row["delay_ms"]) == (first["point"], first["delay_ms"])
+        and metric in row["metrics"]
+    }
+    parts = {"weftline": 1.0}
+    for name, measured in found.items():
+        if name != "weftline" and "ratio" in measured:
+            # The ratio is weftline's time by this one's, as weftline is the baseline there.
+            parts[report["systems"][name]["title"].removeprefix("weftline")] = max(
+                0.0, 1 / measured["ratio"]["median"] - 1
+            )
+    return parts
+
+
+def _unit(report: Report, metric: str) -> str:
+    return next(
+        str(r["metrics"][metric]["unit"]) for r in report["summary"] if metric in r["metrics"]
+    )
+
+
+def _legend(axes: Axes, place: Any = "best") -> None:
+    axes.legend(frameon=False, fontsize=7, loc=place)

@@ -1,0 +1,57 @@
+"""Requests of their own accord: chats with no relation to each other, and when they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+
+from bench.harness.stage import Stage
+
+CHAT = ChatPromptTemplate.from_template("{text}\n\nWhat does this text say about weaving?")
+CLOSED = 16  # requests at once that saturate a server whose batches are no larger here
+
+
+async def chat(stage: Stage, kind: str, seed: object, prompt: int, output: int) -> None:
+    """One request of `prompt` tokens that answers `output` of them (both of the paper)."""
+    chain = stage.compiled(CHAT | stage.llm(stage.scale.tokens(output)) | StrOutputParser())
+    text = stage.texts.document(f"{kind} {stage.seed} {seed}", stage.scale.tokens(prompt))
+    async with stage.app(kind) as app:
+        app.result = await chain.ainvoke({"text": text})
+
+
+async def saturation(stage: Stage, prompt: int, output: int, requests: int = 24) -> float:
+    """Requests a second that a system finishes when it always has CLOSED of them."""
+    room = asyncio.Semaphore(CLOSED)
+
+    async def one(number: int) -> None:
+        async with room:
+            await chat(stage, "saturation", number, prompt, output)
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(one, range(requests)))
+    return requests / (time.perf_counter() - began)
+
+
+def poisson(rng: random.Random, rate: float) -> Iterator[float]:
+    """The times of arrivals, in seconds, of `rate` a second on average."""
+    at = 0.0
+    while True:
+        at += rng.expovariate(rate)
+        yield at
+
+
+async def arriving(times: list[float], start: Callable[[int], Awaitable[None]]) -> None:
+    """Start number i at times[i], and wait for all of them."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def later(number: int, at: float) -> None:
+        await asyncio.sleep(max(0.0, began + at - loop.time()))
+        await start(number)
+
+    await asyncio.gather(*(later(number, at) for number, at in enumerate(times)))

@@ -1,0 +1,120 @@
+"""Tool agents in LangGraph whose contexts together need three times the KV pool, with pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+
+from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token
+from bench.harness.stage import Stage
+from bench.harness.workload import Point, Scale, Workload
+
+AGENTS, TURNS = 80, 20  # at the usual scale of 0.4: 32 agents of 8 turns
+SYSTEM, RESULT, OUTPUT = 800, 120, 80
+POOL = 1 / 3  # of what all contexts need at their longest
+
+
+class State(TypedDict):
+    """The conversation of one agent, and the tools it has called."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    turns: int
+
+
+def agent(
+    llm: BaseChatModel, results: Sequence[str], pauses: Sequence[float]
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """Model, tool, model, …: as many tool calls as there are `results`, each after its pause."""
+
+    async def think(state: State) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke(state["messages"])]}
+
+    async def act(state: State) -> dict[str, Any]:
+        turn = state["turns"]
+        await asyncio.sleep(pauses[turn])
+        return {"messages": [HumanMessage(f"The tool says: {results[turn]}")], "turns": turn + 1}
+
+    graph = StateGraph(State)
+    graph.add_node("think", think)
+    graph.add_node("act", act)
+    graph.add_edge(START, "think")
+    graph.add_conditional_edges("think", lambda s: "act" if s["turns"] < len(results) else END)
+    graph.add_edge("act", "think")
+    return graph.compile()
+
+
+def turns_of(scale: Scale) -> int:
+    """Model calls of each agent."""
+    return scale.items(TURNS)
+
+
+def kv_tokens(scale: Scale) -> int:
+    """The pool on both sides: a third of what the most agents need at the end of their loops."""
+    longest = scale.tokens(SYSTEM) + turns_of(scale) * scale.tokens(RESULT + OUTPUT)
+    return max(1024, round(POOL * scale.items(AGENTS) * longest))
+
+
+def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
+    """All agents, half, a quarter; tools that take half a second, and eight."""
+    most = scale.items(AGENTS)
+    counts = dict.fromkeys((most, max(2, most // 4), max(2, most // 2)))
+    return [
+        Point(
+            f"{n} agents, {pause:g} s",
+            {"agents": n, "pause": pause},
+            n,
+            quick=pause < 1 and n != max(2, most // 2),
+        )
+        for pause in (0.5, 8.0)
+        for n in counts
+    ]
+
+
+async def run(stage: Stage, point: Point) -> None:
+    """All agents start at once; each has a context and pauses of its own."""
+    turns = turns_of(stage.scale)
+    llm = stage.llm(stage.scale.tokens(OUTPUT))
+
+    async def one(number: int) -> None:
+        rng = random.Random(f"{stage.seed} {number}")
+        texts = [
+            stage.texts.document(f"{stage.seed} {number} {i}", stage.scale.tokens(RESULT))
+            for i in range(turns - 1)
+        ]
+        pauses = [rng.expovariate(1 / point.values["pause"]) for _ in texts]
+        role = stage.texts.document(f"role {stage.seed} {number}", stage.scale.tokens(SYSTEM))
+        messages = [SystemMessage(role), HumanMessage("Do your work.")]
+        async with stage.app("agent") as app:
+            graph = agent(llm, texts, pauses)
+            end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
+            app.result = str(end["messages"][-1].content)
+
+    await asyncio.gather(*map(one, range(point.values["agents"])))
+
+
+WORKLOAD = Workload(
+    title="Many tool agents, a small KV pool",
+    figure="not in the paper",
+    paper="none: today's load, with evictions between the turns of an agent",
+    difference=(
+        "it is not in the paper: whose context stays while a tool runs is what decides here."
+    ),
+    points=points,
+    run=run,
+    metrics={
+        "apps per minute": apps_per_minute(),
+        "mean seconds": mean_seconds("agent"),
+        "ms per token": ms_per_token("agent"),
+    },
+    systems=("langchain-vllm", "langchain-vllm-8", "langchain-vllm-12", "weftline"),
+    kv_tokens=kv_tokens,
+    target={"0": 2.5},
+)

@@ -1,0 +1,101 @@
+"""`weftline bench` on the null engine: every workload runs, whatever it is interrupted by."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.harness.workload import load, names
+from bench.report.page import write_page
+
+BENCH = [sys.executable, "-m", "weftline_server", "bench"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workloads, run once at the smallest scale, have written."""
+    folder = tmp_path_factory.mktemp("results")
+    words = ["all", "--quick", "--null", "--folder", str(folder)]
+    done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
+    """Nothing fails, and where the number of requests is given, all systems answer as much."""
+    report: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
+    assert report["partial"] is False
+    errors = [app["error"] for run in report["runs"] for app in run["apps"] if app["error"]]
+    assert errors == []
+    assert {row["system"] for row in report["summary"]} == set(report["systems"])
+    assert all(row["metrics"] for row in report["summary"])
+    if name == "chain_background":  # it lasts as long as its chain does
+        return
+    for point in {(row["point"], row["delay_ms"]) for row in report["summary"]}:
+        rows = [row for row in report["summary"] if (row["point"], row["delay_ms"]) == point]
+        assert len({tuple(row["output_tokens"]) for row in rows}) == 1, rows
+
+
+def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> None:
+    """Every workload has its section, and every picture that the page shows is one."""
+    page = write_page(results, tmp_path).read_text()
+    sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert {load(name).title for name in names()} <= set(sections)
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", page)
+    assert len(pictures) > 2 * len(names())
+    for picture in pictures:
+        assert ElementTree.parse(tmp_path / picture).getroot().tag.endswith("svg")
+    assert "Partial" not in page
+    again = {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
+    write_page(results, tmp_path)
+    assert again == {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
+
+
+def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C in the middle: one sentence, exit code 130, and what was measured is kept."""
+    process = subprocess.Popen(
+        [*BENCH, "chain_summary", "--null", "--repeat", "1000", "--folder", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    path = tmp_path / "chain_summary.json"
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    children = _below(process.pid)
+    assert len(children) >= 2  # the harness, and its server
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said == "weftline bench: interrupted; what was measured is marked partial\n"
+    assert json.loads(path.read_text())["partial"] is True
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def _below(pid: int) -> list[int]:
+    """All processes that `pid` started, and those that they started."""
+    words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for word in words for found in (int(word), *_below(int(word)))]
+
+
+def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    """Before anything is started."""
+    words = ["chain_summary", "--model", str(tmp_path), "--folder", str(tmp_path / "out")]
+    done = subprocess.run([*BENCH, *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"weftline bench: {tmp_path} has no config.json: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,169 @@
+"""The parts of the benchmark harness, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.harness import servers
+from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
+from bench.harness.relay import relay
+from bench.harness.repeated import repeated_share
+from bench.harness.results import Run, summary
+from bench.harness.servers import Kind, ServerSpec, Setup, command, environment, running
+from bench.harness.stage import App, Call, Stage
+from bench.harness.systems import SYSTEMS
+from bench.harness.texts import Texts, words
+from bench.harness.workload import FULL, TINY, Point, Workload, load, names
+from weftline.errors import EngineUnavailable, InvalidRequest
+
+
+def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
+    """One run of an application with one call."""
+    return App(kind, start, seconds, "", error, [Call("c", start, seconds, 5, output)])
+
+
+def test_the_metrics_of_a_run() -> None:
+    """A failed application counts in none of them."""
+    apps = [app("a", 0, 1), app("a", 1, 3), app("b", 0, 6), app("a", 0, 50, error="lost")]
+    assert mean_seconds("a").value(apps) == 2.0
+    assert mean_seconds().value(apps) == pytest.approx(10 / 3)
+    assert percentile(0.9, "a").value(apps) == 3.0
+    assert ms_per_token("b").value(apps) == 600.0
+    assert apps_per_minute().value(apps) == 30.0  # three within six seconds
+    assert mean_seconds("nothing").value(apps) is None
+
+
+def test_quartiles() -> None:
+    """Of one value it is all three; of two the quartiles lie between them."""
+    assert (spread([2.0]).low, spread([2.0]).median, spread([2.0]).n) == (2.0, 2.0, 1)
+    four = spread([1.0, 2.0, 3.0, 10.0])
+    assert (four.low, four.median, four.high, four.n) == (1.75, 2.5, 4.75, 4)
+
+
+def run(system: str, repeat: int, *apps: App) -> Run:
+    """A repetition of the only point."""
+    return Run(
+        system=system,
+        point="p",
+        x=1.0,
+        delay_ms=0,
+        repeat=repeat,
+        cache="cold",
+        apps=apps,
+        client_cpu_s=0.1,
+        server_cpu_s=0.2,
+        others_cpu_s=0.0,
+    )
+
+
+def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
+    """A neighbour made the second repetition ten times slower for both: the ratio stays 2."""
+
+    async def program(stage: Stage, point: Point) -> None: ...
+
+    metrics = {"seconds": mean_seconds(), "rate": apps_per_minute()}
+    workload = Workload(
+        title="",
+        figure="",
+        paper="",
+        difference="",
+        points=lambda scale, prepared: [],
+        run=program,
+        metrics=metrics,
+    )
+    runs = [
+        *(run("theirs", 0, app("a", 0, 4)), run("ours", 0, app("a", 0, 2))),
+        *(run("theirs", 1, app("a", 0, 40)), run("ours", 1, app("a", 0, 20))),
+        run("ours", 2, app("a", 0, 9, error="lost")),
+    ]
+    theirs, ours = summary(workload, runs, "theirs")
+    assert (theirs["apps"], theirs["failed"], ours["apps"], ours["failed"]) == (2, 0, 3, 1)
+    assert ours["metrics"]["seconds"]["median"] == 11.0
+    assert ours["metrics"]["seconds"]["ratio"]["median"] == 2.0
+    assert ours["metrics"]["rate"]["ratio"]["low"] == 2.0  # more is better there
+    assert theirs["metrics"]["seconds"]["ratio"]["median"] == 1.0
+
+
+def test_texts_have_their_length_and_their_salt() -> None:
+    """The same for the same seed; with another salt, no common beginning after the first word."""
+    one, same, other = (Texts(words, salt).document("s", 50) for salt in (7, 7, 8))
+    assert one == same
+    assert len(one.split()) == len(other.split()) == 50
+    assert (one[:11], other[:11]) == ("Part 0007. ", "Part 0008. ")
+    assert Texts(words, 7).document("t", 50)[11:] != one[11:]
+    assert "{" not in one and "\n" not in one
+
+
+def test_repeated_tokens() -> None:
+    """Lines that stand in two prompts, in both; a line twice in one prompt is not repeated."""
+    assert repeated_share(["a a\nb", "a a\nc\nc"], words) == 4 / 7
+    assert repeated_share([], words) == 0.0
+
+
+def test_every_workload_says_what_it_is() -> None:
+    """With points of different names at both scales, the first of them a quick one."""
+    for name in names():
+        workload = load(name)
+        for scale in (TINY, FULL):
+            points = workload.points(scale, {"saturation": 2.0})
+            assert points[0].quick, name
+            assert len({point.name for point in points}) == len(points), name
+        assert set(workload.systems or ()) <= set(SYSTEMS)
+
+
+def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tokens here, in bytes there: 2 of k and v, 30 layers, 3 heads of 64 in bfloat16."""
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, '
+        '"hidden_size": 576}'
+    )
+    setup = Setup(model=tmp_path, kv_tokens=1000)
+    ours = command(ServerSpec(Kind.WEFTLINE), setup, 1)
+    assert ours[ours.index("--kv-tokens") + 1] == "1000"
+    monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "config.json")
+    theirs = command(ServerSpec(Kind.VLLM), setup, 1)
+    assert theirs[theirs.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 2)
+    wide = command(ServerSpec(Kind.VLLM), replace(setup, dtype="float32"), 1)
+    assert wide[wide.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 4)
+    given = environment(ServerSpec(Kind.VLLM), {"PYTHONPATH": "ours", "HOME": "/h"})
+    assert given["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
+    assert (given["HOME"], "PYTHONPATH" in given) == ("/h", False)
+
+
+def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which verb installs it."""
+    monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
+    with pytest.raises(InvalidRequest, match="run `make install-bench`"):
+        command(ServerSpec(Kind.VLLM), Setup(model=tmp_path), 1)
+
+
+async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) -> None:
+    """With its exit code and its own last words, and where all of them are."""
+    spec = ServerSpec(Kind.WEFTLINE, ("--policy", "nonsense"))
+    with pytest.raises(EngineUnavailable) as raised:
+        async with running(spec, Setup(model=None, logs=tmp_path), "ours"):
+            raise AssertionError("it serves")
+    assert str(raised.value).startswith("ours ended with exit code 2: weftline serve: error: ")
+    assert str(raised.value).endswith(f"(all of it: {tmp_path / 'ours.txt'})")
+
+
+async def test_the_relay_changes_nothing() -> None:
+    """Bytes arrive whole and in their order, in both directions, and the end arrives, too."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.read())[::-1])
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    line = await relay("127.0.0.1", server.sockets[0].getsockname()[1], 0.001, 0.003)
+    reader, writer = await asyncio.open_connection(*line.sockets[0].getsockname())
+    sent = bytes(range(256)) * 2000
+    writer.write(sent)
+    writer.write_eof()
+    assert await reader.read() == sent[::-1]
+    for one in (writer, server, line):
+        one.close()
