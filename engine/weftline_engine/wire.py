@@ -69,8 +69,59 @@ class LoadFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A server's first word to a host that wants to join."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """A host's name, and the proof that it holds the key."""
+
+    name: str
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The server's proof."""
+
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """What the host runs; the text of its tokenizer.json, which the server cannot open there."""
+
+    description: api.Description
+    tokenizer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The host's engine takes part from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It does not; one sentence for the host's operator."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The sender's event loop runs; its monotonic clock."""
+
+    time: float
+
+
+Joining: TypeAlias = Hello | Prove | Welcome | Describe | Admitted | Refused | Heartbeat
 Verb: TypeAlias = Submit | Feed | Update | Cancel | Retain | Free
-Message: TypeAlias = Verb | api.Event | api.Description | LoadFailed
+Message: TypeAlias = Verb | api.Event | api.Description | LoadFailed | Joining
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -90,6 +141,7 @@ _CLASSES: dict[str, type] = {
         api.Failed,
         api.ContextMoved,
         api.Availability,
+        *(Hello, Prove, Welcome, Describe, Admitted, Refused, Heartbeat),
     )
 }
 

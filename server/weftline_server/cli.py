@@ -19,6 +19,7 @@ from weftline_server.extras import extra_of, install
 
 _COMMANDS = {
     "serve": "serve models to applications",
+    "join": "run an engine here for a server that runs elsewhere",
     "pull": "download a model and make it ready to serve",
     "doctor": "say what this machine can run, and what is missing",
     "trace": "show what a session did, call by call",

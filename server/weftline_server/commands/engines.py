@@ -106,6 +106,8 @@ def named(args: argparse.Namespace) -> bool:
 def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
     """The one engine that the command line describes."""
     names = {field.name for field in dataclasses.fields(EngineSpec)}
+    if getattr(args, "engines_on", None) and not named(args):
+        return ()  # they come by themselves
     given = {key: value for key, value in vars(args).items() if key in names and value is not None}
     if args.engine == "openai":
         given["served"] = given.pop("model", None)

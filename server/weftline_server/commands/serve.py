@@ -8,16 +8,20 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from weftline.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
+from weftline_engine.tcp.joined import Gate
 from weftline_server.app import create_app
 from weftline_server.commands import engines
+from weftline_server.commands.join import address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
@@ -67,18 +71,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="log what was said, too, for each call",
     )
+    parser.add_argument(
+        "--engines-on",
+        metavar="HOST:PORT",
+        help="let engines on other hosts join there, with the key in WEFTLINE_ENGINE_KEY; "
+        "without MODEL and --engine only those serve",
+    )
     engines.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; 1 if the engine or the port is not to be had."""
-    key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
+    api_key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
     flags = {
         "host": args.host,
         "port": args.port,
         "policy": args.policy,
         "without": None if args.without is None else list(filter(None, args.without.split(","))),
-        "keys": {key: "default"} if key else None,
+        "keys": {api_key: "default"} if api_key else None,
         "log_prompts": args.log_prompts,
         "log_level": args.log_level,
         "log_format": args.log_format,
@@ -93,11 +103,15 @@ def run(args: argparse.Namespace) -> int:
         )
     tables = engines.from_tables(settings.engines)
     makers = engines.factories(tables or engines.from_arguments(args))
-    return asyncio.run(_serve(settings, makers, args.until_stdin_closes))
+    gate = None if args.engines_on is None else (*address(args.engines_on), key())
+    return asyncio.run(_serve(settings, makers, gate, args.until_stdin_closes))
 
 
 async def _serve(
-    settings: Settings, makers: Mapping[str, Callable[[], Engine]], until_stdin_closes: bool
+    settings: Settings,
+    makers: Mapping[str, Callable[[], Engine]],
+    gate: tuple[str, int, str] | None,
+    until_stdin_closes: bool,
 ) -> int:
     config = settings.server
     listener = _listen(config)
@@ -122,7 +136,8 @@ async def _serve(
     if until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
-        await server.serve(sockets=[listener])
+        async with _gate(app, gate):
+            await server.serve(sockets=[listener])
     except SystemExit:  # uvicorn's own, after a start that failed
         if app.state.start_error is None:
             raise
@@ -133,6 +148,28 @@ async def _serve(
         print(f"weftline: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@asynccontextmanager
+async def _gate(app: FastAPI, opens: tuple[str, int, str] | None) -> AsyncIterator[None]:
+    """Where engines join, while the server runs."""
+    if opens is None:
+        yield
+        return
+    host, port, secret = opens
+    gate = Gate(secret, app.state.driver.dispatcher.join)
+    try:
+        port = await gate.listen(host, port)
+    except OSError as error:
+        raise InvalidRequest(
+            f"engines cannot join on {host}:{port} ({error.strerror}): choose another --engines-on",
+            param="engines_on",
+        ) from error
+    print(f"weftline takes engines on {host}:{port}", flush=True)
+    try:
+        yield
+    finally:
+        await gate.close()
 
 
 def _listen(config: ServerConfig) -> socket.socket:

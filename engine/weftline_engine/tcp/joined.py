@@ -1,0 +1,170 @@
+"""The server's side: a gate that engines join by, and each of them as an `api.Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weftline_engine import api, wire
+from weftline_engine.tcp import handshake
+from weftline_engine.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
+
+log = logging.getLogger("weftline.gate")
+
+MOST_UNPROVEN_HOSTS = 32  # connections that have not proved themselves; more are closed
+
+# Takes an engine in, by its name. Raises an exception with a sentence for its host.
+Admit = Callable[[str, api.Engine, api.Description], Awaitable[None]]
+
+
+class JoinedEngine:
+    """An engine at the other end of a connection. When that ends, so does the engine: the host
+    joins again as a new one, and whatever comes late is read by nobody."""
+
+    def __init__(self, line: Line, description: api.Description) -> None:
+        self._line = line
+        self._description = description
+        self._ahead: float | None = None  # our clock's lead over the host's, in seconds
+        self._leaving = False
+        self._closing = False
+
+    async def start(self) -> api.Description:
+        return self._description
+
+    def submit(self, op: api.Op) -> None:
+        self._line.send(wire.Submit(replace(op, hints=self._theirs(op.hints))))
+
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+        tokens, text = (None, part) if isinstance(part, str) else (part, None)
+        self._line.send(wire.Feed(op, offset, tokens, text, last))
+
+    def update(self, op: str, hints: api.Hints) -> None:
+        self._line.send(wire.Update(op, self._theirs(hints)))
+
+    def cancel(self, op: str) -> None:
+        self._line.send(wire.Cancel(op))
+
+    def retain(self, context: str, retention: api.Retention) -> None:
+        self._line.send(wire.Retain(context, retention))
+
+    def free(self, context: str) -> None:
+        self._line.send(wire.Free(context))
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        """Until the host leaves. Raises EngineDied when it hangs or is gone."""
+        while True:
+            try:
+                async with asyncio.timeout(LOST_S):
+                    messages = await self._line.receive()
+            except TimeoutError:
+                reason = f"its host hangs: no heartbeat for {LOST_S:g} s"
+                break
+            except wire.WireError as error:
+                reason = f"its host sent nonsense: {error}"
+                break
+            if not messages:
+                reason = "its host is gone"
+                break
+            events = [one for one in messages if isinstance(one, api.Event)]
+            for message in messages:
+                if isinstance(message, wire.Heartbeat):
+                    self._learn_clock(message.time)
+                    self._line.send(wire.Heartbeat(time.monotonic()))
+            self._leaving |= any(isinstance(e, api.Availability) and e.leaving for e in events)
+            if events:
+                yield [self._ours(event) for event in events]
+        await self._line.close()
+        if not (self._leaving or self._closing):
+            raise api.EngineDied(reason)
+
+    async def close(self) -> None:
+        self._closing = True
+        await self._line.close()
+
+    def _learn_clock(self, theirs: float) -> None:
+        """The least lead that was seen holds the least of the network's delay."""
+        ahead = time.monotonic() - theirs
+        self._ahead = ahead if self._ahead is None else min(ahead, self._ahead)
+
+    def _ours(self, event: api.Event) -> api.Event:
+        ahead = self._ahead or 0.0
+        if isinstance(event, api.Finished):
+            usage = event.usage
+            usage = replace(usage, started=usage.started + ahead, filled=usage.filled + ahead)
+            return replace(event, usage=usage, time=event.time + ahead)
+        return replace(event, time=event.time + ahead)
+
+    def _theirs(self, hints: api.Hints) -> api.Hints:
+        return replace(hints, arrival=hints.arrival - (self._ahead or 0.0))
+
+
+class Gate:
+    """Listens for engines that hold the key, and hands them to `admit`."""
+
+    def __init__(self, key: str, admit: Admit) -> None:
+        handshake.check_key(key)
+        self._key = key
+        self._admit = admit
+        self._unproven = 0
+        self._server: asyncio.Server | None = None
+        self._tokenizers = Path(tempfile.mkdtemp(prefix="weftline-tokenizers-"))
+
+    async def listen(self, host: str, port: int) -> int:
+        """Open the gate; the port, which 0 leaves to the system."""
+        self._server = await asyncio.start_server(self._enter, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        shutil.rmtree(self._tokenizers, ignore_errors=True)
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        if self._unproven >= MOST_UNPROVEN_HOSTS:
+            await line.close()
+            return
+        name = "?"
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                self._unproven += 1
+                try:
+                    name = await challenge(line, self._key)
+                finally:
+                    self._unproven -= 1
+                description = await self._described(line)
+            engine = JoinedEngine(line, description)
+            line.send(wire.Admitted())
+            await self._admit(name, engine, description)
+        except TimeoutError:
+            await line.close()
+        except Exception as error:
+            # Rejected, WireError, or what `admit` says: the host's log should tell its operator.
+            log.warning("engine %r may not join: %s", name[:64], error)
+            line.send(wire.Refused(str(error)[:300]))
+            await line.close()
+        else:
+            log.warning("engine %s joined", name)
+
+    async def _described(self, line: Line) -> api.Description:
+        messages: Sequence[wire.Message] = await line.receive()
+        match messages:
+            case [wire.Describe(description, tokenizer)]:
+                path = None if tokenizer is None else str(self._kept(tokenizer))
+                return replace(description, tokenizer=path)
+        raise Rejected("the host does not say what it runs")
+
+    def _kept(self, tokenizer: str) -> Path:
+        """A host's tokenizer in a file of ours, one for all that have the same."""
+        data = tokenizer.encode()
+        path = self._tokenizers / f"{hashlib.sha256(data).hexdigest()}.json"
+        if not path.exists():
+            path.write_bytes(data)
+        return path

@@ -1,0 +1,76 @@
+"""`weftline join HOST:PORT [MODEL]`: run an engine here, for a server that runs elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+
+from weftline.errors import InvalidRequest
+from weftline_engine.api import EngineDied
+from weftline_engine.models import DEFAULT_MODEL
+from weftline_engine.tcp.handshake import Rejected
+from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_server.commands import engines
+from weftline_server.logs import LogFormat, configure
+
+KEY_VARIABLE = "WEFTLINE_ENGINE_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `run` reads."""
+    parser.add_argument("server", metavar="HOST:PORT", help="what it gave as --engines-on")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help=f"a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: {DEFAULT_MODEL})",
+    )
+    parser.add_argument("--name", help="unique among the server's engines (default: host and pid)")
+    parser.add_argument("--node", help="this machine's name in health and graphs")
+    engines.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM, then leave: finish what runs, and take nothing new."""
+    configure(LogFormat.TEXT, "warning")
+    host, port = address(args.server)
+    node = args.node or socket.gethostname()
+    name, args.name = args.name or f"{node}-{os.getpid()}", None
+    config = HostConfig(host=host, port=port, key=key(), name=name, node=node)
+    (spec,) = engines.from_arguments(args)
+    joining = EngineHost(config, engines.factory(spec))
+    try:
+        asyncio.run(_run(joining))
+    except (EngineDied, Rejected) as error:
+        raise InvalidRequest(str(error)) from error
+    return 0
+
+
+async def _run(joining: EngineHost) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, joining.leave)
+    await joining.run()
+
+
+def key() -> str:
+    """The key of engines, out of the environment: a command line can be read by others."""
+    found = os.environ.get(KEY_VARIABLE, "")
+    if len(found) < 16:
+        raise InvalidRequest(
+            f"set {KEY_VARIABLE} to the secret that server and engines share, of 16 characters or "
+            "more",
+            param="key",
+        )
+    return found
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT". Raises InvalidRequest."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequest(f"{text!r} is no address: write HOST:PORT", param="server")
+    return host.strip("[]"), int(port)

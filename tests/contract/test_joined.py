@@ -1,0 +1,149 @@
+"""Engines that join over TCP: the contract on the null engine at the other end, who may join,
+and what a stranger gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from tests.contract.suite import EngineContract
+from tests.contract.target import Target
+from tests.contract.test_null import script
+from weftline_engine import api, wire
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.tcp.handshake import Line, Rejected, respond
+from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_engine.tcp.joined import Gate
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEY = "a key of enough characters"
+
+
+def null(answers: dict[str, list[str]]) -> Callable[[], NullEngine]:
+    rules = tuple((question, "".join(pieces)) for question, pieces in answers.items())
+    pace = LatencyProfile(step_s=0.001)
+    config = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=pace, context_limit=4096)
+    return lambda: NullEngine(config)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target() -> AsyncIterator[Target]:
+    """The server's side of an engine whose host is another task of this process."""
+    joined: asyncio.Queue[tuple[str, api.Engine, api.Description]] = asyncio.Queue()
+
+    async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
+        joined.put_nowait((name, engine, description))
+
+    gate = Gate(KEY, admit)
+    port = await gate.listen("127.0.0.1", 0)
+    answers = script()
+    config = HostConfig(host="127.0.0.1", port=port, key=KEY, name="far", node="n1")
+    host = EngineHost(config, null(answers))
+    running = asyncio.create_task(host.run())
+    name, engine, description = await joined.get()
+    assert (name, description.node) == ("far", "n1")
+    target = Target(engine, answers)
+    await target.start()
+    yield target
+    host.leave()
+    await running
+    await target.close()
+    await gate.close()
+
+
+class TestJoined(EngineContract):
+    """Every verb and event crosses a socket."""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gate() -> AsyncIterator[tuple[int, list[str]]]:
+    """A gate that refuses whoever is called "twice"; its port and who came in."""
+    names: list[str] = []
+
+    async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
+        if name == "twice":
+            raise ValueError("there is one already")
+        names.append(name)
+
+    gate = Gate(KEY, admit)
+    yield await gate.listen("127.0.0.1", 0), names
+    await gate.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "says"),
+    [
+        ("one", "another key of enough characters", "the key is wrong"),
+        ("twice", KEY, "there is one already"),
+    ],
+)
+async def test_who_may_not_join_is_told(
+    gate: tuple[int, list[str]], name: str, key: str, says: str
+) -> None:
+    config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)
+    host = EngineHost(config, null(script()))
+    with pytest.raises(Rejected, match=says):
+        await asyncio.wait_for(host.run(), 30)
+    assert gate[1] == [] and key not in repr(config)
+
+
+async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
+    """The host asks for a proof, too: whoever sits on the port learns its name only."""
+
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        line.send(wire.Hello("0" * 32))
+        await line.receive()
+        line.send(wire.Welcome("0" * 64))
+        assert await line.receive() == []
+        writer.close()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    host = EngineHost(HostConfig(host="127.0.0.1", port=port, key=KEY), null(script()))
+    with pytest.raises(Rejected, match="the server does not know the key"):
+        await asyncio.wait_for(host.run(), 30)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\xff\xff\xff\xff",  # a frame of 4 GB
+        b"\x00\x01\x00\x00" + b"x" * 65536,  # of 64 KB, before the proof
+        b"GET / HTTP/1.1\r\n\r\n",
+        wire.encode([wire.Free("c")]),
+        wire.encode([wire.Prove("one", "n", "p")]),
+        wire.encode([]),
+    ],
+)
+async def test_nonsense_before_the_proof_ends_the_connection(
+    gate: tuple[int, list[str]], said: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate[0])
+    writer.write(said)
+    await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    assert gate[1] == []
+
+
+async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
+    """What was overheard of one handshake opens no other: each has its own nonce."""
+    heard: list[wire.Message] = []
+
+    class Overheard(Line):
+        def send(self, *messages: wire.Message) -> None:
+            heard.extend(messages)
+            super().send(*messages)
+
+    line = Overheard(*await asyncio.open_connection("127.0.0.1", gate[0]))
+    await respond(line, KEY, "one")
+    await line.close()
+    again = Line(*await asyncio.open_connection("127.0.0.1", gate[0]))
+    await again.receive()
+    again.send(*heard)
+    assert await again.receive() == [wire.Refused("the key is wrong")]
+    await again.close()
