@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from weftline_server.idempotency import Idempotency
 from weftline_server.logs import CallLog
 from weftline_server.metrics import CountRequests, Metrics
 from weftline_server.routes import calls, health, metrics, openai, sessions
-from weftline_server.routes.wire import error_response
+from weftline_server.routes.wire import DEFINITIONS, error_response
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.driver import Driver
 from weftline_server.session.registry import Registry
@@ -26,6 +27,15 @@ from weftline_server.session.registry import Registry
 log = logging.getLogger("weftline.app")
 
 SWEEP_S = 30.0
+
+
+class _Application(FastAPI):
+    """FastAPI, whose OpenAPI document also defines what the bodies of our routes are made of."""
+
+    def openapi(self) -> dict[str, Any]:
+        made = super().openapi()
+        made.setdefault("components", {}).setdefault("schemas", {}).update(DEFINITIONS)
+        return made
 
 
 def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
@@ -50,7 +60,7 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
             await driver.shut_down()
             await driver.dispatcher.close()
 
-    app = FastAPI(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _Application(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.config = config
     app.state.driver = driver
     app.state.draining = False

@@ -44,9 +44,14 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is a `kind`."""
-    content = {"application/json": {"schema": _adapter(kind).json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
+    """`openapi_extra` of a route whose body is a `kind`; its parts are in `DEFINITIONS`."""
+    made = _adapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+    for name, part in made.pop("$defs", {}).items():
+        assert DEFINITIONS.setdefault(name, part) == part, f"two types are called {name}"
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": made}}}}
+
+
+DEFINITIONS: dict[str, Any] = {}  # of the types that bodies are made of, for components/schemas
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # made once a type: each takes milliseconds
