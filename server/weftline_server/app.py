@@ -41,7 +41,15 @@ class _Application(FastAPI):
 def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
     """The application; `engines` makes each engine by name, and again after it has died."""
     driver = Driver(Registry(config.registry, config.without), config.without)
-    driver.attach(Dispatcher(engines, config.policy, driver.on_outcome))
+    driver.attach(
+        Dispatcher(
+            engines,
+            config.policy,
+            driver.on_outcome,
+            wants=driver.wants,
+            without=config.without,
+        )
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

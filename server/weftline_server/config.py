@@ -10,7 +10,7 @@ from weftline_server.passes import PASSES
 from weftline_server.schedule.policy import POLICIES
 from weftline_server.session.registry import RegistryConfig
 
-OPTIMISATIONS = frozenset(PASSES) | {"affinity", "prefill_early"}
+OPTIMISATIONS = frozenset(PASSES) | {"admission", "affinity", "prefill_early", "retention"}
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -35,7 +35,10 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
     if len(body.calls) > config.max_calls:
         raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
     named = body.session_id
-    session = driver.open(tenant) if named is None else driver.registry.find(tenant, named)
+    if named is None:
+        session = driver.open(tenant, stays=not body.close)
+    else:
+        session = driver.registry.find(tenant, named)
     # Nobody learns the id of a session that is opened here and fails, so nobody else can close it.
     close = body.close or named is None
     try:

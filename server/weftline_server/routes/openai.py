@@ -187,7 +187,7 @@ async def _start(driver: Driver, runs: Runs, tenant: str, body: Body, shape: Sha
         said = replace(said, session_id=body.session_id)
     runs.close(driver, tenant, said.close)
     own = said.session_id is None
-    session = driver.open(tenant) if own else runs.enter(driver, tenant, said)
+    session = driver.open(tenant, stays=False) if own else runs.enter(driver, tenant, said)
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
         nodes = await driver.submit(session, submit)

@@ -11,6 +11,7 @@ from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.fleet import Fleet
+from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
 from weftline_server.schedule.policy import EngineLoad, Queued, place
 from weftline_server.schedule.prompter import Prompter
 from weftline_server.schedule.slot import EngineState, Slot, Work
@@ -34,6 +35,10 @@ Outcome = Sent | api.Part | api.Finished | api.Failed
 Sink = Callable[[PrimitiveId, Outcome], None]
 
 
+def _nothing(id: PrimitiveId) -> Want | None:
+    return None
+
+
 class Dispatcher:
     """Holds the queue, asks the policy, supervises the engines."""
 
@@ -43,11 +48,15 @@ class Dispatcher:
         policy: str,
         sink: Sink,
         clock: Callable[[], float] = time.monotonic,
+        wants: Callable[[PrimitiveId], Want | None] = _nothing,
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self._fleet = Fleet(engines, self, clock)
         self._policy = policy
         self._sink = sink
         self._now = clock
+        self._memory = Memory(wants, without)
+        self._placing = False  # a round is due in this turn of the event loop
         self._queue: dict[str, Work] = {}
         self._expiring: asyncio.Task[None] | None = None
 
@@ -116,15 +125,16 @@ class Dispatcher:
         return self._fleet.prompters[model]
 
     def enqueue(self, work: Work) -> None:
-        """Queue a primitive; it is sent at once where an engine has room."""
+        """Queue a primitive; it is sent in this turn of the loop where an engine has room."""
         self._queue[work.op.id] = work
-        self._place()
+        self._perform(self._memory.queued(work.op, work.model, work.stays, self._now()))
+        self._place_soon()
 
     def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
         """Append to an open primitive's prompt; False if there is none (any more)."""
         if (work := self._queue.get(op)) is not None:
             self._queue[op] = work.fed(part, last)
-            self._place()
+            self._place_soon()
             return True
         for slot in self._fleet.slots.values():
             if (work := slot.running.get(op)) is None:
@@ -139,16 +149,61 @@ class Dispatcher:
 
     def cancel(self, op: str) -> None:
         """Take a primitive back; nothing more is heard of it."""
-        if self._queue.pop(op, None) is not None:
+        if (queued := self._queue.pop(op, None)) is not None:
+            self._memory.dropped(None, queued.op, self._now())
             return
         for slot in self._fleet.slots.values():
             if (work := slot.running.pop(op, None)) is not None and slot.engine:
                 slot.delivered.discard(op)
                 slot.engine.cancel(op)
-                slot.engine.free(work.op.context)
-                self._place()
+                self._perform(self._memory.dropped(slot.name, work.op, self._now()))
+                self._place_soon()
+
+    def forget(self, application: str) -> None:
+        """An application has ended: what the engines keep for it is freed."""
+        self._perform(self._memory.closed(application))
+        if self._queue:
+            self._place_soon()
+
+    def _perform(self, verbs: Sequence[Verb]) -> None:
+        for verb in verbs:
+            slot = self._fleet.slots.get(verb.engine)
+            if slot is None or slot.engine is None or slot.state is EngineState.DOWN:
+                continue
+            match verb:
+                case Advise(_, context, pause_s, tokens):
+                    hints = api.Hints(expected_pause=pause_s, kept_tokens=tokens)
+                    slot.engine.update(context, hints)
+                case Retain(_, context, retention):
+                    slot.engine.retain(context, retention)
+                case Free(_, context):
+                    slot.engine.free(context)
+
+    def _place_soon(self) -> None:
+        """One round for all that a turn of the loop brings: a burst is seen as a whole."""
+        if not self._placing:
+            self._placing = True
+            asyncio.get_running_loop().call_soon(self._place)
+
+    def _by_model(self) -> dict[str, list[Slot]]:
+        """The engines that are ready."""
+        found: dict[str, list[Slot]] = {}
+        for slot in self._fleet.slots.values():
+            if slot.state is EngineState.READY and slot.description is not None:
+                found.setdefault(slot.description.model, []).append(slot)
+        return found
+
+    def _admit(self) -> None:
+        """Let waiting applications at the KV caches, each model's on its own."""
+        for model, slots in self._by_model().items():
+            sizes = [slot.description.kv_tokens for slot in slots if slot.description is not None]
+            known = [size for size in sizes if size is not None]
+            pool = sum(known) if len(known) == len(sizes) else None
+            self._memory.admit(model, pool, self._now())
 
     def _place(self) -> None:
+        self._placing = False
+        self._admit()
         queue = [
             Queued(
                 id=work.op.id,
@@ -160,6 +215,7 @@ class Dispatcher:
                 open=work.op.open,
             )
             for work in self._queue.values()
+            if self._memory.may_start(work.op.hints.application)
         ]
         for placement in place(queue, self._loads(), self._policy, self._now()):
             work = self._queue.pop(placement.id)
@@ -170,6 +226,9 @@ class Dispatcher:
             slot.engine.submit(work.op)
             if not work.op.open:
                 self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
+        for model, slots in self._by_model().items():
+            busy = sum(bool(slot.running) for slot in slots) / len(slots)
+            self._memory.ran(model, busy, self._now())
 
     def _loads(self) -> list[EngineLoad]:
         ready = (slot for slot in self._fleet.slots.values() if slot.state is EngineState.READY)
@@ -177,7 +236,9 @@ class Dispatcher:
 
     def ready(self, slot: Slot) -> None:
         """The fleet's word that an engine takes work."""
-        self._place()
+        assert slot.description is not None, "a ready engine has described itself"
+        self._memory.has_pool(slot.name, slot.description.kv_tokens)
+        self._place_soon()
 
     def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
         """What an engine said: to the sessions, but for news of ops that are ours no more."""
@@ -192,18 +253,24 @@ class Dispatcher:
                 self._sink(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Failed)):
                 ended = True
-                self._release(slot, work)
+                del slot.running[work.op.id]
                 if isinstance(event, api.Failed) and self._retry(slot, work, event.retryable):
+                    self._perform([Free(slot.name, work.op.context)])
                     continue
                 slot.delivered.discard(event.op)
+                # Its session hears of it first: what becomes of the context depends on who waits.
                 self._sink(work.primitive, event)
+                self._settle_context(slot, work, event)
         if ended:
-            self._place()
+            self._place_soon()
 
-    def _release(self, slot: Slot, work: Work) -> None:
-        del slot.running[work.op.id]
-        if slot.engine is not None and slot.state is EngineState.READY:
-            slot.engine.free(work.op.context)
+    def _settle_context(self, slot: Slot, work: Work, event: api.Finished | api.Failed) -> None:
+        now = self._now()
+        if isinstance(event, api.Finished):
+            verbs = self._memory.finished(slot.name, work.primitive, work.op, event.usage, now)
+        else:
+            verbs = self._memory.dropped(slot.name, work.op, now)
+        self._perform(verbs)
 
     def _retry(self, slot: Slot, work: Work, retryable: bool) -> bool:
         """Queue `work` again if another attempt may do and none of its text has been seen."""
@@ -215,9 +282,11 @@ class Dispatcher:
 
     def down(self, slot: Slot) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
+        self._memory.lost(slot.name)
         for work in list(slot.running.values()):
-            self._release(slot, work)
+            del slot.running[work.op.id]
             if not self._retry(slot, work, retryable=True):
+                self._memory.dropped(None, work.op, self._now())
                 failed = api.Failed(
                     op=work.op.id,
                     attempt=work.op.attempt,
@@ -229,7 +298,7 @@ class Dispatcher:
                 self._sink(work.primitive, failed)
         slot.delivered.clear()
         slot.prefixes.clear()
-        self._place()
+        self._place_soon()
 
     async def _expire_forever(self) -> None:
         while True:
@@ -254,4 +323,5 @@ class Dispatcher:
                 error=EngineUnavailable.__name__,
                 message=f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
+            self._memory.dropped(None, work.op, now)
             self._sink(work.primitive, failed)

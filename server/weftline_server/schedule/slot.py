@@ -49,6 +49,7 @@ class Work:
     queued: float
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
+    stays: bool = False  # its session may send calls that nobody knows yet
 
     def fed(self, part: tuple[int, ...], last: bool) -> Work:
         """The same with more of its prompt: what another attempt would start with."""

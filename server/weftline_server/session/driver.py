@@ -18,10 +18,12 @@ from weftline_engine import api
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
 from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent
+from weftline_server.schedule.memory import Want
 from weftline_server.schedule.prompter import Payload, Prompter
 from weftline_server.schedule.slot import Work
 from weftline_server.session import events as ev
 from weftline_server.session.early_fill import EarlyFill
+from weftline_server.session.future import want
 from weftline_server.session.lowering import (
     asked,
     constant_prompt,
@@ -79,9 +81,11 @@ class Driver:
         """Wire the two together: the dispatcher was made with `on_outcome` as its sink."""
         self.dispatcher = self.early.dispatcher = dispatcher
 
-    def open(self, tenant: str) -> Session:
-        """A new session of `tenant`. Raises Overloaded at the registry's limit."""
+    def open(self, tenant: str, *, stays: bool = True) -> Session:
+        """A new session of `tenant`, which `stays` open for calls that are not known yet. Raises
+        Overloaded at the registry's limit."""
         session = self.registry.open(tenant, self._now())
+        session.stays = stays
         self._by_id[session.id] = session
         return session
 
@@ -90,6 +94,7 @@ class Driver:
         self._apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         self.registry.forget(session)
         self._by_id.pop(session.id, None)
+        self.dispatcher.forget(session.id)
 
     def sweep(self) -> None:
         """Close the sessions that nobody has used for the registry's idle time."""
@@ -300,7 +305,7 @@ class Driver:
         queued = self._now() if is_open else run.steps[-1].queued
         size = payload.size + sampling.max_tokens
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
-        return Work(id, model, op, queued, size, shared)
+        return Work(id, model, op, queued, size, shared, session.stays)
 
     def _prompter(self, session: Session, id: PrimitiveId) -> Prompter:
         model = session.calls[id.call].node.call.model
@@ -310,6 +315,11 @@ class Driver:
         # Off the event loop: a megabyte of text takes the tokenizer a second.
         prompter = self.dispatcher.prompter(model)
         return await asyncio.get_running_loop().run_in_executor(None, prompter.payload, prompt)
+
+    def wants(self, id: PrimitiveId) -> Want | None:
+        """Who will read the context that a finished output has left."""
+        session = self._by_id.get(id.session)
+        return None if session is None else want(session, id)
 
     def on_outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """The dispatcher's sink: turn what an engine says into what a session understands."""

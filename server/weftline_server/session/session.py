@@ -24,6 +24,7 @@ from weftline_server.passes import Plan, affected, analyse
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.call import CallRun, CallState, Step
+from weftline_server.session.reuse import Reuse
 from weftline_server.session.variable import Variable, VariableState
 
 
@@ -55,6 +56,8 @@ class Session:
         self._changed: dict[str, None] = {}  # calls to be planned anew, with all above them
         self._started: set[str] = set()  # calls that keep the plan they have
         self.ended: list[CallRun] = []  # calls that have ended since the driver looked
+        self.stays = True  # more calls may come than it knows; a route may know better
+        self.reuse = Reuse()
 
     @property
     def plan(self) -> Plan:
@@ -62,6 +65,9 @@ class Session:
         if self._changed:
             calls = affected(self.graph, self._changed, self._started)
             analyse(self.graph, self._plan, calls, self.without)
+            for call in calls:
+                if self.calls[call].live:
+                    self.reuse.add(call, self._plan.prefixes.get(call, ()))
             self._changed.clear()
         return self._plan
 
@@ -200,6 +206,7 @@ class Session:
             run.move_to(CallState.DONE)
             self.work_left -= run.work
             self._started.add(run.node.id)
+            self.reuse.end(run.node.id)
             self.ended.append(run)
             own: list[ev.Action] = []
         else:
@@ -306,6 +313,7 @@ class Session:
             run.error = error
             self.work_left -= run.work
             self._started.add(run.node.id)
+            self.reuse.end(run.node.id)
             self.ended.append(run)
             for var in run.node.writes[run.index :]:
                 self.variables[var].fail(error)

@@ -1,0 +1,135 @@
+"""Many agents on one KV pool: each turn repeats the conversation so far, with a tool's result.
+
+Eight turns with a pause after each, on a pool that holds a third of what all agents need. Every
+agent starts the next application as soon as it has ended one, so that the load never drops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from dataclasses import dataclass, field
+
+from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline_engine.simulated import SimulatedConfig
+
+from .virtual import VirtualLoop, run
+from .world import World, world
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """`applications` by `agents` clients; lengths in tokens, `pause_s` the mean of a tool."""
+
+    agents: int = 32
+    applications: int = 96
+    turns: int = 8
+    shared: int = 300  # the system prompt with its tools, common to all
+    task: int = 300
+    result: int = 150
+    answer: int = 40
+    pause_s: float = 0.5
+    at_once: int | None = None  # the client's own semaphore
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What one agent needs in the end, besides the system prompt."""
+        return self.task + self.turns * (self.answer + self.result)
+
+    @property
+    def pool(self) -> int:
+        """A third of what all need."""
+        return self.agents * self.tokens // 3 + self.shared
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of it; `lasted` are seconds from when its agent wanted to start."""
+
+    agents: Agents
+    ended: list[float] = field(default_factory=list)
+    lasted: list[float] = field(default_factory=list)
+    full_until: float = 0.0
+    computed: int = 0
+    needed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Applications a second while every agent has one: after each has ended its first, until
+        there is none left to start."""
+        begin = self.ended[self.agents.agents - 1]
+        count = sum(begin < end <= self.full_until for end in self.ended)
+        return count / (self.full_until - begin)
+
+    @property
+    def row(self) -> dict[str, float]:
+        """The figures of the experiment."""
+        return {
+            "applications_per_minute": round(self.rate * 60, 1),
+            "recomputed_share": round(1 - min(1.0, self.needed / max(1, self.computed)), 3),
+            "mean_s": round(statistics.mean(self.lasted), 1),
+            "slowest_s": round(max(self.lasted), 1),
+        }
+
+
+def simulate(agents: Agents, config: SimulatedConfig, without: frozenset[str]) -> Result:
+    """All applications from the first start to the last end."""
+
+    async def main(loop: VirtualLoop) -> Result:
+        async with world(loop, config, without=without) as made:
+            return await _all(made, agents)
+
+    return run(main)
+
+
+async def _all(made: World, agents: Agents) -> Result:
+    room = asyncio.Semaphore(agents.at_once or agents.agents)
+    left = list(range(agents.applications))
+    result = Result(agents)
+
+    async def client() -> None:
+        while left:
+            number, began = left.pop(0), made.now
+            result.full_until = began
+            async with room:
+                await _application(made, agents, number)
+            result.ended.append(made.now)
+            result.lasted.append(made.now - began)
+
+    await asyncio.gather(*(client() for _ in range(agents.agents)))
+    result.computed = sum(engine.computed for engine in made.engines)
+    # Every token once: of an application its task, and the results that were read, each with the
+    # last token of the answer before it.
+    each = agents.task + (agents.turns - 1) * (agents.result + 1)
+    result.needed = agents.shared + agents.applications * each
+    return result
+
+
+async def _application(made: World, agents: Agents, number: int) -> None:
+    rng = random.Random(f"{agents.seed}/{number}")
+
+    def words(count: int) -> str:
+        return "".join(f"w{rng.randrange(2048)} " for _ in range(count))
+
+    common = random.Random(agents.seed)
+    said = "".join(f"w{common.randrange(2048)} " for _ in range(agents.shared))
+    said += words(agents.task)
+    session = made.driver.open("agents")
+    for turn in range(agents.turns):
+        variable = f"turn{turn}"
+        await made.driver.submit(session, Submit(calls=(_call(said, variable, agents.answer),)))
+        answer = await made.driver.get(session, variable)
+        said += answer.text + words(agents.result)
+        if turn + 1 < agents.turns:
+            await asyncio.sleep(rng.expovariate(1 / agents.pause_s))
+    made.driver.close(session)
+
+
+def _call(prompt: str, variable: str, tokens: int) -> Call:
+    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
+    return Call(
+        name="turn", prompt=(Segment(text=prompt), Segment(output="o")), placeholders=(out,)
+    )

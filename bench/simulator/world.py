@@ -1,0 +1,57 @@
+"""The server's sessions, passes, policy and dispatcher on simulated engines, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.driver import Driver
+from weftline_server.session.registry import Registry, RegistryConfig
+
+from .virtual import VirtualLoop
+
+
+@dataclass
+class World:
+    """A running server; `now` is its clock."""
+
+    driver: Driver
+    loop: VirtualLoop
+    engines: list[SimulatedEngine] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+
+@asynccontextmanager
+async def world(
+    loop: VirtualLoop,
+    config: SimulatedConfig,
+    engines: int = 1,
+    policy: str = "app",
+    without: frozenset[str] = frozenset(),
+) -> AsyncIterator[World]:
+    """A server on so many engines, stopped at the end of the block."""
+    registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
+    made = World(Driver(registry, without, loop.time), loop)
+
+    def make() -> SimulatedEngine:
+        made.engines.append(SimulatedEngine(config, loop.time))
+        return made.engines[-1]
+
+    makers = {f"e{i}": make for i in range(engines)}
+    driver = made.driver
+    dispatcher = Dispatcher(
+        makers, policy, driver.on_outcome, loop.time, wants=driver.wants, without=without
+    )
+    driver.attach(dispatcher)
+    await made.driver.dispatcher.start()
+    try:
+        yield made
+    finally:
+        await made.driver.shut_down()
+        await made.driver.dispatcher.close()

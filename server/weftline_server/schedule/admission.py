@@ -1,0 +1,83 @@
+"""Which applications may use an engine's KV cache at the same time, as a pure function.
+
+An agent comes back with its whole conversation. When more of them take turns than the cache holds,
+each finds its context evicted, and computing everything again leaves time for little else. So an
+application is let in as a whole: while there is room for what it will need, or while what is
+computed again stays under a tenth of the prefill, or while engines stand idle in the pauses.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weftline_server.schedule.applications import Application
+
+# Of the prefill, what may be computed again before nobody more is let in.
+MOST_RECOMPUTED = 0.1
+# Beyond what fits, nobody is let in to engines that are busy all the time: it would only slow the
+# others down. Where they are idle for more than a fifth of it, computing again costs nobody's time.
+SATURATED = 0.95
+IDLE = 0.8
+# Beyond what fits one application is let in at a time, and one is sent out: by so many seconds it
+# shows what the last one has cost, or has brought.
+PROBATION_S = 4.0
+# Seconds after which an application that waits is let in whatever it costs, one after another.
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The KV cache of a model's engines together, and how it has fared.
+
+    `tokens` is its size, `recomputed` the share of the recent prefill that was computed again,
+    `busy` the share of the recent time in which engines had something to do. `changed` are the
+    seconds since one was let in beyond what fits or sent out, `forced` since one was for its age.
+    """
+
+    tokens: int
+    recomputed: float = 0.0
+    busy: float = 1.0
+    changed: float = 1e9
+    forced: float = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who is let in, how many of these `beyond` what fits or `forced` by their age; and who is
+    out: it waits again when it comes back."""
+
+    enter: tuple[Application, ...] = ()
+    out: tuple[Application, ...] = ()
+    beyond: bool = False
+    forced: bool = False
+
+
+def admit(
+    waiting: Iterable[Application], inside: Iterable[Application], pool: Pool, now: float
+) -> Admission:
+    """Who may start now, in the order of arrival; whoever does not fit holds the later ones up."""
+    queue = deque(sorted(waiting, key=_arrival))
+    inside = sorted(inside, key=_arrival)
+    room = pool.tokens - sum(one.needs for one in inside)
+    room -= max((one.habits.shared for one in inside), default=0.0)
+    costly = pool.recomputed >= MOST_RECOMPUTED
+    may_change = pool.changed > PROBATION_S
+    crowded = room < 0 and costly and pool.busy > SATURATED
+    enter: list[Application] = []
+    while queue and (queue[0].needs <= room or not (inside or enter)):
+        enter.append(queue.popleft())
+        room -= enter[-1].needs
+    late = queue and now - queue[0].since > PATIENCE_S and pool.forced > PATIENCE_S / 4
+    spare = pool.busy < IDLE or (not costly and pool.busy < SATURATED)
+    beyond = queue and may_change and spare
+    if late or beyond:
+        enter.append(queue.popleft())
+    # The youngest goes out; what it runs goes on. The oldest never does.
+    out = inside[1:][-1:] if crowded and may_change else []
+    return Admission(tuple(enter), tuple(out), beyond=bool(beyond), forced=bool(late))
+
+
+def _arrival(one: Application) -> float:
+    return one.arrival

@@ -1,0 +1,125 @@
+"""What becomes of a finished output's context, as far as the graph of its session knows."""
+
+from __future__ import annotations
+
+from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.memory import Want
+from weftline_server.session import events as ev
+from weftline_server.session.future import want
+from weftline_server.session.reuse import Reuse
+from weftline_server.session.session import Session
+
+SYSTEM = "You are one of many reviewers of this text. " * 4
+
+
+def call(name: str, *parts: str) -> Node:
+    """A call of these parts: `<x` is an input from variable x, `>x` an output into it."""
+    prompt, holders = [], []
+    for part in parts:
+        if part[0] in "<>":
+            way = InOut.IN if part[0] == "<" else InOut.OUT
+            prompt.append(Segment(input=part[1:]) if way is InOut.IN else Segment(output=part[1:]))
+            holders.append(Placeholder(name=part[1:], in_out=way, semantic_var_id=part[1:]))
+        else:
+            prompt.append(Segment(text=part))
+    return Node(name, Call(name=name, prompt=tuple(prompt), placeholders=tuple(holders)))
+
+
+def made(*nodes: Node, stays: bool = False) -> Session:
+    session = Session("s", "t", 0.0)
+    session.stays = stays
+    session.handle(ev.CallsSubmitted(now=0.0, nodes=nodes))
+    assert session.plan
+    return session
+
+
+def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) -> Want | None:
+    """Run output `index` of a call in one second; what becomes of its context."""
+    session.handle(ev.PrimitiveSent(now=1.0, call=name, index=index, engine="e"))
+    session.handle(ev.TextGenerated(now=1.5, call=name, index=index, text=text))
+    usage = Usage(prompt_tokens=90, cached_tokens=0, output_tokens=10, started=0.0, filled=0.0)
+    session.handle(
+        ev.PrimitiveFinished(
+            now=1.0,
+            call=name,
+            index=index,
+            reason=FinishReason.LENGTH,
+            usage=usage,
+            value=text,
+        )
+    )
+    return want(session, PrimitiveId("s", name, index))
+
+
+def test_nobody_reads_the_last_answer() -> None:
+    assert finish(made(call("a", "Do: ", ">x")), "a") is None
+
+
+def test_a_second_output_continues_the_first() -> None:
+    """All of it, at once; when the second has ended too, nobody needs either."""
+    session = made(call("a", "Do: ", ">x", " and ", ">y"))
+    assert finish(session, "a") == Want(pause_s=0.0)
+    assert finish(session, "a", 1) is None
+    assert want(session, PrimitiveId("s", "a", 0)) is None
+
+
+def test_a_chat_that_goes_on_reads_prompt_and_answer() -> None:
+    """The next turn is the first one's prompt, its answer by variable, and more text: all of the
+    context, as soon as the call can start, which is now."""
+    session = made(call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", " Go on. ", ">y"))
+    assert finish(session, "a") == Want(tokens=None, pause_s=0.0)
+
+
+def test_maps_with_a_common_beginning_keep_that_alone() -> None:
+    """176 of 176 + 44 + 40 characters are common, so 67 of the 100 tokens; until the last map."""
+    maps = [call(f"m{i}", SYSTEM, f"{i}" * 44, f">v{i}") for i in range(3)]
+    session = made(*maps)
+    assert finish(session, "m0") == Want(tokens=67, pause_s=0.0)
+    assert finish(session, "m1") == Want(tokens=67, pause_s=0.0)
+    assert finish(session, "m2") is None
+    assert want(session, PrimitiveId("s", "m0", 0)) is None
+
+
+def test_a_reader_that_has_to_wait_comes_later() -> None:
+    """`c` starts after `b`, which starts now: one call's time from here, a second as `a` took. With
+    one more call between them it is two."""
+    first, between = call("a", SYSTEM, ">x"), call("b", "Other: ", "<x", ">y")
+    session = made(first, between, call("c", SYSTEM, "<y", ">z"))
+    assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=1.0)
+    more = call("b2", "More: ", "<y", ">y2"), call("c", SYSTEM, "<y2", ">z")
+    session = made(first, between, *more)
+    assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=2.0)
+
+
+def test_a_beginning_of_a_few_tokens_is_not_worth_keeping() -> None:
+    session = made(call("a", "Sum: ", "1" * 300, ">x"), call("b", "Sum: ", "2" * 300, ">y"))
+    assert finish(session, "a") is None
+
+
+def test_an_open_session_may_come_back() -> None:
+    """An agent's next turn is in no graph yet: nobody knows when, so its habit decides."""
+    assert finish(made(call("a", "Do: ", ">x"), stays=True), "a") == Want()
+
+
+def test_without_the_prefix_pass_nothing_is_known() -> None:
+    session = Session("s", "t", 0.0, frozenset({"prefix"}))
+    session.stays = False
+    nodes = call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", ">y")
+    session.handle(ev.CallsSubmitted(now=0.0, nodes=nodes))
+    assert session.plan
+    assert finish(session, "a") is None
+
+
+def test_an_ended_call_reads_nothing_more() -> None:
+    """The index forgets a call with its last hash, so that it holds the live ones alone."""
+    reuse = Reuse()
+    reuse.add("a", ["1", "2"])
+    reuse.add("b", ["1", "3"])
+    assert reuse.readers(["1", "2"]) == (2, ("a",))
+    reuse.end("a")
+    assert reuse.readers(["1", "2"]) == (1, ("b",))
+    reuse.end("b")
+    assert reuse.readers(["1"]) is None and not reuse._calls

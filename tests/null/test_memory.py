@@ -1,0 +1,265 @@
+"""What stays in the KV cache and who may fill it, as tables: no engine, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.admission import PATIENCE_S, Pool, admit
+from weftline_server.schedule.applications import GROWTH, Application, Habits
+from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
+
+
+def make_op(application: str, name: str, tokens: int, output: int = 10) -> Op:
+    return Op(
+        id=name,
+        kind=Kind.GENERATE,
+        context=name,
+        tokens=tuple(range(tokens)),
+        sampling=SamplingParams(max_tokens=output),
+        hints=Hints(application=application),
+    )
+
+
+def make_usage(prompt: int, cached: int = 0, output: int = 10) -> Usage:
+    return Usage(
+        prompt_tokens=prompt, cached_tokens=cached, output_tokens=output, started=0.0, filled=0.0
+    )
+
+
+class World:
+    """A memory over one engine of 1,000 tokens; `wants` says what becomes of each context."""
+
+    def __init__(self, *without: str) -> None:
+        self.wants: dict[str, Want | None] = {}
+        self.memory = Memory(lambda id: self.wants.get(id.call), frozenset(without))
+        self.memory.has_pool("e", 1000)
+
+    def call(
+        self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
+    ) -> list[Verb]:
+        """A call that ends a second after it came; all that is said to the engine."""
+        op = make_op(application, name, tokens)
+        said = self.memory.queued(op, "m", True, now)
+        self.memory.admit("m", 1000, now)
+        id = PrimitiveId(application, name, 0)
+        return [
+            *said,
+            *self.memory.finished("e", id, op, make_usage(tokens, cached), now + 1.0),
+        ]
+
+
+def test_a_context_that_nobody_will_read_is_freed() -> None:
+    assert World().call("a", "x", 100, 0.0) == [Free("e", "x")]
+
+
+def test_a_context_with_a_pending_consumer_is_kept_and_then_freed() -> None:
+    """The reader's own context holds the same tokens, so when it ends the first one goes."""
+    world = World()
+    world.wants["x"] = Want(tokens=40, pause_s=2.0)
+    assert world.call("a", "x", 100, 0.0) == [Advise("e", "x", 2.0, 40)]  # pinned as it is
+    world.wants["x"] = None
+    assert world.call("a", "y", 200, 2.0) == [Free("e", "x"), Free("e", "y")]
+
+
+def test_the_kept_share_of_the_pool_is_capped() -> None:
+    """Half of 1,000 tokens may be pinned: the third of 200 is left to the engine to evict."""
+    world = World()
+    for name in "xyz":
+        world.wants[name] = Want(tokens=200, pause_s=1.0)
+    said = [world.call("a", name, 300, 0.0)[-1] for name in "xyz"]
+    assert said == [
+        Advise("e", "x", 1.0, 200),
+        Advise("e", "y", 1.0, 200),
+        Retain("e", "z", Retention.EVICTABLE),
+    ]
+
+
+def test_a_session_that_waits_is_expected_as_it_has_come_before() -> None:
+    """Its first pause nobody knows, 5 s; after one of 3 s and one of 1 s it is expected in 2.4 s.
+    While a turn runs what it continues is pinned, and after it the longer one takes its place."""
+    world = World()
+    world.wants = dict.fromkeys("xyz", Want())
+    assert world.call("a", "x", 100, 0.0) == [
+        Advise("e", "x", 5.0, None),
+        Retain("e", "x", Retention.EVICTABLE),
+    ]
+    assert world.call("a", "y", 200, 4.0) == [
+        Retain("e", "x", Retention.KEEP),
+        Free("e", "x"),
+        Advise("e", "y", 3.0, None),
+        Retain("e", "y", Retention.EVICTABLE),
+    ]
+    assert world.call("a", "z", 300, 6.0)[2] == Advise("e", "z", 2.4, None)
+
+
+def test_another_session_of_the_tenant_is_expected_alike() -> None:
+    """A new session has no habit of its own, but others of its kind had."""
+    world = World()
+    world.wants = dict.fromkeys("xyz", Want())
+    world.call("a", "x", 100, 0.0)
+    world.call("a", "y", 200, 4.0)
+    assert world.call("b", "z", 50, 5.0)[0] == Advise("e", "z", 3.0, None)
+
+
+def test_a_closed_application_leaves_nothing() -> None:
+    world = World()
+    world.wants["x"] = Want()
+    world.call("a", "x", 100, 0.0)
+    assert world.memory.closed("a") == [Free("e", "x")]
+    assert world.memory.closed("a") == []
+
+
+def test_retention_can_be_switched_off() -> None:
+    """Then every context is freed when its call ends, as an ordinary server does."""
+    world = World("retention")
+    world.wants["x"] = Want(pause_s=0.0)
+    assert world.call("a", "x", 100, 0.0) == [Free("e", "x")]
+
+
+def test_guesses_are_few() -> None:
+    """Of branches that a session might go on with, the four newest are kept."""
+    world = World()
+    world.wants = {f"c{i}": Want() for i in range(5)}
+    freed = []
+    for i in range(5):
+        op = Op(
+            id=f"c{i}",
+            kind=Kind.GENERATE,
+            context=f"c{i}",
+            tokens=tuple(range(i * 100, i * 100 + 50)),
+            hints=Hints(application="a"),
+        )
+        world.memory.queued(op, "m", True, 0.0)
+        id = PrimitiveId("a", f"c{i}", 0)
+        verbs = world.memory.finished("e", id, op, make_usage(50), 1.0)
+        freed += [verb for verb in verbs if isinstance(verb, Free)]
+    assert freed == [Free("e", "c0")]
+
+
+@pytest.mark.parametrize(("switched_off", "starts"), [((), False), (("admission",), True)])
+def test_whoever_does_not_fit_waits(switched_off: tuple[str, ...], starts: bool) -> None:
+    """Two applications of 600 tokens on a pool of 1,000, until the first one has ended."""
+    world = World(*switched_off)
+    for name in "ab":
+        world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
+    world.memory.ran("m", 1.0, 0.0)
+    world.memory.admit("m", 1000, 0.0)
+    assert world.memory.may_start("a")
+    assert world.memory.may_start("b") is starts
+    world.memory.closed("a")
+    world.memory.admit("m", 1000, 1.0)
+    assert world.memory.may_start("b")
+
+
+def test_one_shot_requests_are_never_held_up() -> None:
+    """A chat without a session comes back to no context, so there is nothing to protect."""
+    world = World()
+    world.memory.queued(make_op("a", "a", 900), "m", True, 0.0)
+    world.memory.admit("m", 1000, 0.0)
+    world.memory.queued(make_op("b", "b", 900), "m", False, 0.0)
+    assert world.memory.may_start("b")
+
+
+def app(name: str, arrival: float, size: int, last: float | None = None) -> Application:
+    """An application whose like have `last` tokens in the end."""
+    made = Application(name, "m", "", True, arrival, arrival, Habits(size=last))
+    made.first = made.size = size
+    return made
+
+
+def names(found: tuple[Application, ...]) -> list[str]:
+    return [one.id for one in found]
+
+
+def test_an_application_needs_what_it_will_have_on_average() -> None:
+    """Half way from its 200 tokens to the 1,000 of its like; unknown, to three times its first."""
+    assert app("a", 0.0, 200, 1000.0).needs == 600.0
+    assert app("a", 0.0, 200).needs == (200 + 200 * GROWTH) / 2
+    known = app("a", 0.0, 200, 1000.0)
+    known.habits.shared = 100.0
+    assert known.needs == 500.0
+
+
+SATED = Pool(tokens=1000, recomputed=0.0, busy=1.0)
+
+
+def test_applications_enter_in_the_order_of_arrival_while_they_fit() -> None:
+    """The third does not fit, and a later one that would waits behind it: none is passed over."""
+    waiting = [app(name, at, size, size) for name, at, size in _QUEUE]
+    assert names(admit(waiting, [], SATED, 10.0).enter) == ["a", "b"]
+
+
+_QUEUE = (("d", 4.0, 50), ("c", 3.0, 600), ("b", 2.0, 300), ("a", 1.0, 300))
+
+
+def test_one_always_enters_an_empty_cache() -> None:
+    assert names(admit([app("a", 0.0, 5000, 5000)], [], SATED, 1.0).enter) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "busy", "changed", "enters"),
+    [
+        (0.09, 0.9, 9.0, True),  # cheap so far
+        (0.11, 0.9, 9.0, False),  # a tenth is computed again
+        (0.09, 1.0, 9.0, False),  # the engines have no time to spare
+        (0.90, 0.5, 9.0, True),  # they have, and computing again costs nobody's
+        (0.00, 0.5, 1.0, False),  # the last one has not shown yet what it costs
+    ],
+)
+def test_beyond_what_fits_one_enters_while_it_is_cheap(
+    recomputed: float, busy: float, changed: float, enters: bool
+) -> None:
+    inside = [app("a", 0.0, 900, 900)]
+    pool = Pool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
+    found = admit([app("b", 1.0, 900, 900), app("c", 2.0, 900, 900)], inside, pool, 10.0)
+    assert names(found.enter) == (["b"] if enters else [])
+    assert found.beyond is enters
+
+
+def test_nobody_waits_for_ever() -> None:
+    """After two minutes the first is let in whatever it costs; the next one half a minute later."""
+    inside = [app("a", 0.0, 1000, 1000)]
+    waiting = [app("b", 1.0, 900, 900), app("c", 2.0, 900, 900)]
+    early = admit(waiting, inside, SATED, PATIENCE_S)
+    late = admit(waiting, inside, SATED, PATIENCE_S + 2.0)
+    just = Pool(tokens=1000, forced=PATIENCE_S / 4 - 1.0)
+    assert [names(one.enter) for one in (early, late)] == [[], ["b"]]
+    assert late.forced
+    assert names(admit(waiting, inside, just, PATIENCE_S + 2.0).enter) == []
+
+
+def test_too_many_go_out_one_by_one_the_youngest_first() -> None:
+    """They fitted when they were smaller. The oldest stays whatever happens."""
+    inside = [app("old", 0.0, 900, 900), app("young", 5.0, 900, 900)]
+    crowded = Pool(tokens=1000, recomputed=0.5, busy=1.0)
+    assert names(admit([], inside, crowded, 10.0).out) == ["young"]
+    assert names(admit([], inside[:1], crowded, 10.0).out) == []
+    spare = Pool(tokens=1000, recomputed=0.5, busy=0.9)
+    assert names(admit([], inside, spare, 10.0).out) == []
+
+
+def test_whoever_stays_away_gives_its_room_to_others() -> None:
+    """An application that is away for longer than four of its pauses and half a minute does not
+    count; when it comes back it waits like the others."""
+    world = World()
+    world.wants["x"] = Want()
+    world.call("a", "x", 900, 0.0)
+    world.memory.queued(make_op("b", "b", 900), "m", True, 20.0)
+    world.memory.ran("m", 1.0, 20.0)
+    world.memory.admit("m", 1000, 20.0)
+    assert not world.memory.may_start("b")
+    world.memory.admit("m", 1000, 40.0)
+    assert world.memory.may_start("b")
+    world.memory.queued(make_op("a", "y", 950), "m", True, 41.0)
+    world.memory.admit("m", 1000, 41.0)
+    assert not world.memory.may_start("a")
+
+
+def test_a_lost_engine_keeps_nothing() -> None:
+    world = World()
+    world.wants["x"] = Want(pause_s=0.0)
+    world.call("a", "x", 100, 0.0)
+    world.memory.lost("e")
+    assert world.memory.closed("a") == []

@@ -1,0 +1,131 @@
+"""The simulated engine, alone and under the whole server, in time that passes at no cost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.simulator.agents import Agents, simulate
+from bench.simulator.virtual import VirtualLoop, run
+from weftline_engine import api
+from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+
+COST = StepCost(step_s=1.0, fill_s=0.1, sequence_s=0.5, token_s=0.0)
+
+
+def make_op(name: str, prompt: int, output: int) -> api.Op:
+    return api.Op(
+        id=name,
+        kind=api.Kind.GENERATE,
+        context=name,
+        tokens=tuple(range(prompt)),
+        sampling=api.SamplingParams(max_tokens=output),
+    )
+
+
+async def ended(engine: SimulatedEngine, count: int) -> dict[str, api.Finished]:
+    """The first so many ends, by op."""
+    found: dict[str, api.Finished] = {}
+    async for events in engine.events():
+        found |= {one.op: one for one in events if isinstance(one, api.Finished)}
+        if len(found) == count:
+            break
+    return found
+
+
+def test_a_step_takes_what_the_profile_says() -> None:
+    """20 prompt tokens in a step of 1 + 2 s, then two more tokens alone in 1.5 s each. A second op
+    with the same prompt finds 16 tokens of it, a block, in the cache."""
+
+    async def main(loop: VirtualLoop) -> list[api.Finished]:
+        engine = SimulatedEngine(SimulatedConfig(cost=COST), loop.time)
+        await engine.start()
+        found = []
+        for name in "ab":
+            engine.submit(make_op(name, 20, 3))
+            found.append((await ended(engine, 1))[name])
+        await engine.close()
+        return found
+
+    first, second = run(main)
+    assert (first.usage.filled, first.time) == (3.0, 6.0)
+    assert second.usage.cached_tokens == 19
+    assert second.time - first.time == pytest.approx(1.0 + 0.1 + 2 * 1.5)
+
+
+def test_an_answer_depends_on_its_prompt_alone() -> None:
+    """Alone, or beside others and preempted by them, on a pool that is too small for all."""
+
+    async def main(loop: VirtualLoop, count: int) -> str:
+        engine = SimulatedEngine(SimulatedConfig(cost=COST, kv_tokens=128), loop.time)
+        await engine.start()
+        for number in range(count):
+            engine.submit(make_op(f"op{number}", 30 + number, 20))
+        said, left = "", count
+        async for events in engine.events():
+            said += "".join(e.text for e in events if isinstance(e, api.Part) and e.op == "op0")
+            left -= sum(isinstance(e, api.Finished) for e in events)
+            if not left:
+                break
+        await engine.close()
+        return said
+
+    alone = run(lambda loop: main(loop, 1))
+    assert len(alone.split()) == 20
+    assert run(lambda loop: main(loop, 6)) == alone
+
+
+def test_cancel_feed_and_free_are_those_of_the_contract() -> None:
+    async def main(loop: VirtualLoop) -> list[str]:
+        engine = SimulatedEngine(SimulatedConfig(cost=COST), loop.time)
+        await engine.start()
+        engine.submit(make_op("gone", 20, 500))
+        opened = api.Op(
+            id="open",
+            kind=api.Kind.GENERATE,
+            context="open",
+            tokens=(1, 2),
+            sampling=api.SamplingParams(max_tokens=1),
+            open=True,
+        )
+        engine.submit(opened)
+        await asyncio.sleep(10.0)
+        engine.cancel("gone")
+        engine.feed("open", 2, (3, 4), True)
+        said = []
+        async for events in engine.events():
+            said += [type(e).__name__ for e in events if not isinstance(e, api.Part)]
+            if "Finished" in said:
+                break
+        engine.retain("open", api.Retention.EVICTABLE)
+        engine.free("open")
+        await asyncio.sleep(10.0)
+        assert not engine.scheduler.contexts
+        await engine.close()
+        return said
+
+    assert run(main) == ["Failed", "Finished"]
+
+
+AGENTS = Agents(
+    agents=6, applications=20, turns=4, shared=64, task=600, result=150, answer=4, pause_s=0.2
+)
+
+
+def test_admission_and_retention_serve_more_agents_than_lru() -> None:
+    """Six agents on a pool for two. Each part alone helps, both together most, and nobody waits
+    longer than without them."""
+
+    def rate(*without: str, predicts: bool = True) -> tuple[float, float]:
+        config = SimulatedConfig(kv_tokens=AGENTS.pool, part_tokens=10, predicts=predicts)
+        result = simulate(AGENTS, config, frozenset(without))
+        assert len(result.lasted) == AGENTS.applications
+        return result.rate, max(result.lasted)
+
+    lru, lru_slowest = rate("retention", "admission", predicts=False)
+    both, slowest = rate()
+    assert both > 1.5 * lru
+    assert rate("admission")[0] < both
+    assert lru < rate("retention")[0] < both
+    assert slowest < lru_slowest
