@@ -52,32 +52,34 @@ def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str
 
 def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, object]:
     """Part (c): the decode step of a dummy LLaMA-7B, at batch 32 behind 6,000 common tokens."""
-    dims, batch, prefix, suffix, repeat = gpu_step.Dims(), 32, 6000, 500, 15
+    config, batch, prefix, suffix, repeat = gpu_step.LLAMA_7B, 32, 6000, 500, 15
     if dry:
-        dims = gpu_step.Dims(1, 32, 2, 2, 16, 24, 40)
+        config = gpu_step.TINY
         batch, prefix, suffix, repeat = 3, 32, 6, 1
-    model = gpu_step.DummyModel(dims, device)
+    model = gpu_step.load(config, device)
     modes = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
     found: dict[str, object] = {
-        "decoder": "made of the kernels alone, without scheduler and sampling",
+        "decoder": "the engine's, without scheduler and sampling; engine_ms with them",
         "batch": batch,
         "prefix": prefix,
         "suffix": suffix,
     }
     for name, (copied, shared) in modes.items():
         pages = gpu_step.tables(prefix, [prefix + suffix] * batch, copied=copied)
-        if not gpu_step.fits(dims, 1 + pages[-1][-1], device):
+        if not gpu_step.fits(config, 1 + pages[-1][-1], device):
             found[f"{name}_ms"] = "does not fit"
             continue
         parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(pages)]
         decode = gpu_step.Decode(model, parts, shared=shared)
         found[f"{name}_ms"] = gpu_step.step_seconds(decode, parts, repeat) * 1e3
         tokens = (prefix if shared else batch * prefix) + batch * suffix
-        must = model.weight_bytes + tokens * dims.token_bytes
+        must = gpu_step.weight_bytes(config) + tokens * gpu_step.token_bytes(config)
         found[f"{name}_roof_ms"] = must / bandwidth * 1e3
         del decode
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    seconds, prompt_tokens = gpu_step.engine_seconds(model, batch, prefix, suffix, repeat + 1)
+    found |= {"engine_ms": seconds * 1e3, "engine_prompt_tokens_per_s": prompt_tokens}
     return found
 
 

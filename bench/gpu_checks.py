@@ -50,6 +50,7 @@ def silu_mul_check(device: torch.device, dtype: torch.dtype) -> float:
 def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
     x = _random(device, dtype, 50, 24, 128)[:, 8:16]
     slots = torch.randperm(64 * PAGE, device=device)[:50]
+    slots[7] = -1
     found, expected = (torch.zeros(8, 64, PAGE, 128, device=device, dtype=dtype) for _ in range(2))
     kv_store_reference(expected, x, slots)
     kv_store_triton(found, x, slots)

@@ -28,6 +28,8 @@ import gpu_report
 import gpu_step
 import torch
 
+from weftline_engine.embedded.model import TorchModel
+from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0
@@ -40,7 +42,8 @@ COUNTED_FROM = 0.8
 
 
 def replay(
-    model: gpu_step.DummyModel,
+    model: TorchModel,
+    config: LlamaConfig,
     prefix: int,
     lengths: list[tuple[int, int]],
     mode: str,
@@ -50,7 +53,7 @@ def replay(
     """Decode all (prompt, output) at once; latencies, and the part of the roof that was reached."""
     copied, shared = MODES[mode]
     tables = gpu_step.tables(prefix, [sum(one) for one in lengths], copied=copied)
-    if not gpu_step.fits(model.dims, 1 + tables[-1][-1], model.device):
+    if not gpu_step.fits(config, 1 + tables[-1][-1], model.device):
         return "does not fit"
     whole = [
         Rows(table, i, 1, sum(one) - 1)
@@ -68,7 +71,7 @@ def replay(
         decode.run()
         tokens = sum(lengths[i][0] + step + 1 for i in alive)
         read = tokens - (len(alive) - 1) * prefix if shared else tokens
-        must += model.weight_bytes + read * model.dims.token_bytes
+        must += gpu_step.weight_bytes(config) + read * gpu_step.token_bytes(config)
         finished = [i for i in alive if lengths[i][1] == step + 1]
         if finished:
             gpu_step.synchronize(model.device)
@@ -103,14 +106,14 @@ def main() -> None:
     deadline = time.monotonic() + BUDGET_S
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
-    dims = gpu_step.Dims(1, 32, 2, 2, 16, 24, 40) if dry else gpu_step.Dims()
+    config = gpu_step.TINY if dry else gpu_step.LLAMA_7B
     bandwidth = gpu_attention.copy_bandwidth(device)
-    model = gpu_step.DummyModel(dims, device)
+    model = gpu_step.load(config, device)
     rows: list[dict[str, object]] = []
     for batch, lengths in points(figure, data, dry):
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}
         for mode in MODES:
-            row[mode] = replay(model, prefix, lengths, mode, bandwidth, deadline)
+            row[mode] = replay(model, config, prefix, lengths, mode, bandwidth, deadline)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         base = row["pages_shared"]

@@ -1,162 +1,161 @@
-"""A decoder of random weights made of the kernels alone, whose decode step a CUDA graph replays.
+"""The decode step of the embedded engine on a LLaMA-7B of random weights, replayed from a graph.
 
-The embedded engine has no path on CUDA yet: this stands for its step, without its scheduler and
-sampling. R = sequences, C = hidden, N = query heads, K = KV heads, H = head size.
+`Decode` is the step alone, without scheduler and sampling; `engine_seconds` is all of the engine.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from weftline_kernels.attention_triton import attend, units
-from weftline_kernels.device_tiles import Capacity, DeviceTiles
-from weftline_kernels.kv_store import kv_store_triton
-from weftline_kernels.rms_norm import rms_norm_triton
-from weftline_kernels.rope import rope_tables, rope_triton
-from weftline_kernels.silu_mul import silu_mul_triton
-from weftline_kernels.tiles import Tiles, cut, split_length
+from weftline_engine.api import Kind, Op, Part, SamplingParams
+from weftline_engine.embedded.checkpoint import RandomWeights
+from weftline_engine.embedded.decoders import torch_model
+from weftline_engine.embedded.device_model import (
+    CapturedStep,
+    CudaGraphs,
+    DeviceModel,
+)
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import StepInput, TorchModel
+from weftline_engine.embedded.model_config import LlamaConfig, Rope
+from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_kernels.attention_triton import units
+from weftline_kernels.operations import TRITON
+from weftline_kernels.tiles import cut, split_length
 from weftline_kernels.work_list import Rows, build
 
 PAGE = 16
 NEVER = 10**9
 
+LLAMA_7B = LlamaConfig(
+    architecture="LlamaForCausalLM",
+    vocabulary=32000,
+    hidden=4096,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_size=128,
+    mlp=11008,
+    context_limit=8192,
+    tied=False,
+    eos=(2,),
+    rope=Rope(10000.0),
+    norm_eps=1e-5,
+    qkv_bias=False,
+    qk_norm=False,
+)
+# For --dry-run, where a tile and head take 10 ms.
+TINY = replace(
+    LLAMA_7B, vocabulary=40, hidden=32, layers=1, heads=2, kv_heads=2, head_size=16, mlp=24
+)
 
-@dataclass(frozen=True, slots=True)
-class Dims:
-    """The sizes of a model; LLaMA-7B unless told."""
 
-    layers: int = 32
-    hidden: int = 4096
-    heads: int = 32
-    kv_heads: int = 32
-    width: int = 128
-    mlp: int = 11008
-    vocabulary: int = 32000
-
-    @property
-    def token_bytes(self) -> int:
-        """KV cache of a token over all layers, in bfloat16."""
-        return self.layers * 2 * self.kv_heads * self.width * 2
+def load(config: LlamaConfig, device: torch.device) -> TorchModel:
+    """A model of random bfloat16 weights."""
+    return torch_model(config, RandomWeights(device), torch.bfloat16, device, TRITON)
 
 
-class DummyModel:
-    """Weights of one size, all random, and `step`, which fills the cache and gives token ids."""
+def token_bytes(config: LlamaConfig) -> int:
+    """KV cache of a token over all layers, in bfloat16."""
+    return config.layers * 2 * config.kv_heads * config.head_size * 2
 
-    def __init__(self, dims: Dims, device: torch.device) -> None:
-        self.dims, self.device = dims, device
-        torch.manual_seed(0)
-        qkv = (dims.heads + 2 * dims.kv_heads) * dims.width
-        self.layers = [
-            (
-                self._random(qkv, dims.hidden),
-                self._random(dims.hidden, dims.heads * dims.width),
-                self._random(2 * dims.mlp, dims.hidden),
-                self._random(dims.hidden, dims.mlp),
-            )
-            for _ in range(dims.layers)
-        ]
-        self.embedding_VC = self._random(dims.vocabulary, dims.hidden)
-        self.head_VC = self._random(dims.vocabulary, dims.hidden)
-        self.norm_C = torch.ones(dims.hidden, device=device, dtype=torch.bfloat16)
-        exponents = torch.arange(0, dims.width, 2, device=device) / dims.width
-        self.frequencies_F = 1 / 10000**exponents
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads: all but the embedding, of which it reads rows."""
-        weights = itertools.chain.from_iterable(self.layers)
-        return sum(weight.nbytes for weight in weights) + self.head_VC.nbytes
+def weight_bytes(config: LlamaConfig) -> int:
+    """Bytes of weights that a step reads: all but the embedding, of which it reads rows."""
+    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size * config.hidden
+    layer = attention + 3 * config.hidden * config.mlp
+    return 2 * (config.layers * layer + config.vocabulary * config.hidden)
 
-    def step(
-        self, tokens_R: Tensor, positions_R: Tensor, slots_R: Tensor, tiles: DeviceTiles,
-        caches: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
-        dims = self.dims
-        cos_RH, sin_RH = rope_tables(positions_R, self.frequencies_F, torch.bfloat16)
-        x_RC = F.embedding(tokens_R, self.embedding_VC)
-        turned = dims.heads + dims.kv_heads
-        for (qkv, out, gate_up, down), cache in zip(self.layers, caches, strict=True):
-            normed_RC = rms_norm_triton(x_RC, self.norm_C, 1e-5)
-            qkv_RNH = F.linear(normed_RC, qkv).view(len(x_RC), -1, dims.width)
-            qk_RNH = rope_triton(qkv_RNH[:, :turned], cos_RH, sin_RH)
-            kv_store_triton(cache[0], qk_RNH[:, dims.heads :], slots_R)
-            kv_store_triton(cache[1], qkv_RNH[:, turned:], slots_R)
-            o_RNH = attend(tiles, qk_RNH[:, : dims.heads], cache[0], cache[1], dims.width**-0.5)
-            x_RC = x_RC + F.linear(o_RNH.flatten(1), out)
-            normed_RC = rms_norm_triton(x_RC, self.norm_C, 1e-5)
-            x_RC = x_RC + F.linear(silu_mul_triton(F.linear(normed_RC, gate_up)), down)
-        return F.linear(rms_norm_triton(x_RC, self.norm_C, 1e-5), self.head_VC).argmax(-1)
 
-    def _random(self, *shape: int) -> Tensor:
-        empty = torch.empty(shape, device=self.device, dtype=torch.bfloat16)
-        return empty.normal_(std=shape[-1] ** -0.5)
+def captures(device: torch.device) -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
+    """Graphs on CUDA; in the interpreter a step is computed again."""
+    return CudaGraphs() if device.type == "cuda" else lambda compute: compute
 
 
 class Decode:
-    """A batch of fixed capacity: `load` a step, `run` it; on CUDA a graph captured at first."""
+    """A batch of fixed capacity: `load` a step, then `run` it from its graph."""
 
-    def __init__(self, model: DummyModel, parts: Sequence[Rows], *, shared: bool) -> None:
-        """`parts` are the step with the most pages that will be loaded; page 0 is scratch."""
-        dims, device = model.dims, model.device
-        self.model, self.min_saved = model, 1 if shared else NEVER
-        self.group = dims.heads // dims.kv_heads
-        work = build(parts, PAGE, min_pages_saved=self.min_saved)
-        self.split = split_length(work, dims.kv_heads, units(device), PAGE)
-        most = self._cut(parts)
-        capacity = Capacity(
-            *(len(most.fields_TF), len(most.pages), len(most.queries_Q3)),
-            *(len(parts), most.slots),
-        )
-        self.tiles = DeviceTiles(capacity, most.narrow_rows, most.wide_rows, device)
-        zeros = torch.zeros(3, len(parts), dtype=torch.int64, device=device)
-        self.tokens_R, self.positions_R, self.slots_R = zeros
+    @torch.inference_mode()
+    def __init__(self, network: TorchModel, parts: Sequence[Rows], *, shared: bool) -> None:
+        """`parts` are the step with the most pages that will be loaded."""
+        config, device = network.config, network.device
+        self.device, self.min_saved = device, 1 if shared else NEVER
+        self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
         pages = 1 + max(max(part.pages) for part in parts)
-        shape = (2, dims.kv_heads, pages, PAGE, dims.width)
         # Zeros give uniform attention, which takes the same time and stays finite.
-        self.caches = [
-            torch.zeros(shape, device=device, dtype=torch.bfloat16) for _ in range(dims.layers)
-        ]
-        self.graph: torch.cuda.CUDAGraph | None = None
+        cache = network.new_cache(pages, PAGE)
+        self.step = CapturedStep(network, len(parts), cache, captures(device))
 
-    def _cut(self, parts: Sequence[Rows]) -> Tiles:
-        work = build(parts, PAGE, min_pages_saved=self.min_saved)
-        return cut(work, PAGE, self.group, self.split)
-
+    @torch.inference_mode()
     def load(self, parts: Sequence[Rows]) -> None:
-        """What the next `run` computes; a sequence left out writes to the scratch page."""
-        rows = self.tiles.capacity.rows
-        positions, slots = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        for i, part in enumerate(parts):
-            positions[i] = part.start
-            slots[i] = part.pages[part.start // PAGE] * PAGE + part.start % PAGE
-        slots[len(parts) :] = np.arange(rows - len(parts)) % PAGE
-        self.positions_R.copy_(torch.from_numpy(positions))
-        self.slots_R.copy_(torch.from_numpy(slots))
-        self.tiles.load(self._cut(parts))
+        """What the next `run` computes."""
+        starts = torch.tensor([part.start for part in parts])
+        slots = [part.pages[part.start // PAGE] * PAGE + part.start % PAGE for part in parts]
+        work = build(parts, PAGE, min_pages_saved=self.min_saved)
+        tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
+        split = split_length(work, self.kv_heads, units(self.device), PAGE)
+        step = StepInput(tokens, starts, torch.tensor(slots), rows, work)
+        self.step.load(step, cut(work, PAGE, self.group, split))
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Enqueue the loaded step."""
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        self._step()
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._step()
+        self.step.replay()
 
-    def _step(self) -> None:
-        inputs = (self.tokens_R, self.positions_R, self.slots_R)
-        self.tokens_R.copy_(self.model.step(*inputs, self.tiles, self.caches))
+
+class Silent:
+    """The engine's detokenizer where nobody reads."""
+
+    def stream(self, prompt: Sequence[int]) -> Silent:
+        return self
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def engine_seconds(
+    network: TorchModel, batch: int, prefix: int, suffix: int, repeat: int
+) -> tuple[float, float]:
+    """(median seconds of a decode step of the whole engine, prompt tokens a second before it).
+
+    `batch` greedy requests behind a common prefix, whose prompts it computes in chunks of 2,048.
+    """
+    blocks = (prefix + batch * (suffix + repeat + 2)) // PAGE + 2 * batch + 1
+    model = DeviceModel(network, max_running=batch, capture=captures(network.device))
+    config = SchedulerConfig(
+        blocks=blocks, block_size=PAGE, max_running=batch, step_tokens=max(2048, batch + 1)
+    )
+    core = Core(model, config, Silent())
+    model.warm(core.cache)
+    draw = np.random.default_rng(0)
+    common = draw.integers(1, network.config.vocabulary, prefix).tolist()
+    sampling = SamplingParams(max_tokens=repeat, temperature=0.0, ignore_eos=True)
+    for i in range(batch):
+        own = draw.integers(1, network.config.vocabulary, suffix).tolist()
+        tokens = (*common, *own)
+        core.submit(
+            Op(id=str(i), kind=Kind.GENERATE, context=str(i), tokens=tokens, sampling=sampling)
+        )
+    begin, times, filled = time.perf_counter(), [], 0.0
+    started: set[str] = set()
+    while core.busy:
+        start = time.perf_counter()
+        parts = [event.op for event in core.step() if isinstance(event, Part)]
+        if len(started) == batch == len(parts):  # a decode step; the tokens have been waited for
+            times.append(time.perf_counter() - start)
+        started |= set(parts)
+        if len(started) == batch and not filled:
+            filled = time.perf_counter() - begin
+    return sorted(times)[len(times) // 2], (prefix + batch * suffix) / filled
 
 
 def tables(
@@ -178,19 +177,19 @@ def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
     decode.run()
     times = []
     for _ in range(repeat):
-        synchronize(decode.model.device)
+        synchronize(decode.device)
         start = time.perf_counter()
         decode.run()
-        synchronize(decode.model.device)
+        synchronize(decode.device)
         times.append(time.perf_counter() - start)
     return sorted(times)[repeat // 2]
 
 
-def fits(dims: Dims, pages: int, device: torch.device) -> bool:
+def fits(config: LlamaConfig, pages: int, device: torch.device) -> bool:
     """Whether a cache of `pages` leaves room for a step beside it."""
     if device.type != "cuda":
         return True
-    return dims.token_bytes * PAGE * pages < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
+    return token_bytes(config) * PAGE * pages < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
 
 
 def synchronize(device: torch.device) -> None:

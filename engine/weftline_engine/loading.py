@@ -6,33 +6,31 @@ Stands outside `embedded`, which knows no tokenizer.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
+from weftline_engine.embedded import devices
 from weftline_engine.embedded.constraint import Grammars
-from weftline_engine.embedded.decoders import load_decoder
+from weftline_engine.embedded.decoders import load_decoder, load_on_device
+from weftline_engine.embedded.device_model import DeviceModel
 from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.model_config import ModelError
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
-# 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
-DEFAULT_KV_TOKENS = 65_536
-
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
     """The engine and what it announces. Raises ModelError with a sentence for the user."""
-    # Not the cores of the machine: a container or taskset may leave us fewer.
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    devices.use_cores()
+    device = devices.choose(options.device, options.dtype)
     directory: Path = options.model
     dummy = options.load_format == "dummy"
     path = directory / "tokenizer.json"
@@ -42,15 +40,21 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
     tokenizer = Tokenizer.from_file(str(path))
     builds = default_home() / "kernels"
-    decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
+    decoder: Model
+    if device.type == "cuda":
+        decoder = load_on_device(
+            directory, options.dtype, device, max_running=options.max_running, dummy=dummy
+        )
+    else:
+        decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    tokens = options.kv_tokens or min(DEFAULT_KV_TOKENS, _free_memory() // 3 // per_token)
+    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
     config = SchedulerConfig(
         blocks=tokens // options.block_size,
         block_size=options.block_size,
         max_running=options.max_running,
-        step_tokens=options.step_tokens,
+        step_tokens=devices.step_tokens(device, options.step_tokens),
     )
     core = Core(
         decoder,
@@ -59,6 +63,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         grammars=_grammars(path, decoder.config.vocabulary, decoder.config.eos),
         seed=options.seed,
     )
+    if isinstance(decoder, DeviceModel):
+        decoder.warm(core.cache)
     texts = tokenizer_texts(directory)
     description = Description(
         model=options.name or directory.name,
@@ -71,7 +77,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         kv_bytes_per_token=per_token,
         max_running=config.max_running,
         dtype=str(options.dtype),
-        device="cpu",
+        device=devices.name(device),
         default_sampling=default_sampling(directory),
     )
     return core, description
@@ -97,11 +103,3 @@ def _grammars(path: Path, vocabulary: int, eos: Sequence[int]) -> Grammars | Non
             raise
         return None
     return TokenGrammars(path.read_text(encoding="utf-8"), vocabulary, eos)
-
-
-def _free_memory() -> int:
-    """Bytes that may be taken without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ModelError("this system does not say how much memory is free; give --kv-tokens")

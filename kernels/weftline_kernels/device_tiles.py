@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weftline_kernels.staging import Staging
 from weftline_kernels.tiles import FIELDS, Ints32, Tiles
 
 
@@ -21,9 +22,20 @@ class Capacity:
     rows: int
     slots: int
 
+    def holds(self, tiles: Tiles) -> bool:
+        """Whether a step's tiles fit."""
+        return (
+            len(tiles.fields_TF) <= self.tiles
+            and len(tiles.pages) <= self.pages
+            and len(tiles.queries_Q3) <= self.queries
+            and len(tiles.first_R) - 1 <= self.rows
+            and tiles.slots <= self.slots
+        )
+
 
 class DeviceTiles:
-    """One int32 buffer, so that a step's tiles go to the device in one copy."""
+    """One int32 buffer, so that a step's tiles go to the device in one copy. Its pages, which may
+    be many more than a step has, come last and are copied as far as they are used."""
 
     def __init__(
         self, capacity: Capacity, narrow_rows: int, wide_rows: int, device: torch.device
@@ -31,18 +43,21 @@ class DeviceTiles:
         self.capacity = capacity
         self.narrow_rows = narrow_rows
         self.wide_rows = wide_rows
-        sizes = (
-            *(2, capacity.tiles * FIELDS, capacity.pages, capacity.queries * 3),
-            capacity.rows + 1,
+        needs = (
+            *(2, capacity.tiles * FIELDS, capacity.queries * 3),
+            *(capacity.rows + 1, capacity.pages),
         )
-        self._buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self._offsets = np.cumsum((0, *sizes)).tolist()
-        views = torch.split(self._buffer, list(sizes))
+        # Each begins at a multiple of 16 bytes: Triton compiles a kernel anew, in some 2 s, for
+        # pointers that do and that do not.
+        sizes = [-(-need // 4) * 4 for need in needs]
+        self._staging = Staging(sum(sizes), torch.int32, device)
+        self._offsets: list[int] = np.cumsum((0, *sizes)).tolist()
+        views = torch.split(self._staging.tensor, sizes)
         self.counts: Tensor = views[0]
         self.fields_TF: Tensor = views[1]
-        self.pages: Tensor = views[2]
-        self.queries_Q3: Tensor = views[3]
-        self.first_R: Tensor = views[4]
+        self.queries_Q3: Tensor = views[2]
+        self.first_R: Tensor = views[3]
+        self.pages: Tensor = views[4]
 
     @classmethod
     def of(cls, tiles: Tiles, device: torch.device) -> DeviceTiles:
@@ -61,26 +76,16 @@ class DeviceTiles:
         The host's memory is free again when this returns. Raises ValueError where `tiles` exceed
         the capacity or have other block sizes.
         """
-        capacity = self.capacity
-        rows = len(tiles.first_R) - 1
         if (tiles.narrow_rows, tiles.wide_rows) != (self.narrow_rows, self.wide_rows):
             raise ValueError("these tiles are for another number of query heads a KV head")
-        if (
-            len(tiles.fields_TF) > capacity.tiles
-            or len(tiles.pages) > capacity.pages
-            or len(tiles.queries_Q3) > capacity.queries
-            or rows > capacity.rows
-            or tiles.slots > capacity.slots
-        ):
-            raise ValueError(f"the step's tiles exceed {capacity}")
+        if not self.capacity.holds(tiles):
+            raise ValueError(f"the step's tiles exceed {self.capacity}")
         # Rows behind the step's have no slots: the merge passes them by.
-        padding = np.full(capacity.rows - rows, tiles.slots, np.int32)
+        padding = np.full(self.capacity.rows + 1 - len(tiles.first_R), tiles.slots, np.int32)
         values: tuple[Ints32, ...] = (
             np.array([tiles.wide, len(tiles.fields_TF)], np.int32),
-            *(tiles.fields_TF.ravel(), tiles.pages, tiles.queries_Q3.ravel()),
-            np.concatenate([tiles.first_R, padding]),
+            *(tiles.fields_TF.ravel(), tiles.queries_Q3.ravel()),
+            *(np.concatenate([tiles.first_R, padding]), tiles.pages),
         )
-        packed = np.zeros(self._offsets[-1], np.int32)
-        for offset, part in zip(self._offsets, values, strict=False):
-            packed[offset : offset + len(part)] = part
-        self._buffer.copy_(torch.from_numpy(packed))
+        parts = zip(self._offsets, values, strict=False)
+        self._staging.send(parts, self._offsets[4] + len(tiles.pages))

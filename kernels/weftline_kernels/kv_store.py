@@ -12,14 +12,16 @@ from weftline_kernels.jit import kernel, power_of_two, tl
 
 
 def kv_store_reference(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
-    """What `kv_store` must equal: slot s is row s % S of page s // S."""
+    """What `kv_store_triton` must equal: slot s is row s % S of page s // S; below 0, nowhere."""
     size = pool_KPSH.shape[2]
     for row, slot in enumerate(slots_T.tolist()):
+        if slot < 0:
+            continue
         pool_KPSH[:, slot // size, slot % size] = x_TKH[row]
 
 
 def kv_store(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
-    """Store `x_TKH` in place; `slots_T` (int64) are all different."""
+    """Store `x_TKH` in place; `slots_T` (int64) are all different, and none is below 0."""
     heads, pages, size, width = pool_KPSH.shape
     pool_KPSH.view(heads, pages * size, width).index_copy_(1, slots_T, x_TKH.transpose(0, 1))
 
@@ -27,7 +29,8 @@ def kv_store(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
 def kv_store_triton(pool_KPSH: Tensor, x_TKH: Tensor, slots_T: Tensor) -> None:
     """`kv_store` as one program a token; `x_TKH` may be a slice of the fused projection.
 
-    Raises ValueError where a head's pages are not contiguous.
+    A token whose slot is below 0 is left out: it pads a captured step to its size. Raises
+    ValueError where a head's pages are not contiguous.
     """
     heads, _, size, width = pool_KPSH.shape
     if pool_KPSH.stride()[1:] != (size * width, width, 1) or x_TKH.stride(2) != 1:
@@ -52,9 +55,10 @@ def _kv_store(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    k, h = tl.arange(0, BLOCK_K)[:, None], tl.arange(0, BLOCK_H)[None, :]
-    here = (k < heads) & (h < width)
-    x_KH = tl.load(x + row * x_row + k * x_head + h, mask=here)
-    # int64: a pool of 6,800 pages of LLaMA-7B holds 445 million values a layer and side, and one
-    # of an H200's whole memory passes 2**31.
-    tl.store(pool + k.to(tl.int64) * pool_head + slot * width + h, x_KH, mask=here)
+    if slot >= 0:
+        k, h = tl.arange(0, BLOCK_K)[:, None], tl.arange(0, BLOCK_H)[None, :]
+        here = (k < heads) & (h < width)
+        x_KH = tl.load(x + row * x_row + k * x_head + h, mask=here)
+        # int64: a pool of 6,800 pages of LLaMA-7B holds 445 million values a layer and side, and
+        # one of an H200's whole memory passes 2**31.
+        tl.store(pool + k.to(tl.int64) * pool_head + slot * width + h, x_KH, mask=here)

@@ -60,12 +60,17 @@ def split_length(work: WorkList, kv_heads: int, units: int, page_size: int) -> i
     return int(-(-min(2048, max(256, wanted)) // step) * step)
 
 
+def block_rows(group: int) -> tuple[int, int]:
+    """(narrow, wide): rows of the two kinds of tiles for `group` query heads a KV head."""
+    narrow = max(MIN_ROWS, power_of_two(group))
+    return narrow, max(WIDE_ROWS, narrow)
+
+
 def cut(work: WorkList, page_size: int, group: int, split: int) -> Tiles:
     """The tiles of `work` for `group` query heads a KV head; `split` is a multiple of the page."""
     if split % page_size:
         raise ValueError(f"a split of {split} tokens cuts a page of {page_size}")
-    narrow_rows = max(MIN_ROWS, power_of_two(group))
-    wide_rows = max(WIDE_ROWS, narrow_rows)
+    narrow_rows, wide_rows = block_rows(group)
     rows_Q = np.concatenate([item.queries for item in work.items])
     visible_Q = np.concatenate([item.visible for item in work.items])
     queries_I = np.array([len(item.queries) for item in work.items])

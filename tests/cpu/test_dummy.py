@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 
+from weftline.local import local_server
 from weftline_engine.api import Part
 from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.embedded.devices import choose
+from weftline_engine.embedded.model_config import ModelError
 from weftline_engine.loading import load
 
 OPT = {
@@ -39,7 +45,14 @@ def test_a_dummy_needs_nothing_but_its_config(
     monkeypatch.setattr("weftline_engine.loading.default_home", lambda: tmp_path / "home")
     config = model or json.loads((tiny_directory / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
-    words = {"kv_tokens": 512, "block_size": 16, "max_running": 8, "step_tokens": 64, "seed": 0}
+    words = {
+        "kv_tokens": 512,
+        "block_size": 16,
+        "max_running": 8,
+        "step_tokens": 64,
+        "seed": 0,
+        "device": "cpu",
+    }
     options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)
 
     def run(*prompts: list[int]) -> list[list[int]]:
@@ -58,6 +71,31 @@ def test_a_dummy_needs_nothing_but_its_config(
     assert len(set(first)) > 3
     assert run([1, 3999, 5]) == [first]
     assert run([7, 8]) == [second]
+
+
+def test_a_dummy_is_served_from_its_config_json(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weftline serve DIR --load-format dummy`, where DIR holds a config.json and nothing else."""
+    monkeypatch.setenv("WEFTLINE_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(tiny_directory / "config.json", model)
+    options = ("--load-format", "dummy", "--kv-tokens", "512", "--dtype", "float32")
+    with local_server(str(model), *options) as url:
+        body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 5)
+
+
+def test_a_device_that_is_not_there_is_said() -> None:
+    """auto takes the CPU then; who asks for cuda is told why not."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    assert choose("auto", "bfloat16") == choose("cpu", "float64") == torch.device("cpu")
+    with pytest.raises(ModelError, match="torch sees no CUDA device; give --device cpu"):
+        choose("cuda", "bfloat16")
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:

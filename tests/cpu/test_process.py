@@ -149,6 +149,8 @@ asyncio.run(main())
         ({"dtype": "int4"}, "int4"),
         ({"kv_tokens": 3}, "less than a block"),
         ({"step_tokens": 8}, "must exceed max_running"),
+        ({"device": "tpu"}, "none of auto, cpu, cuda"),
+        ({"kv_fraction": 1.5}, "between 0 and 1"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:

@@ -60,9 +60,10 @@ def test_silu_mul(dtype: torch.dtype, tolerance: float, channels: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kv_store_writes_its_slots_and_no_other(dtype: torch.dtype) -> None:
-    """Three KV heads of 20, out of a fused projection, into one layer of a larger cache."""
+    """Three KV heads of 20, out of a fused projection, into one layer of a larger cache. The fourth
+    token is padding."""
     torch.manual_seed(0)
-    x, slots = torch.randn(3, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30])
+    x, slots = torch.randn(4, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30, -1])
     found, expected = (torch.zeros(2, 3, 4, 8, 20, dtype=dtype) for _ in range(2))
     kv_store_reference(expected[1], x, slots)
     kv_store_triton(found[1], x, slots)

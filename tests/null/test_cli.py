@@ -54,6 +54,24 @@ def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.suffix not in ("", ".lock")] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--load-format", "dummy"], "holds no config.json"),
+        (["--load-format", "dummy", "--kv-tokens", "3"], "less than a block"),
+        (["--load-format", "dummy", "--kv-fraction", "7"], "between 0 and 1"),
+    ],
+)
+def test_a_dummy_that_cannot_be_served(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before an engine starts."""
+    if "--kv" in str(options):
+        (tmp_path / "config.json").write_text("{}")
+    assert main(["serve", str(tmp_path), *options]) == 1
+    assert says in capsys.readouterr().err
+
+
 def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
     """It runs, finds every extra missing, and exits 1 for no engine can run."""
     done = bare("doctor", "--json", home=tmp_path)

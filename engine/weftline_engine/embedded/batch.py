@@ -12,7 +12,7 @@ from weftline_engine.embedded.scheduler import StepPlan
 from weftline_kernels.work_list import Rows, build
 
 
-def step_input(plan: StepPlan, page_size: int) -> StepInput:
+def step_input(plan: StepPlan, page_size: int, *, min_pages_saved: int) -> StepInput:
     """Pack the chunks of a plan; `rows_R` are the last rows of those that sample."""
     counts = np.array([chunk.stop - chunk.start for chunk in plan.chunks])
     firsts = np.cumsum(counts) - counts
@@ -41,5 +41,5 @@ def step_input(plan: StepPlan, page_size: int) -> StepInput:
         torch.from_numpy(positions),
         torch.from_numpy(pages * page_size + positions % page_size),
         torch.from_numpy((firsts + counts - 1)[samples]),
-        build(parts, page_size),
+        build(parts, page_size, min_pages_saved=min_pages_saved),
     )

@@ -22,29 +22,47 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"  # random numbers, for benchmarks: config.json is enough
 
 
+class Device(StrEnum):
+    """Where the model runs."""
+
+    AUTO = "auto"  # on a CUDA device where torch and Triton have one, else on the CPU
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
-    """What the child runs. `kv_tokens` None: 65,536, or what a third of the free memory holds."""
+    """What the child runs.
+
+    `kv_tokens` None: what `kv_fraction` of the memory holds that is free once the weights are
+    there. That is 0.85 of a GPU's, and on the CPU a third, but not more than 65,536 tokens.
+    """
 
     model: Path
     name: str | None = None  # how it is announced; None: the directory's name
     dtype: Precision | str = Precision.BFLOAT16
+    device: Device | str = Device.AUTO
     kv_tokens: int | None = None
+    kv_fraction: float | None = None
     block_size: int = 16
     max_running: int = 64
-    step_tokens: int = 512
+    step_tokens: int | None = None  # None: 512 on the CPU, 2,048 on a GPU
     seed: int = 0
     load_format: LoadFormat | str = LoadFormat.AUTO
 
     def __post_init__(self) -> None:
-        if self.load_format not in list(LoadFormat):
-            formats = ", ".join(LoadFormat)
-            raise ValueError(f"load_format {self.load_format!r} is none of {formats}")
-        if self.dtype not in list(Precision):
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(Precision)}")
+        for name, value, kind in (
+            ("load_format", self.load_format, LoadFormat),
+            ("dtype", self.dtype, Precision),
+            ("device", self.device, Device),
+        ):
+            if value not in list(kind):
+                raise ValueError(f"{name} {value!r} is none of {', '.join(kind)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is less than a block, {self.block_size}")
-        if self.step_tokens <= self.max_running:
+        if self.kv_fraction is not None and not 0 < self.kv_fraction <= 1:
+            raise ValueError(f"kv_fraction {self.kv_fraction} must lie between 0 and 1")
+        if self.step_tokens is not None and self.step_tokens <= self.max_running:
             raise ValueError(
                 f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
             )
@@ -54,11 +72,11 @@ class EmbeddedConfig:
         words = [
             *("--fd", str(fd), "--model", str(self.model), "--dtype", str(self.dtype)),
             *("--block-size", str(self.block_size), "--max-running", str(self.max_running)),
-            *("--step-tokens", str(self.step_tokens), "--seed", str(self.seed)),
-            *("--load-format", str(self.load_format)),
+            *("--load-format", str(self.load_format), "--device", str(self.device)),
+            *("--seed", str(self.seed)),
         ]
-        if self.kv_tokens is not None:
-            words += ["--kv-tokens", str(self.kv_tokens)]
-        if self.name is not None:
-            words += ["--name", self.name]
+        for option in ("kv_tokens", "kv_fraction", "step_tokens", "name"):
+            value = getattr(self, option)
+            if value is not None:
+                words += [f"--{option.replace('_', '-')}", str(value)]
         return words

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
+
+from weftline_engine.embedded.transfer import put
 
 
 class BadConstraint(Exception):
@@ -64,6 +65,6 @@ class NoGrammars:
 def forbid(logits_RV: Tensor, rows: Sequence[int], masks_RW: npt.NDArray[np.int32]) -> None:
     """Set to -inf in these rows what their masks (32 tokens a word W) do not allow."""
     bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
-    allowed_RV = torch.from_numpy(bits[:, : logits_RV.shape[1]]).bool()
-    index_R = torch.tensor(rows)
+    allowed_RV = put(bits[:, : logits_RV.shape[1]], logits_RV.device).bool()
+    index_R = put(rows, logits_RV.device)
     logits_RV[index_R] = logits_RV[index_R].masked_fill(~allowed_RV, float("-inf"))

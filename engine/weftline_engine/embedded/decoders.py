@@ -1,4 +1,4 @@
-"""Chooses the decoder of a model: the one in C for bfloat16 weights, torch's for all others."""
+"""Chooses the decoder of a model: the one in C for bfloat16 on the CPU, torch's for all others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.embedded.checkpoint import Checkpoint, RandomWeights
+from weftline_engine.embedded.device_model import CudaGraphs, DeviceModel
 from weftline_engine.embedded.llama import LlamaDecoder
 from weftline_engine.embedded.model import CPU, Model, TorchModel
 from weftline_engine.embedded.model_config import (
@@ -21,7 +22,7 @@ from weftline_engine.embedded.model_config import (
 from weftline_engine.embedded.native import NativeDecoder, runs
 from weftline_engine.embedded.opt import OptDecoder
 from weftline_kernels.cpu import NoCompiler, library
-from weftline_kernels.operations import TORCH, Operations
+from weftline_kernels.operations import TORCH, TRITON, Operations
 
 
 def load_decoder(
@@ -40,6 +41,15 @@ def load_decoder(
         except NoCompiler as reason:
             print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
     return torch_model(config, weights, getattr(torch, dtype))
+
+
+def load_on_device(
+    directory: Path, dtype: str, device: torch.device, *, max_running: int, dummy: bool = False
+) -> DeviceModel:
+    """The model of a Hugging Face directory, or a dummy, on a CUDA device. Raises ModelError."""
+    weights = RandomWeights(device) if dummy else Checkpoint(directory)
+    network = torch_model(read_config(directory), weights, getattr(torch, dtype), device, TRITON)
+    return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> TorchModel:

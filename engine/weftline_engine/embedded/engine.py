@@ -36,6 +36,7 @@ from weftline_engine.embedded.sampler import Logprobs, Sampler
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 from weftline_engine.embedded.text import Detokenizer, StopScanner
+from weftline_engine.embedded.transfer import copy_pages, restore_pages, save_pages, wipe_pages
 
 
 class Core:
@@ -70,7 +71,8 @@ class Core:
         self._held: list[Live] = []  # wait for their parent context
         self._grammars = grammars or NoGrammars()
         self._sampler = Sampler(
-            config.max_running, decoder.config.vocabulary, decoder.config.eos, self._grammars
+            *(config.max_running, decoder.config.vocabulary, decoder.config.eos, self._grammars),
+            decoder.device,
         )
         self._events: list[Event] = []
         self._number = 0
@@ -171,8 +173,7 @@ class Core:
                 found.stash = None
                 self._moved(found, Residency.DROPPED, 0)
             case Retention.SWAP if found.held:
-                blocks = torch.tensor([node.block for node in found.held])
-                found.stash = self.cache.index_select(3, blocks)
+                found.stash = save_pages(self.cache, [node.block for node in found.held])
                 self.scheduler.unpin(found)
                 self._moved(found, Residency.HOST, found.computed)
 
@@ -182,8 +183,7 @@ class Core:
             return
         copies = self.scheduler.restore(context, missing=context.stash is not None)
         if copies and context.stash is not None:
-            indices, blocks = (torch.tensor(side) for side in zip(*copies, strict=True))
-            self.cache[:, :, :, blocks] = context.stash.index_select(3, indices)
+            restore_pages(self.cache, context.stash, copies)
         resident = sum(len(node.tokens) for node in context.held)
         if context.stash is not None and resident >= context.computed:
             context.stash = None
@@ -231,9 +231,10 @@ class Core:
 
     def _run(self, plan: StepPlan) -> None:
         if plan.copies:
-            sources, targets = (torch.tensor(side) for side in zip(*plan.copies, strict=True))
-            self.cache[:, :, :, targets] = self.cache[:, :, :, sources]
-        logits_RV = self.decoder.forward(step_input(plan, self.config.block_size), self.cache)
+            copy_pages(self.cache, plan.copies)
+        least = self.decoder.min_pages_saved
+        step = step_input(plan, self.config.block_size, min_pages_saved=least)
+        logits_RV = self.decoder.forward(step, self.cache)
         self.scheduler.apply(plan)
         sampling = [self._live[c.sequence.op.id] for c in plan.chunks if c.samples]
         if sampling:
@@ -315,7 +316,7 @@ class Core:
             return
         wipe = self.scheduler.drop(live.sequence, poisoned=poisoned)
         if wipe:
-            self.cache[:, :, :, torch.tensor(wipe)] = 0
+            wipe_pages(self.cache, wipe)
         self.scheduler.contexts.pop(live.context.id, None)
         if live in self._held:
             self._held.remove(live)

@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.transfer import put
 
 
 class Penalties:
     """How often each token occurred in the requests that have penalties; a row for each of them,
     made when the first asks (5 bytes a token of the vocabulary, 250 kB for 49,152)."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._device = device
         self._row_of = np.full(capacity, -1)  # by slot
         self._free: list[int] = []
-        self._output_PV = torch.zeros(0, 0, dtype=torch.int32)
-        self._seen_PV = torch.zeros(0, 0, dtype=torch.bool)
-        self._weights_P3 = torch.zeros(0, 3, dtype=torch.float64)
+        self._output_PV = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._seen_PV = torch.zeros(0, 0, dtype=torch.bool, device=device)
+        self._weights_P3 = torch.zeros(0, 3, dtype=torch.float64, device=device)
 
     def begin(
         self, slot: int, params: SamplingParams, prompt: Sequence[int], vocabulary: int
@@ -41,8 +43,8 @@ class Penalties:
         self._row_of[slot] = row
         self._output_PV[row] = 0
         self._seen_PV[row] = False
-        self._seen_PV[row, torch.tensor(prompt)] = True
-        self._weights_P3[row] = torch.tensor(weights, dtype=torch.float64)
+        self._seen_PV[row, put(prompt, self._device)] = True
+        self._weights_P3[row] = put(np.array(weights), self._device)
 
     def end(self, slot: int) -> None:
         if slot < len(self._row_of) and self._row_of[slot] >= 0:
@@ -65,7 +67,7 @@ class Penalties:
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Each of these requests has produced a token (-1: none)."""
         which_W, rows_W = self._find(np.where(tokens >= 0, slots, len(self._row_of)))
-        tokens_W = torch.from_numpy(tokens)[which_W]
+        tokens_W = put(tokens, self._device)[which_W]
         self._output_PV[rows_W, tokens_W] += 1
         self._seen_PV[rows_W, tokens_W] = True
 
@@ -75,7 +77,7 @@ class Penalties:
         known = slots < len(self._row_of)
         rows[known] = self._row_of[slots[known]]
         which = np.flatnonzero(rows >= 0)
-        return torch.from_numpy(which), torch.from_numpy(rows[which])
+        return put(which, self._device), put(rows[which], self._device)
 
     def _grow(self, vocabulary: int) -> None:
         """Twice the rows, or the first four."""
@@ -83,10 +85,9 @@ class Penalties:
         more = max(4, size)
         shape = (more, vocabulary)
         self._free.extend(range(size + more - 1, size - 1, -1))
-        self._output_PV = torch.cat(
-            [self._output_PV.view(size, vocabulary), torch.zeros(shape, dtype=torch.int32)]
+        output_PV, seen_PV = (
+            torch.cat([old.view(size, vocabulary), old.new_zeros(shape)])
+            for old in (self._output_PV, self._seen_PV)
         )
-        self._seen_PV = torch.cat(
-            [self._seen_PV.view(size, vocabulary), torch.zeros(shape, dtype=torch.bool)]
-        )
-        self._weights_P3 = torch.cat([self._weights_P3, torch.zeros(more, 3, dtype=torch.float64)])
+        self._output_PV, self._seen_PV = output_PV, seen_PV
+        self._weights_P3 = torch.cat([self._weights_P3, self._weights_P3.new_zeros(more, 3)])

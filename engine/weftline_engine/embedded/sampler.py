@@ -16,8 +16,10 @@ from torch import Tensor
 
 from weftline_engine.api import SamplingParams
 from weftline_engine.embedded.constraint import Grammars, Matcher, forbid
+from weftline_engine.embedded.model import CPU
 from weftline_engine.embedded.penalties import Penalties
 from weftline_engine.embedded.sampling import SamplingTable, sample
+from weftline_engine.embedded.transfer import put
 
 
 class Logprobs(TypedDict, total=False):
@@ -40,12 +42,17 @@ class Sampler:
     """The running generates' sampling parameters and counts, by slot."""
 
     def __init__(
-        self, capacity: int, vocabulary: int, eos: Sequence[int], grammars: Grammars
+        self,
+        capacity: int,
+        vocabulary: int,
+        eos: Sequence[int],
+        grammars: Grammars,
+        device: torch.device = CPU,
     ) -> None:
         self._vocabulary = vocabulary
         self._eos = eos
         self._table = SamplingTable(capacity)
-        self._penalties = Penalties(capacity)
+        self._penalties = Penalties(capacity, device)
         self._grammars = grammars
         self._matchers: dict[int, Matcher] = {}  # by slot
 
@@ -74,7 +81,10 @@ class Sampler:
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs >= 0)
         # Of the model alone, before penalties and bans change it.
-        plain_WV = torch.log_softmax(logits_RV[which_W].double(), -1) if len(which_W) else None
+        plain_WV: Tensor | None = None
+        if len(which_W):
+            wanted_WV = logits_RV[put(which_W, logits_RV.device)]
+            plain_WV = torch.log_softmax(wanted_WV.double(), -1)
         self._penalties.apply(logits_RV, at_R)
         bound = [row for row, slot in enumerate(slots) if slot in self._matchers]
         matchers = [self._matchers[slots[row]] for row in bound]
@@ -100,7 +110,7 @@ def _logprobs(
     plain_WV: Tensor, tokens_W: npt.NDArray[np.int64], counts_W: npt.NDArray[np.int64]
 ) -> list[Logprobs]:
     """Of each row's token and its so many likeliest, all rows at once."""
-    index_W1 = torch.from_numpy(tokens_W).clamp(min=0)[:, None]
+    index_W1 = put(tokens_W, plain_WV.device).clamp(min=0)[:, None]
     own_W = plain_WV.gather(1, index_W1)[:, 0].tolist()
     most = min(int(counts_W.max()), plain_WV.shape[1])
     top = torch.topk(plain_WV, most, dim=-1)

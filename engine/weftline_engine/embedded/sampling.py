@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.transfer import put
 
 # A row's candidates are sorted so far at first: that holds more than 0.99 of the probability of
 # nearly every row, and sorting all 49,152 takes about 10 times as long.
@@ -113,75 +114,75 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
 
     `stop_ids` cannot be chosen in the rows that `rows.banned` marks (they have min_tokens to go).
     """
+    device = logits_RV.device
     if len(stop_ids) and rows.banned.any():
-        banned_R = torch.from_numpy(np.flatnonzero(rows.banned))
-        logits_RV[banned_R[:, None], torch.tensor(stop_ids)[None, :]] = float("-inf")
+        banned_R1 = put(np.flatnonzero(rows.banned), device)[:, None]
+        logits_RV[banned_R1, put(stop_ids, device)[None, :]] = float("-inf")
     best_R, token_R = logits_RV.max(dim=-1)
-    tokens = token_R.numpy().copy()
-    finite = torch.isfinite(best_R).numpy()
-    drawn = np.flatnonzero((rows.temperature > 0) & finite)
+    drawn = np.flatnonzero(rows.temperature > 0)
     cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
     for part, draw in ((drawn[~cut], _draw_any), (drawn[cut], _draw_cut)):
         if len(part):
-            tokens[part] = draw(logits_RV, rows, part)
-    tokens[~finite] = -1
+            token_R[put(part, device)] = draw(logits_RV, rows, part)
+    # What was drawn for a row that is not finite means nothing, as its logits do.
+    tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, -1).cpu().numpy()
     return tokens
 
 
-def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
     """Draw from all of the vocabulary."""
     p_RV = torch.softmax(_tempered(logits_RV, rows, part), dim=-1)
-    return _invert(p_RV, torch.from_numpy(rows.uniform[part]))
+    return _invert(p_RV, put(rows.uniform[part], logits_RV.device))
 
 
-def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
     """Draw from what reaches `min_p` of the likeliest, of that from the `top_k` likeliest, and of
     these from the fewest that reach `top_p`.
 
     Sorts some candidates first, and all of them for the rows where that was too few.
     """
-    tokens = np.empty(len(part), np.int64)
+    device = logits_RV.device
+    tokens_R = torch.empty(len(part), dtype=torch.int64, device=device)
     todo = np.arange(len(part))
     vocabulary = logits_RV.shape[-1]
     for count in (min(_CANDIDATES, vocabulary), vocabulary):
         chosen = part[todo]
         x_RV = _tempered(logits_RV, rows, chosen)
-        min_p_R1 = torch.from_numpy(rows.min_p[chosen].astype(np.float64))[:, None]
+        min_p_R1 = put(rows.min_p[chosen].astype(np.float64), device)[:, None]
         x_RV = x_RV.masked_fill(x_RV < x_RV.amax(-1, keepdim=True) + min_p_R1.log(), float("-inf"))
         x_RZ, ids_RZ = torch.topk(x_RV, count, dim=-1)
-        top_k_R = torch.from_numpy(rows.top_k[chosen])
+        top_k_R = put(rows.top_k[chosen], device)
         limit_R = torch.where(top_k_R > 0, top_k_R, vocabulary)
-        inside_RZ = torch.arange(count)[None, :] < limit_R[:, None]
+        inside_RZ = torch.arange(count, device=device)[None, :] < limit_R[:, None]
         x_RZ = x_RZ.masked_fill(~inside_RZ, float("-inf"))
         # The sum over what top_k leaves: all of the vocabulary where it is off.
         total_R = torch.where(limit_R > count, torch.logsumexp(x_RV, -1), torch.logsumexp(x_RZ, -1))
         p_RZ = (x_RZ - total_R[:, None]).exp()
-        top_p_R = torch.from_numpy(rows.top_p[chosen].astype(np.float64))
+        top_p_R = put(rows.top_p[chosen].astype(np.float64), device)
         before_RZ = p_RZ.cumsum(-1) - p_RZ
         kept_RZ = p_RZ.masked_fill(before_RZ >= top_p_R[:, None], 0.0)
         # Behind one that cannot come stands nothing that can.
         all_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
         enough = all_R | (p_RZ.sum(-1) >= top_p_R)
-        index = _invert(kept_RZ, torch.from_numpy(rows.uniform[chosen]))
-        found = ids_RZ[torch.arange(len(chosen)), torch.from_numpy(index)].numpy()
-        ready = enough.numpy()
-        tokens[todo[ready]] = found[ready]
-        todo = todo[~ready]
+        index_R = _invert(kept_RZ, put(rows.uniform[chosen], device))
+        # Those that need more candidates are drawn again, with all of them.
+        tokens_R[put(todo, device)] = ids_RZ.gather(1, index_R[:, None])[:, 0]
+        todo = todo[~enough.cpu().numpy()]
         if not len(todo):
             break
-    return tokens
+    return tokens_R
 
 
 def _tempered(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
-    temperature_R = torch.from_numpy(rows.temperature[part].astype(np.float64))
-    return logits_RV[torch.from_numpy(part)].double() / temperature_R[:, None]
+    temperature_R = put(rows.temperature[part].astype(np.float64), logits_RV.device)
+    return logits_RV[put(part, logits_RV.device)].double() / temperature_R[:, None]
 
 
-def _invert(p_RZ: Tensor, uniform_R: Tensor) -> npt.NDArray[np.int64]:
+def _invert(p_RZ: Tensor, uniform_R: Tensor) -> Tensor:
     """The index at which the running sum of each row passes its share `uniform_R` of the total."""
     sums_RZ = p_RZ.cumsum(-1)
     at_R1 = torch.searchsorted(sums_RZ, (uniform_R * sums_RZ[:, -1])[:, None], right=True)
     # A share just below 1 may round to the total: then the last index that has probability.
-    last_R = (p_RZ > 0).long().mul(torch.arange(p_RZ.shape[-1])).max(-1).values
-    index: npt.NDArray[np.int64] = torch.minimum(at_R1[:, 0], last_R).numpy()
-    return index
+    places_Z = torch.arange(p_RZ.shape[-1], device=p_RZ.device)
+    last_R = (p_RZ > 0).long().mul(places_Z).max(-1).values
+    return torch.minimum(at_R1[:, 0], last_R)

@@ -35,7 +35,10 @@ class EngineSpec:
     model: str | None = None
     call_it: str | None = None
     dtype: str = "bfloat16"
+    device: str = "auto"
+    load_format: str = "auto"
     kv_tokens: int | None = None
+    kv_fraction: float | None = None
     max_running: int | None = None
     connect: str | None = None
     connect_key_env: str = "WEFTLINE_CONNECT_KEY"
@@ -91,6 +94,7 @@ def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     """`value`, if it has the type of the field's default (text where that is None or text)."""
     numbers = ("kv_tokens", "max_running", "context_limit")
     kind = int if key in numbers else str if field.default is None else type(field.default)
+    kind = float if key == "kv_fraction" else kind
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
@@ -154,14 +158,32 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.embedded.config import EmbeddedConfig
     from weftline_engine.process import ProcessEngine
 
-    config = EmbeddedConfig(
-        model=resolve(spec.model or DEFAULT_MODEL, progress=for_stream()),
-        name=spec.call_it,
-        dtype=spec.dtype,
-        kv_tokens=spec.kv_tokens,
-        max_running=spec.max_running or 64,
-    )
+    try:
+        config = EmbeddedConfig(
+            model=_weights(spec),
+            name=spec.call_it,
+            dtype=spec.dtype,
+            device=spec.device,
+            load_format=spec.load_format,
+            kv_tokens=spec.kv_tokens,
+            kv_fraction=spec.kv_fraction,
+            max_running=spec.max_running or 64,
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
     return lambda: ProcessEngine(config)
+
+
+def _weights(spec: EngineSpec) -> Path:
+    """The model's directory; of a dummy, whose weights are random, one with a config.json."""
+    if spec.load_format != "dummy":
+        return resolve(spec.model or DEFAULT_MODEL, progress=for_stream())
+    directory = Path(spec.model or ".")
+    if not (directory / "config.json").is_file():
+        raise InvalidRequest(
+            f"{directory} holds no config.json, of which a dummy model is made", param="model"
+        )
+    return directory.absolute()
 
 
 def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
@@ -215,6 +237,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command line can say of its one engine."""
     parser.add_argument("--engine", choices=KINDS, help="torch (the default) is the embedded one")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"))
+    torch = parser.add_argument_group("the embedded engine")
+    torch.add_argument("--device", choices=("auto", "cpu", "cuda"), help="auto: a GPU if any")
+    torch.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        help="dummy: random weights for the config.json of the directory MODEL, to benchmark",
+    )
+    torch.add_argument("--kv-tokens", type=int, help="size of the KV cache")
+    torch.add_argument(
+        "--kv-fraction",
+        type=float,
+        help="or its part of the memory that is free once the model is loaded (a GPU: 0.85)",
+    )
     parser.add_argument("--call-it", metavar="NAME", help="the model's name for clients")
     parser.add_argument(
         "--kv-tokens", type=int, metavar="N", help="of the KV cache (default: what memory allows)"

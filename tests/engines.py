@@ -1,0 +1,163 @@
+"""An engine of random weights on any device, and requests that use all of it: torch is enough.
+
+Shared by tests/kernels, where Triton's interpreter runs the device's path, and tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from weftline_engine.api import Failed, Kind, Op, Part, SamplingParams
+from weftline_engine.embedded.checkpoint import RandomWeights
+from weftline_engine.embedded.decoders import torch_model
+from weftline_engine.embedded.device_model import Capture, DeviceModel
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model import Model, TorchModel
+from weftline_engine.embedded.model_config import LlamaConfig, ModelConfig, OptConfig, Rope
+from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_kernels.operations import TORCH, TRITON, Operations
+
+VOCABULARY = 96
+PAGE = 4
+
+
+class Numbers:
+    """Text of no meaning: the tests look at tokens."""
+
+    def stream(self, prompt: Sequence[int]) -> Numbers:
+        return self
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+    def finish(self) -> str:
+        return ""
+
+
+def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig:
+    """Four query heads; biases and norms of the heads too, as no one model has them."""
+    return LlamaConfig(
+        architecture="LlamaForCausalLM",
+        vocabulary=VOCABULARY,
+        hidden=48,
+        layers=layers,
+        heads=4,
+        kv_heads=kv_heads,
+        head_size=width,
+        mlp=80,
+        context_limit=512,
+        tied=False,
+        eos=(0,),
+        rope=Rope(10000.0),
+        norm_eps=1e-5,
+        qkv_bias=True,
+        qk_norm=True,
+    )
+
+
+def opt(*, layers: int = 2) -> OptConfig:
+    """Four heads of 16."""
+    return OptConfig(
+        architecture="OPTForCausalLM",
+        vocabulary=VOCABULARY,
+        hidden=64,
+        layers=layers,
+        heads=4,
+        kv_heads=4,
+        head_size=16,
+        mlp=80,
+        context_limit=512,
+        tied=True,
+        eos=(0,),
+        embedding=64,
+        bias=True,
+        norm_first=True,
+        last_norm=True,
+    )
+
+
+def network(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    operations: Operations,
+) -> TorchModel:
+    return torch_model(config, RandomWeights(device), dtype, device, operations)
+
+
+def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
+    """An engine on a pool of `blocks` pages of 4; long prompts come in chunks of 64."""
+    config = SchedulerConfig(
+        blocks=blocks, block_size=PAGE, max_running=max_running, step_tokens=64
+    )
+    return Core(model, config, Numbers())
+
+
+def on_cpu(config: ModelConfig, dtype: torch.dtype = torch.float32, **options: int) -> Core:
+    """The engine in torch alone, which the others must equal."""
+    return core(network(config, dtype, torch.device("cpu"), TORCH), **options)
+
+
+def on_device(
+    config: ModelConfig,
+    capture: Capture,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    **options: int,
+) -> Core:
+    """The engine of a device: Triton's kernels, decode steps captured."""
+    weights = network(config, dtype, device, TRITON)
+    model = DeviceModel(weights, max_running=options.get("max_running", 4), capture=capture)
+    found = core(model, **options)
+    model.warm(found.cache)
+    return found
+
+
+def requests(*, prefix: int = 45, tokens: int = 6) -> list[Op]:
+    """Six: four behind a common prefix, and each samples in another way."""
+    greedy = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    ways = [
+        greedy,
+        replace(greedy, temperature=0.0, presence_penalty=1.0, logprobs=2),
+        replace(greedy, temperature=0.8, seed=1),
+        replace(greedy, temperature=0.9, seed=2, top_p=0.8, top_k=40, logprobs=0),
+        replace(greedy, temperature=0.0, repetition_penalty=1.2, min_tokens=3),
+        replace(greedy, temperature=1.0, seed=3, min_p=0.05, frequency_penalty=0.5),
+    ]
+    common = _random(0, prefix)
+    prompts = [
+        *((*common, *_random(1 + i, 3 + 4 * i)) for i in range(4)),
+        _random(8, 70),
+        _random(9, 2),
+    ]
+    return [
+        Op(
+            id=f"op{i}",
+            kind=Kind.GENERATE,
+            context=f"op{i}.context",
+            tokens=prompt,
+            sampling=way,
+        )
+        for i, (prompt, way) in enumerate(zip(prompts, ways, strict=True))
+    ]
+
+
+def run(engine: Core, ops: Sequence[Op]) -> list[list[int]]:
+    """The tokens of these ops, submitted together."""
+    found: dict[str, list[int]] = {op.id: [] for op in ops}
+    for op in ops:
+        engine.submit(op)
+    while engine.busy:
+        for event in engine.step():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Part):
+                found[event.op] += event.tokens
+    return list(found.values())
+
+
+def _random(seed: int, count: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(1, VOCABULARY, (count,), generator=generator).tolist())

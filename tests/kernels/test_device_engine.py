@@ -1,0 +1,103 @@
+"""The whole engine on the path of a device, in Triton's interpreter: it decodes what torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines import llama, on_cpu, on_device, opt, requests, run
+from weftline_engine.embedded import device_model
+from weftline_engine.embedded.device_model import DeviceModel, capacity, sizes
+from weftline_engine.embedded.model_config import ModelConfig
+from weftline_kernels.jit import INTERPRETED
+from weftline_kernels.tiles import cut, split_length
+from weftline_kernels.work_list import Rows, build
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start")
+
+CPU = torch.device("cpu")
+
+
+class Again:
+    """Stands for captured graphs: computes again on the buffers that a graph would read."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        compute()
+
+        def replay() -> Tensor:
+            self.replays += 1
+            return compute()
+
+        return replay
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        pytest.param(llama(), 3, id="grouped heads, two layers"),
+        pytest.param(llama(kv_heads=4, width=12, layers=1), 3, id="odd heads"),
+        pytest.param(opt(layers=1), 3, id="OPT"),
+    ],
+)
+def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
+    config: ModelConfig, tokens: int
+) -> None:
+    """Six requests on four places: batches of four, three, two and one, behind a shared prefix
+    that ends inside a page, sampled in every way; a long prompt comes in chunks beside them."""
+    capture = Again()
+    expected = run(on_cpu(config), requests(tokens=tokens))
+    assert run(on_device(config, capture, CPU), requests(tokens=tokens)) == expected
+    assert len({tuple(found) for found in expected}) == 6
+    # Each request's first token comes out of its prompt's last chunk, in a launched step.
+    assert tokens <= capture.replays <= 6 * (tokens - 1)
+
+
+def test_a_step_beyond_the_captured_sizes_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for partial results: steps that share a prefix cannot replay."""
+    expected = run(on_cpu(llama(layers=1)), requests(tokens=3))
+    monkeypatch.setattr(device_model, "_SLOTS_A_ROW", 0)
+    monkeypatch.setattr(device_model, "_LEVELS", 1)
+    capture = Again()
+    assert run(on_device(llama(layers=1), capture, CPU), requests(tokens=3)) == expected
+    assert capture.replays < 4
+
+
+def test_padding_reaches_no_other_row() -> None:
+    """Three of four rows of a captured step. The fourth is token 0, whose embedding is NaN here: it
+    gets into no page and no other row."""
+    ops = [op for i, op in enumerate(requests(tokens=3)) if i in (1, 4, 5)]
+    expected = run(on_device(llama(layers=1), Again(), CPU), ops)
+    assert not any(0 in tokens for tokens in expected)
+    engine = on_device(llama(layers=1), Again(), CPU)
+    assert isinstance(engine.decoder, DeviceModel)
+    engine.decoder.network.embedding_VC[0] = float("nan")  # type: ignore[attr-defined]
+    assert run(engine, ops) == expected
+    assert engine.cache.isfinite().all()
+
+
+def test_a_largest_batch_that_is_no_power_of_two_has_its_size() -> None:
+    assert sizes(6) == (1, 2, 4, 6)
+    assert sizes(1) == (1,)
+    assert sizes(64) == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_capacities_hold_what_parrot_decodes() -> None:
+    """LLaMA-7B, 64 sequences behind 6,000 common tokens, or with no token in common."""
+    config = llama(kv_heads=4)
+    prefix = list(range(375))
+    shared = [Rows([*prefix, *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6500) for i in range(64)]
+    apart = [Rows(list(range(407 * i, 407 * i + 407)), i, 1, 6500) for i in range(64)]
+    wide = replace(config, context_limit=8192)
+    room = capacity(wide, 64, 407 * 64, 16, 132)
+    for parts in (shared, apart):
+        work = build(parts, 16, min_pages_saved=8)
+        tiles = cut(work, 16, 1, split_length(work, 4, 132, 16))
+        assert room.holds(tiles), (len(tiles.fields_TF), tiles.slots, room)
