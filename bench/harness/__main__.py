@@ -19,7 +19,7 @@ from bench.harness import machine, runner
 from bench.harness.fleet import Fleet
 from bench.harness.results import RESULTS
 from bench.harness.servers import Setup
-from bench.harness.systems import ABLATION, ON_NULL, SYSTEMS, USUAL
+from bench.harness.systems import ABLATION, EXACT, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
 from weftline.errors import WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
@@ -60,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
         "--ablation", action="store_true", help="weftline with each optimisation left out in turn"
     )
     parser.add_argument("--names", help="with all: only these workloads, by comma")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="not how fast: whether all of weftline's ways answer the same, greedy in float32",
+    )
     parser.add_argument("--repeat", type=int, help="repetitions of each point")
     parser.add_argument("--delays", metavar="MS", help="round trips in ms, by comma")
     parser.add_argument("--only", default="", metavar="POINT", help="points that begin so")
@@ -77,6 +82,9 @@ async def _run(args: argparse.Namespace) -> int:
     about = machine.describe()
     today = datetime.date.today().isoformat()
     folder = args.folder or RESULTS / f"{today}-{machine.slug(about['cores'])}"
+    ordinary = Setup(model=model, dtype=args.dtype)
+    # Eight servers at once, and floats of twice the size: none may take much of the memory.
+    exactly = Setup(model=model, dtype="float32", kv_tokens=16_384)
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -92,14 +100,15 @@ async def _run(args: argparse.Namespace) -> int:
             plan = runner.Plan(
                 workload=name,
                 systems=_systems(args, load(name)),
-                setup=Setup(model=model, dtype=args.dtype),
+                setup=exactly if args.exact else ordinary,
                 scale=scale,
                 folder=folder,
-                repeats=args.repeat or scale.repeats,
-                delays_ms=_delays(args),
+                repeats=args.repeat or (1 if args.exact else scale.repeats),
+                delays_ms=(0,) if args.exact else _delays(args),
                 warm=args.warm,
                 only=args.only,
-                suffix="-ablation" if args.ablation else "",
+                suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
+                same_texts=args.exact,
                 say=say,
             )
             say(f"wrote {await runner.run(plan, fleet)}")
@@ -121,6 +130,8 @@ def _systems(args: argparse.Namespace, workload: Workload) -> tuple[str, ...]:
             if name not in SYSTEMS:
                 raise WeftlineError(f"there is no system {name!r}: there are {', '.join(SYSTEMS)}")
         return chosen
+    if args.exact:
+        return EXACT
     if args.null:
         return ON_NULL
     return ABLATION if args.ablation else workload.systems or USUAL

@@ -51,11 +51,14 @@ class Run:
         return rounded
 
 
-def summary(workload: Workload, runs: Sequence[Run], baseline: str) -> list[dict[str, Any]]:
+def summary(
+    workload: Workload, runs: Sequence[Run], baseline: str, same_texts: bool = False
+) -> list[dict[str, Any]]:
     """For each point, delay, cache and system: every metric, and its ratio to the baseline's.
 
     Ratios are of one repetition each, so that a neighbour that disturbed both counts little.
-    Above 1 is better than the baseline, whichever way the metric goes.
+    Above 1 is better than the baseline, whichever way the metric goes. Where all systems had the
+    same texts, `same_answers` counts the applications that gave the baseline's answer.
     """
     grouped: dict[tuple[str, int, str], dict[str, list[Run]]] = defaultdict(dict)
     for run in runs:
@@ -72,6 +75,7 @@ def summary(workload: Workload, runs: Sequence[Run], baseline: str) -> list[dict
                     "system": system,
                     "apps": sum(len(run.apps) for run in found),
                     "failed": sum(app.error is not None for run in found for app in run.apps),
+                    **({"same_answers": _same(found, systems[baseline])} if same_texts else {}),
                     "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
                     "metrics": {
                         name: measured
@@ -94,6 +98,16 @@ def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[
         ratios = [us / them if metric.higher else them / us for them, us in pairs]
         found["ratio"] = spread(ratios).to_json()
     return found
+
+
+def _same(runs: Sequence[Run], base: Sequence[Run]) -> int:
+    """Applications of `runs` whose whole answer is that of the same one of `base`."""
+    pairs = (
+        (ours, theirs)
+        for run, other in zip(runs, base, strict=False)
+        for ours, theirs in zip(run.apps, other.apps, strict=False)
+    )
+    return sum(ours.error is None and ours.result == theirs.result for ours, theirs in pairs)
 
 
 def _values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:

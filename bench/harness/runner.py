@@ -37,6 +37,7 @@ class Plan:
     warm: bool = False
     only: str = ""  # points whose name begins so
     suffix: str = ""  # of the file's name
+    same_texts: bool = False  # for all systems, to compare what they answer and not how fast
     say: Callable[[str], None] = print
 
 
@@ -85,7 +86,7 @@ async def run(plan: Plan, fleet: Fleet) -> Path:
             seconds=round(time.monotonic() - clock, 1),
             prepared=dict(bench.prepared),
             repeated_tokens=bench.repeated,
-            summary=results.summary(workload, bench.runs, plan.systems[0]),
+            summary=results.summary(workload, bench.runs, plan.systems[0], plan.same_texts),
             runs=[run.to_json() for run in bench.runs],
         )
         return results.write(plan.folder, plan.workload + plan.suffix, report)
@@ -131,7 +132,7 @@ async def _run_all(bench: _Bench, write: Callable[[bool], Path]) -> None:
 async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
     """One repetition with a cold cache, and one more behind it where the plan says so."""
     plan, system = bench.plan, SYSTEMS[name]
-    bench.salt += 1
+    bench.salt = repeat if plan.same_texts else bench.salt + 1
     for cache in ("cold", "warm") if plan.warm else ("cold",):
         stage = _stage(bench, system, delay, repeat, bench.salt)
         before, client = bench.fleet.cpu_seconds(), time.process_time()

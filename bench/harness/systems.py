@@ -75,7 +75,7 @@ WEFTLINE = ServerSpec(Kind.WEFTLINE)
 
 BASELINE = "langchain-vllm"
 OURS = "weftline"
-OPTIMISATIONS = ("objectives", "groups", "prefixes", "prefill_early", "affinity")
+OPTIMISATIONS = ("objective", "groups", "prefix", "prefill_early", "affinity")
 
 
 def _weftline(title: str, *arguments: str) -> System:
@@ -103,4 +103,5 @@ SYSTEMS: Mapping[str, System] = {
 }
 USUAL = (BASELINE, "openai-weftline", OURS, "weftline-vllm")
 ABLATION = (OURS, "request-policy", *(f"without-{name}" for name in OPTIMISATIONS))
+EXACT = ("openai-weftline", "chat-weftline", *ABLATION)
 ON_NULL = ("openai-weftline", "chat-weftline", OURS)  # vLLM has no engine without a model

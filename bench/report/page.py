@@ -62,6 +62,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     }
     if ablations:
         lines += _ablation(ablations, docs)
+    lines += exact({n: reports[f"{n}-exact"] for n in ORDER if f"{n}-exact" in reports})
     missing = [f"`{name}`" for name in names() if name not in reports]
     if missing:
         lines += ["## Not measured here", "", f"{', '.join(missing)}.", ""]
@@ -243,6 +244,27 @@ def _repeated(reports: Mapping[str, Report]) -> list[str]:
         *("| workload | repeated |", "|---|---|"),
         *(*rows, ""),
     ]
+
+
+def exact(reports: Mapping[str, Report]) -> list[str]:
+    """How many applications gave the same answer however weftline ran them."""
+    if not reports:
+        return []
+    lines = [
+        *("## The same answers", ""),
+        "Greedy in float32, the same texts for all: applications whose whole answer is the one of",
+        "ChatOpenAI on weftline, of how many. Where the two best tokens are within 1e-3, another",
+        "batch may take the other one.",
+        *("", "| workload | way | the same |", "|---|---|---|"),
+    ]
+    for report in reports.values():
+        ways = list(report["systems"])[1:]
+        for way in ways:
+            rows = [row for row in report["summary"] if row["system"] == way]
+            same, apps = (sum(row[key] for row in rows) for key in ("same_answers", "apps"))
+            title = report["systems"][way]["title"]
+            lines.append(f"| {report['title']} | {title} | {same} of {apps} |")
+    return [*lines, ""]
 
 
 def _ablation(reports: Mapping[str, Report], docs: Path) -> list[str]:

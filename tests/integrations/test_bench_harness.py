@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import servers
+from bench.harness import servers, systems
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
 from bench.harness.relay import relay
 from bench.harness.repeated import repeated_share
@@ -18,7 +18,9 @@ from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, TINY, Point, Workload, load, names
+from bench.report import page
 from weftline.errors import EngineUnavailable, InvalidRequest
+from weftline_server.config import OPTIMISATIONS
 
 
 def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
@@ -88,6 +90,32 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
     assert theirs["metrics"]["seconds"]["ratio"]["median"] == 1.0
 
 
+def test_equal_answers_are_counted() -> None:
+    """Application by application; one that failed has given none."""
+
+    async def program(stage: Stage, point: Point) -> None: ...
+
+    workload = replace(load("copilot"), run=program, metrics={"seconds": mean_seconds()})
+    said = [replace(app("a", 0, 1), result=text) for text in ("x", "y", "z")]
+    other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
+    rows = summary(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
+    assert [row["same_answers"] for row in rows] == [3, 1]
+
+
+def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
+    """Over all points of a way; and the phases of the calls that the server speaks of."""
+    systems = {"one": {"title": "One"}, "two": {"title": "Two"}}
+    rows = [{"system": "two", "same_answers": n, "apps": 4, "point": "p"} for n in (4, 3)]
+    report = {"title": "Chain", "systems": systems, "summary": rows}
+    assert page.exact({"chain": report})[-2] == "| Chain | Two | 7 of 8 |"
+    assert page.exact({}) == []
+    call = {"seconds": 4.0, "queue_s": 1.0, "fill_s": 2.0, "prompt": 10, "cached": 5}
+    runs = [{"system": "two", "point": "p", "delay_ms": 0, "apps": [{"calls": [call]}]}]
+    assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
+        "its calls wait 25% of their time, fill 50% (50% of a prompt is cached) and generate 25%"
+    )
+
+
 def test_texts_have_their_length_and_their_salt() -> None:
     """The same for the same seed; with another salt, no common beginning after the first word."""
     one, same, other = (Texts(words, salt).document("s", 50) for salt in (7, 7, 8))
@@ -113,6 +141,11 @@ def test_every_workload_says_what_it_is() -> None:
             assert points[0].quick, name
             assert len({point.name for point in points}) == len(points), name
         assert set(workload.systems or ()) <= set(SYSTEMS)
+
+
+def test_what_is_left_out_in_turn_is_known_to_the_server() -> None:
+    """Else the ablation would end at its start."""
+    assert set(systems.OPTIMISATIONS) <= OPTIMISATIONS
 
 
 def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
