@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.harness.texts import ROOT
 from bench.harness.workload import Workload, load, names
-from bench.report import charts
+from bench.report import charts, rates
 from weftline.errors import InvalidRequest
 
 Report = Mapping[str, Any]
@@ -202,6 +202,9 @@ def _verdicts(workload: Workload, report: Report) -> Iterator[str]:
             continue
         target = workload.target.get(str(row["delay_ms"]))
         yield f"{ratio['median']:.2f} times at {row['delay_ms']} ms."
+        goal = workload.target.get("rate")
+        if goal is not None and (said := rates.sentence(report, row["system"], goal)):
+            yield said
         if target is not None and ratio["median"] < target:
             yield f"That is short of {target:g}: {phases(report, row)}."
 

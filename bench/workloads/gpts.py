@@ -74,4 +74,5 @@ WORKLOAD = Workload(
         "mean latency": mean_seconds("user"),
         "p90": percentile(0.9, "user"),
     },
+    target={"rate": 3.0},
 )

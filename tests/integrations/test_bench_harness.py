@@ -19,6 +19,7 @@ from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, TINY, Point, Workload, load, names
 from bench.report import page
+from bench.report.rates import rate_within, sentence
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
 
@@ -114,6 +115,22 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
         "its calls wait 25% of their time, fill 50% (50% of a prompt is cached) and generate 25%"
     )
+
+
+def test_the_rate_within_a_bound() -> None:
+    """Between two points on a straight line; where all are within it, the last."""
+    curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
+    assert rate_within(curve, 40.0) == 3.0
+    assert rate_within(curve, 100.0) == 4.0
+    assert rate_within(curve, 5.0) is None
+    rows = [
+        {"system": name, "x": x, "metrics": {"ms": {"median": y, "unit": "ms"}}}
+        for name, factor in (("base", 1.0), ("ours", 0.5))
+        for x, y in ((rate, latency * factor) for rate, latency in curve)
+    ]
+    said = sentence({"systems": {"base": {}, "ours": {}}, "summary": rows}, "ours", 3.0)
+    assert said is not None
+    assert said.endswith("takes 2 requests a second and weftline 3: 1.50 times, of 3 to reach.")
 
 
 def test_texts_have_their_length_and_their_salt() -> None:

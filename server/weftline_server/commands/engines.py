@@ -251,9 +251,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="or its part of the memory that is free once the model is loaded (a GPU: 0.85)",
     )
     parser.add_argument("--call-it", metavar="NAME", help="the model's name for clients")
-    parser.add_argument(
-        "--kv-tokens", type=int, metavar="N", help="of the KV cache (default: what memory allows)"
-    )
     parser.add_argument("--max-running", type=int, metavar="N", help="calls on it at once")
     other = parser.add_argument_group("engines behind HTTP: vllm and openai")
     other.add_argument("--connect", metavar="URL", help="an endpoint that runs already")
