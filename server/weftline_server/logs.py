@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline_server.graph.primitive import render
 from weftline_server.session.call import CallRun, Step
-from weftline_server.session.lowering import texts_before
+from weftline_server.session.lowering import parts_before
 from weftline_server.session.session import Session
 
 log = logging.getLogger("weftline.calls")
@@ -125,7 +124,7 @@ def _said(session: Session, run: CallRun) -> dict[str, Any]:
     if run.steps:  # without a step, its inputs never came
         last = len(run.steps) - 1
         try:
-            before = render(node.call, node.outputs[last], texts_before(session, node, last))
+            before = parts_before(session, node, last).prompt()
             said = before.messages
             prompt = before.text if said is None else [(turn.role, turn.content) for turn in said]
         except WeftlineError:  # an input does not suit its transforms: the field `error` says so

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from weftline.errors import EngineFailed, Timeout, WeftlineError
@@ -16,7 +17,7 @@ from weftline.errors import from_name as error_named
 from weftline.protocol import Criterion, Submit
 from weftline_engine import api
 from weftline_server.graph.graph import Node
-from weftline_server.graph.primitive import PrimitiveId, PromptBefore, render
+from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent
 from weftline_server.schedule.memory import Want
 from weftline_server.schedule.prompter import Payload, Prompter
@@ -25,15 +26,18 @@ from weftline_server.session import events as ev
 from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.future import want
 from weftline_server.session.lowering import (
+    PartsBefore,
     asked,
-    constant_prompt,
     finish,
     hints,
+    is_constant,
+    is_large,
     node_of,
+    parts_before,
     prefixes,
     sampling_params,
-    texts_before,
     token_logprobs,
+    transformed,
     verified,
 )
 from weftline_server.session.observer import CallObserver
@@ -117,8 +121,8 @@ class Driver:
         prepared: dict[PrimitiveId, Payload] = {}
         for node in nodes:
             assert node.call.model is not None
-            if (prompt := constant_prompt(node)) is not None:
-                payload = await self._payload(node.call.model, prompt)
+            if is_constant(node):
+                payload = await self._payload(node.call.model, parts_before(session, node, 0))
                 prepared[PrimitiveId(session.id, node.id, 0)] = payload
         self._prepared |= prepared
         try:
@@ -254,10 +258,7 @@ class Driver:
             model = self.dispatcher.model(run.node.call.model)
             payload = self._prepared.pop(id, None)
             if payload is None:
-                texts = texts_before(session, run.node, index)
-                payload = await self._payload(
-                    model, render(run.node.call, run.node.outputs[index], texts)
-                )
+                payload = await self._payload(model, parts_before(session, run.node, index))
             session.spent.take_tokens(payload.size + asked(run.node.outputs[index]))
         except WeftlineError as error:
             failed = ev.PrimitiveFailed(now=self._now(), call=call, index=index, error=error)
@@ -311,10 +312,13 @@ class Driver:
         model = session.calls[id.call].node.call.model
         return self.dispatcher.prompter(self.dispatcher.model(model))
 
-    async def _payload(self, model: str, prompt: PromptBefore) -> Payload:
+    async def _payload(self, model: str, parts: PartsBefore) -> Payload:
         # Off the event loop: a megabyte of text takes the tokenizer a second.
         prompter = self.dispatcher.prompter(model)
-        return await asyncio.get_running_loop().run_in_executor(None, prompter.payload, prompt)
+        loop = asyncio.get_running_loop()
+        if not parts.large:
+            return await loop.run_in_executor(None, prompter.payload, parts.prompt())
+        return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt()))
 
     def wants(self, id: PrimitiveId) -> Want | None:
         """Who will read the context that a finished output has left."""
@@ -342,10 +346,30 @@ class Driver:
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=now, call=call, index=index, error=error)
             case api.Finished():
-                event = finish(session, id, outcome, self._prompter(session, id).tool_format)
+                self._finish(session, id, outcome)
+                return
+        self._tell(session, event)
+
+    def _tell(self, session: Session, event: ev.SessionEvent) -> None:
+        """What an engine did: only clients keep a session alive."""
         touched = session.touched
         self._apply(session, event)
-        session.touched = touched  # only clients keep a session alive
+        session.touched = touched
+
+    def _finish(self, session: Session, id: PrimitiveId, finished: api.Finished) -> None:
+        """Transform an output's text, if it is long in another thread, and tell the session."""
+        node = session.calls[id.call].node
+        text = session.variables[node.writes[id.index]].text
+        work = partial(transformed, node, id, text, self._prompter(session, id).tool_format)
+
+        async def elsewhere() -> None:
+            made = await asyncio.get_running_loop().run_in_executor(None, work)
+            self._tell(session, finish(id, finished, made))
+
+        if is_large(node.outputs[id.index].transforms, text):
+            self._spawn(elsewhere())
+        else:
+            self._tell(session, finish(id, finished, work()))
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves."""

@@ -6,7 +6,8 @@ import hashlib
 import time
 import uuid
 from array import array
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from weftline import transforms
@@ -105,37 +106,63 @@ def verified(session: Session, call: Call) -> Call:
     return call
 
 
-def constant_prompt(node: Node) -> PromptBefore | None:
-    """The prompt before the first output, if no variable stands in it."""
-    first = node.outputs[0]
-    names = {s.input for s in segments_before(node.call, first.name)}
-    holders = [p for p in node.inputs if p.name in names]
-    if any(p.semantic_var_id is not None for p in holders):
-        return None
-    return render(node.call, first, {p.name: _input_text(p, p.value) for p in holders})
+def is_constant(node: Node) -> bool:
+    """Whether no variable stands before the first output, so that the prompt is known at once."""
+    names = {s.input for s in segments_before(node.call, node.outputs[0].name)}
+    return not any(p.semantic_var_id is not None for p in node.inputs if p.name in names)
 
 
-def texts_before(session: Session, node: Node, index: int) -> dict[str, str]:
-    """The text of every placeholder before output `index`; its inputs are ready.
+# Characters of a value whose transforms take milliseconds, which the event loop does not have.
+LARGE_CHARS = 1 << 15
 
-    Raises TransformFailed when an input's value does not suit its transforms.
-    """
+
+def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
+    """Whether the transforms of `value` are better run in another thread."""
+    return bool(specs) and (not isinstance(value, str) or len(value) > LARGE_CHARS)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsBefore:
+    """What stands before an output, still untransformed: plain data for any thread."""
+
+    call: Call
+    output: Holder
+    inputs: tuple[tuple[Holder, object], ...]
+    outputs: Mapping[str, str]
+
+    @property
+    def large(self) -> bool:
+        return any(is_large(holder.transforms, value) for holder, value in self.inputs)
+
+    def prompt(self) -> PromptBefore:
+        """The prompt. Raises TransformFailed when a value does not suit its input's transforms."""
+        texts = {holder.name: _input_text(holder, value) for holder, value in self.inputs}
+        return render(self.call, self.output, {**texts, **self.outputs})
+
+
+def parts_before(session: Session, node: Node, index: int) -> PartsBefore:
+    """What stands before output `index`; its inputs are ready."""
     names = {s.input for s in segments_before(node.call, node.outputs[index].name)}
-    texts = {}
-    for holder in node.inputs:
-        if holder.name in names:
-            id = holder.semantic_var_id
-            value = holder.value if id is None else session.variables[id].value
-            texts[holder.name] = _input_text(holder, value)
-    for output, variable in zip(node.outputs[:index], node.writes, strict=False):
-        texts[output.name] = session.variables[variable].text
-    return texts
+    inputs = tuple(
+        (
+            holder,
+            holder.value
+            if holder.semantic_var_id is None
+            else session.variables[holder.semantic_var_id].value,
+        )
+        for holder in node.inputs
+        if holder.name in names
+    )
+    outputs = zip(node.outputs[:index], node.writes, strict=False)
+    texts = {output.name: session.variables[variable].text for output, variable in outputs}
+    return PartsBefore(node.call, node.outputs[index], inputs, texts)
 
 
 def known_before(session: Session, node: Node, index: int, hole: str) -> PromptBefore:
     """The prompt before output `index` as far as it is known, and `hole` where the unknown begins.
 
-    An input whose text streams, unchanged by transforms, is known as far as it has come.
+    An input whose text streams, unchanged by transforms, is known as far as it has come. One with
+    much to transform is not: the work would be done again for every part that comes.
     """
     texts: dict[str, str] = {}
     names = [s.input or s.output for s in segments_before(node.call, node.outputs[index].name)]
@@ -145,7 +172,11 @@ def known_before(session: Session, node: Node, index: int, hole: str) -> PromptB
             continue
         id = holder.semantic_var_id
         variable = None if id is None else session.variables[id]
-        if variable is None:
+        if holder.in_out is InOut.IN and is_large(
+            holder.transforms, holder.value if variable is None else variable.value
+        ):
+            texts[holder.name] = hole
+        elif variable is None:
             texts[holder.name] = _input_text(holder, holder.value)
         elif holder.in_out is InOut.OUT:
             texts[holder.name] = variable.text
@@ -263,29 +294,38 @@ def output_key(id: PrimitiveId) -> str:
     return f"{id.call}/{id.index}"
 
 
-def finish(
-    session: Session, id: PrimitiveId, finished: api.Finished, format: ToolFormat
-) -> ev.PrimitiveFinished:
-    """The end of a primitive with its transforms applied; a transform's failure is its error."""
-    run = session.calls[id.call]
-    output = run.node.outputs[id.index]
-    text = session.variables[run.node.writes[id.index]].text
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What an output's transforms made of its text, or their failure, and the seconds it took."""
+
+    value: object
+    error: WeftlineError | None
+    seconds: float
+
+
+def transformed(node: Node, id: PrimitiveId, text: str, format: ToolFormat) -> Transformed:
+    """Apply an output's transforms to its text, in any thread."""
     began = time.perf_counter()
+    value: object = text
     error: WeftlineError | None = None
     try:
-        made: object = text
-        if run.node.call.offered_tools:
-            made = message_of(parser_of(run.node.call, output_key(id), format), text)
-        value = transforms.run(output.transforms, made)
+        if node.call.offered_tools:
+            value = message_of(parser_of(node.call, output_key(id), format), text)
+        value = transforms.run(node.outputs[id.index].transforms, value)
     except WeftlineError as failure:
         value, error = None, failure
+    return Transformed(value, error, time.perf_counter() - began)
+
+
+def finish(id: PrimitiveId, finished: api.Finished, made: Transformed) -> ev.PrimitiveFinished:
+    """The end of a primitive; a transform's failure is its error."""
     return ev.PrimitiveFinished(
         now=finished.time,
         call=id.call,
         index=id.index,
         reason=finished.reason,
         usage=finished.usage,
-        value=value,
-        error=error,
-        transform_s=time.perf_counter() - began,
+        value=made.value,
+        error=made.error,
+        transform_s=made.seconds,
     )

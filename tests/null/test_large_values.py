@@ -1,0 +1,76 @@
+"""Transforms of long texts run beside the event loop, and give what they give on it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline import transforms
+from weftline_engine.null import NullConfig, NullMode
+from weftline_server.session import lowering
+
+LONG = [{"name": f"item {i}", "words": "lorem ipsum " * 4} for i in range(1000)]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of each value with transforms: its length as text, and whether the main thread had it."""
+    seen: list[tuple[int, bool]] = []
+    run = transforms.run
+
+    def watched(specs: Any, value: Any) -> Any:
+        if specs:
+            main = threading.current_thread() is threading.main_thread()
+            seen.append((len(value) if isinstance(value, str) else -1, main))
+        return run(specs, value)
+
+    monkeypatch.setattr(lowering.transforms, "run", watched)
+    return seen
+
+
+def wanting(name: str, prompt: str, **more: Any) -> dict[str, Any]:
+    """A call whose output is parsed as JSON."""
+    out = {"in_out": "out", "semantic_var_id": name, "transforms": [{"op": "json"}]}
+    return call(
+        name, prompt + "{{output:o}}", o={**out, "sampling": {"max_tokens": 100_000}}, **more
+    )
+
+
+async def test_long_outputs_and_inputs_leave_the_loop_free(
+    serve: Serve, threads: list[tuple[int, bool]]
+) -> None:
+    """A long output, a short one, and an input that takes a part of the long one."""
+    text = json.dumps(LONG)
+    script = (("long", text), ("short", '{"a": 1}'), ("item 7", "fine"))
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=script))
+    session = await server.session()
+    path = [{"op": "path", "keys": [7, "name"]}]
+    part = {"in_out": "in", "semantic_var_id": "big", "transforms": path}
+    await server.submit(
+        session,
+        wanting("big", "long"),
+        wanting("small", "short"),
+        call("use", "{{input:x}}{{output:u}}", x=part, u="u"),
+    )
+    assert (await server.get(session, "big")).json()["value"] == LONG
+    assert (await server.get(session, "small")).json()["value"] == {"a": 1}
+    assert (await server.get(session, "u")).json()["value"] == "fine"
+    assert sorted(set(threads)) == [(-1, False), (8, True), (len(text), False)]
+
+
+async def test_a_long_output_that_is_not_json_fails_its_variable(
+    serve: Serve, threads: list[tuple[int, bool]]
+) -> None:
+    """With the parser's message; a session that is closed meanwhile does not mind."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", "no json " * 8000),)))
+    session = await server.session()
+    await server.submit(session, wanting("big", "x"))
+    answer = await server.get(session, "big")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "TransformFailed")
+    assert threads == [(len("no json " * 8000), False)]
+    await server.submit(session, wanting("again", "x"))
+    assert (await server.http.delete(f"/v1/session/{session}")).status_code == 200
