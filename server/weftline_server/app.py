@@ -19,6 +19,7 @@ from weftline_server.idempotency import Idempotency
 from weftline_server.logs import CallLog
 from weftline_server.metrics import CountRequests, Metrics
 from weftline_server.routes import calls, health, metrics, openai, sessions
+from weftline_server.routes.state import ServerState
 from weftline_server.routes.wire import DEFINITIONS, error_response
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.driver import Driver
@@ -56,27 +57,24 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
         try:
             await driver.dispatcher.start()
         except (EngineDied, WeftlineError) as error:
-            app.state.start_error = error
+            state.start_error = error
             await driver.dispatcher.close()
             raise
         sweeper = asyncio.create_task(_sweep(driver))
         try:
             yield
         finally:
-            app.state.draining = True
+            state.draining = True
             sweeper.cancel()
             await driver.shut_down()
             await driver.dispatcher.close()
 
     app = _Application(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.config = config
-    app.state.driver = driver
-    app.state.draining = False
-    app.state.start_error = None
-    app.state.metrics = Metrics(driver)
-    driver.observers = (app.state.metrics, CallLog(config.log_prompts))
+    measured = Metrics(driver)
+    app.state = state = ServerState(config, driver, measured)
+    driver.observers = (measured, CallLog(config.log_prompts))
     app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
-    app.add_middleware(CountRequests, metrics=app.state.metrics)
+    app.add_middleware(CountRequests, metrics=measured)
     for module in (sessions, calls, openai, health, metrics):
         app.include_router(module.router)
     app.add_exception_handler(WeftlineError, _on_error)

@@ -26,6 +26,7 @@ from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.logs import LogFormat, configure
+from weftline_server.routes.state import state_of
 from weftline_server.schedule.policy import POLICIES
 
 
@@ -118,7 +119,7 @@ async def _serve(
     port = listener.getsockname()[1]
     app = create_app(config, makers)
     # uvicorn would log a stack trace; the operator gets the engine's one sentence.
-    logging.getLogger("uvicorn.error").addFilter(lambda _: app.state.start_error is None)
+    logging.getLogger("uvicorn.error").addFilter(lambda _: state_of(app).start_error is None)
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
@@ -139,11 +140,11 @@ async def _serve(
         async with _gate(app, gate):
             await server.serve(sockets=[listener])
     except SystemExit:  # uvicorn's own, after a start that failed
-        if app.state.start_error is None:
+        if state_of(app).start_error is None:
             raise
     finally:
         listener.close()
-    error: Exception | None = app.state.start_error
+    error = state_of(app).start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from weftline_server.session.driver import Driver
+from weftline_server.routes.state import state_of
 
 log = logging.getLogger("weftline.server")
 
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
 
     def _lacking(self) -> Iterator[str]:
         """What the engines cannot do, said once; of the null engine nobody expects it."""
-        driver: Driver = self._app.state.driver
+        driver = state_of(self._app).driver
         for slot in driver.dispatcher.slots:
             assert slot.description is not None, "the server has started"
             if slot.description.lacking and slot.description.model != "null":
@@ -79,12 +79,12 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         """Take no new work from now on, and exit when what runs has ended."""
-        self._app.state.draining = True
+        state_of(self._app).draining = True
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        driver: Driver = self._app.state.driver
+        driver = state_of(self._app).driver
         try:
             async with asyncio.timeout(self._drain_s):
                 while driver.registry.busy():  # noqa: ASYNC110 - sessions tell nobody of an end

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
-from weftline_server.config import ServerConfig
 from weftline_server.graph.graph import Node
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.routes.state import state_of
 from weftline_server.routes.watch import watch
 from weftline_server.routes.wire import or_disconnect, read, schema, sse, sse_or_error
 from weftline_server.session.driver import Driver
@@ -31,7 +31,7 @@ SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is gone
 async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     """Take calls, all or none. Those whose inputs are ready start at once."""
     body = await read(request, Submit)
-    config: ServerConfig = request.app.state.config
+    config = state_of(request.app).config
     if len(body.calls) > config.max_calls:
         raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
     named = body.session_id

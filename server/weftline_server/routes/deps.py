@@ -9,20 +9,19 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from weftline.errors import EngineUnavailable, Unauthorized
-from weftline_server.config import ServerConfig
+from weftline_server.routes.state import state_of
 from weftline_server.session.driver import Driver
 
 OPEN_TENANT = "local"  # everybody, on a server without keys
 
 
 def _driver(request: Request) -> Driver:
-    driver: Driver = request.app.state.driver
-    return driver
+    return state_of(request.app).driver
 
 
 def tenant_of(request: Request) -> str:
     """The tenant of the request's key; deny by default once there are keys."""
-    config: ServerConfig = request.app.state.config
+    config = state_of(request.app).config
     if not config.keys:
         return OPEN_TENANT
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
@@ -38,7 +37,7 @@ def tenant_of(request: Request) -> str:
 
 
 def _accepting(request: Request) -> None:
-    if request.app.state.draining:
+    if state_of(request.app).draining:
         raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
 
 

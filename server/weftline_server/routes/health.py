@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline_server.routes.deps import DriverDep, Tenant
+from weftline_server.routes.state import state_of
 from weftline_server.schedule.slot import EngineState
 
 router = APIRouter(tags=["health"])
@@ -26,7 +27,7 @@ async def ready(request: Request, driver: DriverDep) -> Response:
     Both name the state of each engine, why one is not ready, and the node of one elsewhere.
     """
     dispatcher = driver.dispatcher
-    draining, fine = request.app.state.draining, dispatcher.healthy
+    draining, fine = state_of(request.app).draining, dispatcher.healthy
     body: dict[str, Any] = {
         "status": "draining" if draining else "ready" if fine else "not ready",
         "engines": {slot.name: slot.state.value for slot in dispatcher.slots},

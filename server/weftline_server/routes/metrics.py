@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from weftline_server.routes.deps import DriverDep, Tenant
+from weftline_server.routes.state import state_of
 from weftline_server.schedule import engine_metrics
 
 router = APIRouter(tags=["health"])
@@ -18,6 +19,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def metrics(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     """Queue, engines, tokens and phases, and what engines measure themselves; a key is needed where
     the server has keys."""
-    rendered: bytes = request.app.state.metrics.render()
+    rendered = state_of(request.app).metrics.render()
     theirs = await engine_metrics.gather(driver.dispatcher.slots)
     return Response(rendered + theirs, media_type=CONTENT_TYPE)

@@ -32,6 +32,7 @@ from weftline_server.routes.openai_answers import (
 )
 from weftline_server.routes.openai_types import ChatRequest, CompletionRequest
 from weftline_server.routes.provenance import Provenance, Runs
+from weftline_server.routes.state import state_of
 from weftline_server.routes.wire import or_disconnect, read, schema, sse
 from weftline_server.session.call import Step
 from weftline_server.session.driver import Driver
@@ -172,14 +173,6 @@ class _Choice:
         return body
 
 
-def _runs(request: Request) -> Runs:
-    state = request.app.state
-    if not hasattr(state, "runs"):
-        state.runs = Runs()
-    runs: Runs = state.runs
-    return runs
-
-
 async def _start(driver: Driver, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
     body.check()
     said = body.weftline or Provenance()
@@ -210,7 +203,7 @@ def _ids(session: Session, node: Node) -> dict[str, str]:
 async def _complete(
     request: Request, driver: Driver, tenant: str, body: Body, shape: Shape
 ) -> Response:
-    running = await _start(driver, _runs(request), tenant, body, shape)
+    running = await _start(driver, state_of(request.app).runs, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventSourceResponse(_events(running, usage), send_timeout=SEND_TIMEOUT_S, sep="\n")

@@ -12,14 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import JSONResponse
 
 from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
-from weftline_server.config import ServerConfig
+from weftline_server.routes.state import state_of
 
 T = TypeVar("T")
 
 
 async def read(request: Request, kind: type[T]) -> T:
     """The body as a `kind`. Raises InvalidRequest that names the field at fault."""
-    config: ServerConfig = request.app.state.config
+    config = state_of(request.app).config
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
