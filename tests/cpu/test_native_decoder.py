@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,18 +27,23 @@ from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.embedded.threads import ThreadGovernor
 from weftline_kernels.attention import TorchAttention
-from weftline_kernels.cpu import NoCompiler, library
+from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
 from weftline_kernels.cpu.items import flatten
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
-# What rounding the cache to bfloat16 may cost, on logits of about 10 (8e-3 and 0.2 were seen).
-MEAN = 0.02
+# What rounding costs, on logits of about 10: of the cache alone 8e-3, and of all that enters a
+# product, where the processor multiplies bfloat16, 0.032.
+MEAN = 0.04
+# Another order of the same sums moved a logit by 1e-5, and by 0.062 where it flips roundings.
+ONE_SUM = 0.1
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return library(tmp_path_factory.mktemp("kernels"))
+@pytest.fixture(scope="module", params=[(), ("-DWEFTLINE_PAIRS",)], ids=["this machine", "pairs"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The decoder as this machine builds it, and as one with products of bfloat16 pairs does, with
+    that instruction written out: what enters a product is rounded there, and lies otherwise."""
+    return library(tmp_path_factory.mktemp("kernels"), flags=(*FLAGS, *request.param))
 
 
 @pytest.fixture(
@@ -90,7 +97,7 @@ def test_logits_equal_the_torch_decoder(pair: tuple[LlamaDecoder, NativeDecoder]
     assert float(error.mean()) < MEAN
     assert float(error.max()) < 20 * MEAN
     # The two best of a random model often all but tie.
-    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.93
 
 
 def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
@@ -109,7 +116,7 @@ def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecode
     tokens = torch.randint(0, 256, (340,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [340])
     found = prefill(native, tokens, [338, 1, 1])
-    torch.testing.assert_close(found, whole, atol=0.02, rtol=0)
+    torch.testing.assert_close(found, whole, atol=ONE_SUM, rtol=0)
 
 
 class Texts:
@@ -191,6 +198,16 @@ def test_a_compiler_that_fails_leaves_nothing(
     with pytest.raises(NoCompiler, match="broken"):
         library(tmp_path / "kernels")
     assert list((tmp_path / "kernels").iterdir()) == []
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are x86's")
+def test_it_compiles_for_processors_that_are_not_at_hand(tmp_path: Path) -> None:
+    """With the instruction for bfloat16 pairs, and with no more than AVX2."""
+    for target in ("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma", "-mavx2 -mfma"):
+        command = ["gcc", "-O1", *target.split(), "-Wno-psabi", "-fopenmp", "-S", "-o", "-", SOURCE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("vdpbf16ps" in done.stdout) == ("bf16" in target)
 
 
 def test_a_new_build_takes_the_place_of_the_old(tiny_directory: Path, tmp_path: Path) -> None:

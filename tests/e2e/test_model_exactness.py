@@ -16,11 +16,15 @@ from transformers import AutoModelForCausalLM
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.batch import step_input
+from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.decoders import load_decoder, load_model
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import Model, TorchModel
+from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.embedded.sequence import Sequence as Planned
+from weftline_kernels.cpu import FLAGS, library
 
 SYSTEM = (
     "<|im_start|>system\nYou are a careful assistant. You answer every question briefly and "
@@ -182,7 +186,7 @@ def test_forked_greedy_tokens(
     assert min(end.usage.cached_tokens for end in ends) >= len(system)
 
 
-@pytest.mark.parametrize("path", ["served", "torch"])
+@pytest.mark.parametrize("path", ["served", "pairs", "torch"])
 def test_bfloat16_is_no_worse_than_transformers(
     smollm2_directory: Path,
     reference: torch.nn.Module,
@@ -194,8 +198,12 @@ def test_bfloat16_is_no_worse_than_transformers(
     """Teacher-forced on prompt and float32 output, every position: how often the best token is
     float32's, and how far the logits are off in the mean."""
     theirs = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.bfloat16)
+    ours: Model
     if path == "served":  # in C, where there is a compiler
         ours = load_decoder(smollm2_directory, "bfloat16", 16, tmp_path)
+    elif path == "pairs":  # as on a processor that multiplies pairs of bfloat16
+        built = library(tmp_path, flags=(*FLAGS, "-DWEFTLINE_PAIRS"))
+        ours = NativeDecoder(read_config(smollm2_directory), Checkpoint(smollm2_directory), built)
     else:
         ours = load_model(smollm2_directory, torch.bfloat16)
     outputs, _ = run(core, *[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])

@@ -25,6 +25,7 @@ from weftline_kernels.work_list import MIN_PAGES_SAVED
 
 PAGE = 16  # fixed in decoder.c: the lanes of a vector
 _PANEL = 32
+_MOST_SIZE = 256  # of a head, in step.h
 
 Pointer = ctypes.c_void_p
 
@@ -37,7 +38,7 @@ _LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
 _ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "page", "query", "visible")
-_SCRATCH = ("x", "normed", "qkv", "attended", "gated", "partial", "top", "weight", "logits")
+_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "logits")
 
 _CLayer = _struct("_CLayer", [(name, Pointer) for name in (*_LAYER, *_MATRICES)])
 _CModel = _struct(
@@ -61,7 +62,8 @@ _CStep = _struct(
 
 def runs(config: LlamaConfig, page_size: int) -> bool:
     """Whether the C decoder can run this model."""
-    return page_size == PAGE and config.head_size % 16 == 0 and config.hidden % 2 == 0
+    size = config.head_size
+    return page_size == PAGE and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
 
 
 class NativeDecoder:
@@ -87,7 +89,9 @@ class NativeDecoder:
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
             eps=config.norm_eps,
-            embedding=self._keep(embedding.to(torch.bfloat16)),
+            # A copy: the mapped file, of the same size as what is packed here, goes with its last
+            # tensor.
+            embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
             norm=self._keep(weights.take("model.norm.weight", (hidden,)).float()),
             head=self._keep(pack(head)),
             layer=self._layers,
@@ -165,12 +169,14 @@ class NativeDecoder:
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
                     x=self._room("x", tokens * config.hidden),
-                    normed=self._room("normed", max(tokens, rows) * config.hidden),
+                    normed=self._room("normed", max(tokens, rows) * _stride(config.hidden)),
                     qkv=self._room(
                         "qkv", tokens * (config.heads + 2 * config.kv_heads) * config.head_size
                     ),
-                    attended=self._room("attended", tokens * config.heads * config.head_size),
-                    gated=self._room("gated", tokens * config.mlp),
+                    attended=self._room(
+                        "attended", tokens * _stride(config.heads * config.head_size)
+                    ),
+                    gated=self._room("gated", tokens * _stride(config.mlp)),
                     partial=self._room("partial", heads * config.head_size),
                     top=self._room("top", heads),
                     weight=self._room("weight", heads),
@@ -183,7 +189,8 @@ class NativeDecoder:
     def _room(self, name: str, count: int) -> int:
         """The address of scratch memory for so many numbers, kept for the next step."""
         if name not in self._scratch or len(self._scratch[name]) < count:
-            self._scratch[name] = np.empty(count, np.float32)
+            # Zeros: what pads a row meets padded weights, 0, and must be finite.
+            self._scratch[name] = np.zeros(count, np.float32)
         return self._scratch[name].ctypes.data
 
     def new_cache(self, pages: int, page_size: int) -> Tensor:
@@ -191,6 +198,11 @@ class NativeDecoder:
         config = self.config
         shape = (config.layers, 2, config.kv_heads, pages, config.head_size * page_size)
         return empty_cache(shape, torch.bfloat16)
+
+
+def _stride(width: int) -> int:
+    """The most floats from one row of activations to the next (stride_of in product.h)."""
+    return -(-width // 32) * 32 + 16
 
 
 def pack(weight_XY: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
     if len(stop_ids) and rows.banned.any():
         banned_R1 = put(np.flatnonzero(rows.banned), device)[:, None]
         logits_RV[banned_R1, put(stop_ids, device)[None, :]] = float("-inf")
-    best_R, token_R = logits_RV.max(dim=-1)
+    best_R, token_R = _best(logits_RV)
     drawn = np.flatnonzero(rows.temperature > 0)
     cut = (rows.top_p[drawn] < 1) | (rows.top_k[drawn] > 0) | (rows.min_p[drawn] > 0)
     for part, draw in ((drawn[~cut], _draw_any), (drawn[cut], _draw_cut)):
@@ -127,6 +127,16 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
     # What was drawn for a row that is not finite means nothing, as its logits do.
     tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, -1).cpu().numpy()
     return tokens
+
+
+def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest logit of each row, NaN where it has one, and its token."""
+    if logits_RV.device.type != "cpu":
+        best_R, token_R = logits_RV.max(dim=-1)
+        return best_R, token_R
+    # numpy's argmax finds it in 64 rows of 49,152 in 1.5 ms, torch's max in 14.
+    token_R = torch.from_numpy(logits_RV.numpy().argmax(axis=-1))
+    return logits_RV.gather(1, token_R[:, None])[:, 0], token_R
 
 
 def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:

@@ -6,132 +6,211 @@
 #define SCORES 128  /* tokens whose scores are kept before they are weighed */
 #define QUERIES 12  /* rows (query x head of a group) of attention at once */
 
-/* Scores of up to QUERIES rows for one page: row r of q times the transposed keys. */
-static inline __attribute__((always_inline)) void
-score(const float *const q[], int rows, const u16 *keys, int64_t size, v16 sums[]) {
-    for (int r = 0; r < rows; r++) sums[r] = (v16){};
-    for (int64_t i = 0; i < size; i++) {
-        v16 key = widen16(keys + i * PAGE);
-        for (int r = 0; r < rows; r++) sums[r] += q[r][i] * key;
-    }
+/* A page holds its keys as words of two components, 16 tokens of them side by side, and its values
+ * as words of two tokens, all components side by side: both are what `pairs` multiplies. */
+INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * PAGE + token * 2 + i % 2; }
+
+INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
+    return token / 2 * 2 * size + i * 2 + token % 2;
 }
 
-/* out[r] (vectors from `at` on) += weights of a row times values, over `tokens` of one page. */
-static inline __attribute__((always_inline)) void
-weigh(float *const out[], int rows, const float *weights, const u16 *values, int64_t size,
-      int64_t at, int vectors, int tokens) {
-    v16 sums[QUERIES][2];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sums[r][v] = load(out[r] + at + v * LANES);
-    for (int t = 0; t < tokens; t++)
-        for (int v = 0; v < vectors; v++) {
-            v16 value = widen16(values + t * size + at + v * LANES);
-            for (int r = 0; r < rows; r++) sums[r][v] += weights[r * SCORES + t] * value;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) store(out[r] + at + v * LANES, sums[r][v]);
+/* Lay `rows` queries of a batch side by side: two components of each, the next two of each, ... */
+static void lay(const float *const q[], int rows, int64_t size, act *laid) {
+    for (int64_t i = 0; i < size; i += 2)
+        for (int r = 0; r < rows; r++, laid += 2)
+            laid[0] = act_of(q[r][i]), laid[1] = act_of(q[r][i + 1]);
 }
 
-/* Attention of up to QUERIES rows of one item and one KV head, SCORES tokens at a time. */
-static inline __attribute__((always_inline)) void
-attend_rows(const Step *s, const Item *item, int rows, const float *const q[],
-            const int32_t seen[], float *const out[], float *const top[], float *const weight[],
-            const u16 *keys, const u16 *values, int64_t size, float scale) {
-    float scores[QUERIES * SCORES];
-    int32_t most = 0;
-    for (int r = 0; r < rows; r++) {
-        memset(out[r], 0, 4 * size);
-        *top[r] = -1e30f;
-        *weight[r] = 0;
-        if (seen[r] > most) most = seen[r];
+/* Scores of `rows` laid queries for two pages of keys: sums[r] holds 16 tokens of each. */
+INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *right,
+                  int64_t size, v16 sums[][2]) {
+    v16 totals[QUERIES][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (v16){};
+    for (int64_t i = 0; i < size; i += 2, laid += 2 * rows) {
+        const act *at[QUERIES];
+        w16 words[2] = {load_words(left + i * PAGE), load_words(right + i * PAGE)};
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) at[r] = laid + 2 * r;
+        pairs(totals, rows, 2, at, words);
     }
-    for (int32_t begin = 0; begin < most; begin += SCORES) {
-        int32_t tokens = most - begin < SCORES ? most - begin : SCORES;
-        for (int32_t t = 0; t < tokens; t += PAGE) {
-            v16 sums[QUERIES];
-            int64_t page = s->page[item->page_at + (begin + t) / PAGE];
-            score(q, rows, keys + page * size * PAGE, size, sums);
-            for (int r = 0; r < rows; r++) store(scores + r * SCORES + t, sums[r] * scale);
-        }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
+}
+
+/* out[r] (n vectors from `at` on) += weights of a row times values, over all pages of a block. */
+INLINE void weigh(float *const out[], const int rows, const int n, const act *weights,
+                  const u16 *const page[], int64_t size, int64_t at, int tokens) {
+    v16 totals[QUERIES][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < n; v++) totals[r][v] = load(out[r] + at + v * LANES);
+    for (int t = 0; t < tokens; t += 2) { /* past the last token, a weight is 0 */
+        const u16 *values = page[t / PAGE] + value_at(t % PAGE, at, size);
+        const act *of[QUERIES];
+        w16 words[2] = {load_words(values), n == 2 ? load_words(values + 2 * LANES) : (w16){}};
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) of[r] = weights + r * SCORES + t;
+        pairs(totals, rows, n, of, words);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < n; v++) store(out[r] + at + v * LANES, totals[r][v]);
+}
+
+/* The weights exp(score - highest score so far) of one row's `tokens` scores, of which it sees the
+ * first `own`; what it has summed so far is scaled to the new highest one. */
+INLINE void soften(float *row, act *weights, int tokens, int own, float *out, float *top,
+                   float *weight, int64_t size) {
+    float high = *top;
+    int even_pages = (tokens + 2 * PAGE - 1) / (2 * PAGE) * (2 * PAGE);
+    for (int t = own; t < even_pages; t++) row[t] = -INFINITY;
+    v16 highs = all(high); /* NaN is left to exp16, and comes out in the weight */
+    for (int t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
+    for (int i = 0; i < LANES; i++) high = highs[i] > high ? highs[i] : high;
+    float keep = expf(*top - high);
+    v16 total = {};
+    for (int t = 0; t < tokens; t += LANES) {
+        v16 p = exp16(load(row + t) - high);
+        total += p;
+        put_act(weights + t, p);
+    }
+    *weight = *weight * keep + sum(total);
+    *top = high;
+    if (keep != 1)
+        for (int64_t i = 0; i < size; i += LANES) store(out + i, load(out + i) * keep);
+}
+
+/* Some rows (query x head of the group, in that order) of an item and one KV head. */
+typedef struct {
+    const float *q[QUERIES];
+    float *out[QUERIES], *top[QUERIES], *weight[QUERIES];
+    int32_t seen[QUERIES], most;
+} Rows;
+
+/* A block of tokens: its pages, and which token of the item is its first. */
+typedef struct {
+    const u16 *key[SCORES / PAGE], *value[SCORES / PAGE];
+    int32_t begin;
+} Block;
+
+/* Attention of a batch of rows to a block. */
+INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, const Block *block,
+                        int32_t tokens, int64_t size) {
+    float scores[QUERIES * SCORES], scale = 1.0f / sqrtf((float)size);
+    act weights[QUERIES * SCORES];
+    for (int t = 0; t < tokens; t += 2 * PAGE) {
+        v16 sums[QUERIES][2];
+        const u16 *left = block->key[t / PAGE];
+        score(laid, rows, left, t + PAGE < tokens ? block->key[t / PAGE + 1] : left, size, sums);
         for (int r = 0; r < rows; r++) {
-            float *row = scores + r * SCORES, high = *top[r];
-            int32_t own = seen[r] - begin < tokens ? seen[r] - begin : tokens;
-            if (own < 0) own = 0;
-            for (int32_t t = own; t < (tokens + PAGE - 1) / PAGE * PAGE; t++) row[t] = -INFINITY;
-            v16 highs = all(high); /* NaN is left to exp16, and comes out in the weight */
-            for (int32_t t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
-            for (int i = 0; i < LANES; i++) high = highs[i] > high ? highs[i] : high;
-            float keep = expf(*top[r] - high);
-            v16 total = {};
-            for (int32_t t = 0; t < tokens; t += LANES) {
-                v16 p = exp16(load(row + t) - high);
-                total += p;
-                store(row + t, p);
-            }
-            *weight[r] = *weight[r] * keep + sum(total);
-            *top[r] = high;
-            if (keep != 1)
-                for (int64_t i = 0; i < size; i++) out[r][i] *= keep;
+            store(scores + r * SCORES + t, sums[r][0] * scale);
+            store(scores + r * SCORES + t + PAGE, sums[r][1] * scale);
         }
-        for (int32_t t = 0; t < tokens; t += PAGE) {
-            const u16 *at = values + s->page[item->page_at + (begin + t) / PAGE] * size * PAGE;
-            int count = tokens - t < PAGE ? tokens - t : PAGE;
-            int64_t i = 0;
-            for (; i + 2 * LANES <= size; i += 2 * LANES)
-                weigh(out, rows, scores + t, at, size, i, 2, count);
-            if (i < size) weigh(out, rows, scores + t, at, size, i, 1, count);
-        }
+    }
+    for (int r = 0; r < rows; r++) {
+        int32_t own = batch->seen[r] - block->begin;
+        own = own < 0 ? 0 : own < tokens ? own : tokens;
+        soften(scores + r * SCORES, weights + r * SCORES, tokens, own, batch->out[r],
+               batch->top[r], batch->weight[r], size);
+    }
+    int64_t i = 0;
+    for (; i + 2 * LANES <= size; i += 2 * LANES)
+        weigh(batch->out, rows, 2, weights, block->value, size, i, tokens);
+    if (i < size) weigh(batch->out, rows, 1, weights, block->value, size, i, tokens);
+}
+
+/* One copy of the code for each number of rows, so that sums stay in registers. */
+#define OF(n) static __attribute__((noinline)) void \
+    attend##n(const Rows *rows, const act *laid, const Block *block, int32_t tokens, \
+              int64_t size) { attend_rows(rows, n, laid, block, tokens, size); }
+OF(1) OF(3) OF(4) OF(6) OF(8) OF(12)
+#undef OF
+
+/* As many of `left` rows as there is code for. */
+INLINE int batch_of(int64_t left) {
+    return left >= 12 ? 12 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 3 ? 3 : 1;
+}
+
+static void find_rows(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t first,
+                      int count, Rows *rows) {
+    int64_t size = m->head_size, group = m->heads / m->kv_heads;
+    int64_t wide = (m->heads + 2 * m->kv_heads) * size;
+    rows->most = 0;
+    for (int r = 0; r < count; r++) {
+        int64_t slot = item->query_at + (first + r) / group;
+        int64_t head = kv * group + (first + r) % group;
+        rows->q[r] = s->qkv + s->query[slot] * wide + head * size;
+        rows->seen[r] = s->visible[slot];
+        rows->out[r] = s->partial + (slot * m->heads + head) * size;
+        rows->top[r] = s->top + slot * m->heads + head;
+        rows->weight[r] = s->weight + slot * m->heads + head;
+        if (rows->seen[r] > rows->most) rows->most = rows->seen[r];
     }
 }
 
-/* All rows (query x head of the group) of one item and one KV head. */
+/* All rows of one item and one KV head. A block of tokens stays in the cache for all of them. */
 static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, const u16 *keys,
                    const u16 *values) {
-    int64_t size = m->head_size, group = m->heads / m->kv_heads;
-    int64_t wide = (m->heads + 2 * m->kv_heads) * size, rows = item->queries * group;
-    float scale = 1.0f / sqrtf((float)size);
-    for (int64_t first = 0; first < rows; first += QUERIES) {
-        const float *q[QUERIES];
-        float *out[QUERIES], *top[QUERIES], *weight[QUERIES];
-        int32_t seen[QUERIES];
-        int count = rows - first < QUERIES ? (int)(rows - first) : QUERIES;
-        for (int r = 0; r < count; r++) {
-            int64_t slot = item->query_at + (first + r) / group;
-            int64_t head = kv * group + (first + r) % group;
-            q[r] = s->qkv + s->query[slot] * wide + head * size;
-            seen[r] = s->visible[slot];
-            out[r] = s->partial + (slot * m->heads + head) * size;
-            top[r] = s->top + slot * m->heads + head;
-            weight[r] = s->weight + slot * m->heads + head;
+    int64_t size = m->head_size, count = item->queries * (m->heads / m->kv_heads);
+    act laid[count * size];
+    Rows rows;
+    for (int64_t first = 0; first < count; first += batch_of(count - first)) {
+        int some = batch_of(count - first);
+        find_rows(m, s, item, kv, first, some, &rows);
+        lay(rows.q, some, size, laid + first * size);
+        for (int r = 0; r < some; r++) {
+            memset(rows.out[r], 0, 4 * size);
+            *rows.top[r] = -1e30f;
+            *rows.weight[r] = 0;
         }
-        int done = 0;
-        /* One copy of the code for each number of rows, so that sums stay in registers. */
-#define BATCH(n) for (; done + n <= count; done += n) \
-    attend_rows(s, item, n, q + done, seen + done, out + done, top + done, weight + done, keys, \
-                values, size, scale);
-        BATCH(12) BATCH(8) BATCH(6) BATCH(4) BATCH(3) BATCH(1)
+    }
+    for (int32_t begin = 0; begin < item->length; begin += SCORES) {
+        Block block = {.begin = begin};
+        for (int32_t t = begin; t < item->length && t < begin + SCORES; t += PAGE) {
+            int64_t at = s->page[item->page_at + t / PAGE] * size * PAGE;
+            block.key[(t - begin) / PAGE] = keys + at;
+            block.value[(t - begin) / PAGE] = values + at;
+        }
+        for (int64_t first = 0; first < count; first += batch_of(count - first)) {
+            int some = batch_of(count - first);
+            find_rows(m, s, item, kv, first, some, &rows);
+            int32_t tokens = rows.most - begin < SCORES ? rows.most - begin : SCORES;
+            if (tokens <= 0) continue;
+            switch (some) {
+#define BATCH(n) case n: attend##n(&rows, laid + first * size, &block, tokens, size); break;
+                BATCH(12) BATCH(8) BATCH(6) BATCH(4) BATCH(3) BATCH(1)
 #undef BATCH
+            }
+        }
     }
 }
 
 /* Merge a row's partial results, each weighted by exp(its top - the highest top). */
 static void merge(const Model *m, const Step *s, int64_t row) {
     int64_t size = m->head_size;
-    for (int64_t head = 0; head < m->heads; head++) {
-        float *out = s->attended + (row * m->heads + head) * size, high = -INFINITY, total = 0;
+    act *out = s->attended + row * stride_of(m->heads * size);
+    for (int64_t head = 0; head < m->heads; head++, out += size) {
+        float high = -INFINITY, total = 0;
         int32_t begin = s->part_at[row], end = s->part_at[row + 1];
         for (int32_t i = begin; i < end; i++) {
             float top = s->top[(int64_t)s->part[i] * m->heads + head];
             if (top > high || top != top) high = top;
         }
-        memset(out, 0, 4 * size);
-        for (int32_t i = begin; i < end; i++) {
+        for (int32_t i = begin; i < end; i++) { /* from here on, a part's top is its share */
             int64_t slot = (int64_t)s->part[i] * m->heads + head;
-            float keep = expf(s->top[slot] - high);
-            const float *from = s->partial + slot * size;
-            total += s->weight[slot] * keep;
-            for (int64_t j = 0; j < size; j++) out[j] += from[j] * keep;
+            s->top[slot] = expf(s->top[slot] - high);
+            total += s->weight[slot] * s->top[slot];
         }
-        for (int64_t j = 0; j < size; j++) out[j] /= total;
+        for (int64_t j = 0; j < size; j += LANES) {
+            v16 value = {};
+            for (int32_t i = begin; i < end; i++) {
+                int64_t slot = (int64_t)s->part[i] * m->heads + head;
+                value += load(s->partial + slot * size + j) * s->top[slot];
+            }
+            put_act(out + j, value / total);
+        }
     }
 }

@@ -1,9 +1,9 @@
 /* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
  *
- * Weights are bfloat16 in panels of 32 columns, activations float32, the KV cache bfloat16. Keys lie
- * transposed in their page (head size x 16 tokens), so that a vector holds one component of 16
- * tokens and a score needs no sum across lanes. GCC's vector extension makes the same source run
- * on AVX-512, AVX2 and NEON; only the bfloat16 dot product, where there is one, is an intrinsic.
+ * Weights are bfloat16 in panels of 32 columns, the residual stream float32, the KV cache bfloat16.
+ * Keys lie transposed in their page, so that a vector holds components of 16 tokens and a score
+ * needs no sum across lanes. GCC's vector extension makes the same source run on AVX-512, AVX2 and
+ * NEON; only the product of bfloat16 pairs, where the processor has one, is an intrinsic.
  *
  * T = tokens of the step, C = hidden, N = query heads, K = KV heads, G = N / K, H = head size.
  */
@@ -11,24 +11,32 @@
 #include <omp.h>
 
 #include "attention.h"
-#include "product.h"
-#include "step.h"
 
-static void normalise(const float *x, const float *weight, int64_t width, float eps, float *out) {
+/* What makes the root mean square of x 1. */
+static float scale_of(const float *x, int64_t width, float eps) {
     v16 squares = {};
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
     float total = sum(squares);
     for (; i < width; i++) total += x[i] * x[i];
-    float scale = 1.0f / sqrtf(total / width + eps);
-    for (i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+    return 1.0f / sqrtf(total / width + eps);
+}
+
+static void normalise(const float *x, const float *weight, int64_t width, float eps, act *out) {
+    v16 scale = all(scale_of(x, width, eps));
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) put_act(out + i, load(x + i) * scale * load(weight + i));
+    for (; i < width; i++) out[i] = act_of(x[i] * scale[0] * weight[i]);
 }
 
 /* Normalise a head where the model does, then turn it by its position. */
 static void turn(float *head, const float *norm, const float *cosine, const float *sine,
                  int64_t size, float eps) {
     int64_t half = size / 2;
-    if (norm) normalise(head, norm, size, eps, head);
+    if (norm) {
+        float scale = scale_of(head, size, eps);
+        for (int64_t i = 0; i < size; i++) head[i] *= scale * norm[i];
+    }
     for (int64_t i = 0; i < half; i++) {
         float a = head[i], b = head[i + half];
         head[i] = a * cosine[i] - b * sine[i];
@@ -47,12 +55,12 @@ static void place(const Model *m, const Layer *layer, const Step *s, int64_t tok
     int64_t page = s->slots[token] / PAGE, row = s->slots[token] % PAGE;
     for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
         turn(head, layer->k_norm, cosine, sine, size, m->eps);
-        u16 *to = keys + (k * s->pages + page) * size * PAGE + row;
-        for (int64_t i = 0; i < size; i++) to[i * PAGE] = narrow(head[i]);
+        u16 *to = keys + (k * s->pages + page) * size * PAGE;
+        for (int64_t i = 0; i < size; i++) to[key_at(row, i)] = narrow(head[i]);
     }
     for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
-        u16 *to = values + (k * s->pages + page) * size * PAGE + row * size;
-        for (int64_t i = 0; i < size; i++) to[i] = narrow(head[i]);
+        u16 *to = values + (k * s->pages + page) * size * PAGE;
+        for (int64_t i = 0; i < size; i++) to[value_at(row, i, size)] = narrow(head[i]);
     }
 }
 
@@ -62,10 +70,11 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
     int64_t wide = query + 2 * m->kv_heads * size, span = m->kv_heads * s->pages * size * PAGE;
     u16 *keys = s->cache + 2 * index * span, *values = keys + span;
     Plain qkv = {s->qkv, layer->qkv_bias, wide}, back = {s->x, 0, hidden};
-    Plain gated = {s->gated, 0, m->mlp};
+    Gated gated = {s->gated, m->mlp, stride_of(m->mlp)};
+    int64_t stride = stride_of(hidden);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++)
-        normalise(s->x + t * hidden, layer->attention_norm, hidden, m->eps, s->normed + t * hidden);
+        normalise(s->x + t * hidden, layer->attention_norm, hidden, m->eps, s->normed + t * stride);
     multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, put, &qkv);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
@@ -79,13 +88,13 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
     multiply(s->attended, tokens, query, layer->out, (hidden + PANEL - 1) / PANEL, add, &back);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++)
-        normalise(s->x + t * hidden, layer->mlp_norm, hidden, m->eps, s->normed + t * hidden);
+        normalise(s->x + t * hidden, layer->mlp_norm, hidden, m->eps, s->normed + t * stride);
     multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, gate, &gated);
     multiply(s->gated, tokens, m->mlp, layer->down, (hidden + PANEL - 1) / PANEL, add, &back);
 }
 
 void weftline_forward(const Model *m, const Step *s) {
-    int64_t hidden = m->hidden;
+    int64_t hidden = m->hidden, stride = stride_of(hidden);
 #pragma omp parallel num_threads(s->threads)
     {
 #pragma omp for
@@ -95,7 +104,8 @@ void weftline_forward(const Model *m, const Step *s) {
         for (int64_t index = 0; index < m->layers; index++) run_layer(m, s, index);
 #pragma omp for
         for (int64_t r = 0; r < s->rows; r++)
-            normalise(s->x + s->wanted[r] * hidden, m->norm, hidden, m->eps, s->normed + r * hidden);
+            normalise(s->x + s->wanted[r] * hidden, m->norm, hidden, m->eps,
+                      s->normed + r * stride);
         Plain logits = {s->logits, 0, m->vocabulary};
         multiply(s->normed, s->rows, hidden, m->head, (m->vocabulary + PANEL - 1) / PANEL, put,
                  &logits);

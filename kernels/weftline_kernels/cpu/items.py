@@ -31,38 +31,46 @@ class Flat(NamedTuple):
 
 
 def flatten(work: WorkList, page_size: int = 16) -> Flat:
-    """Cut items of many queries by query, and long ones of few by page."""
-    items: list[tuple[int, int, int, int]] = []
-    pages: list[Ints] = []
-    queries: list[Ints] = []
-    visible: list[Ints] = []
-    page_at = query_at = 0
-    for item in work.items:
-        pages.append(item.pages)
-        if len(item.queries) <= _QUERIES:
-            for begin in range(0, max(len(item.pages), 1), _PAGES):
-                past = begin * page_size
-                length = min(item.length - past, _PAGES * page_size)
-                items.append((page_at + begin, length, query_at, len(item.queries)))
-                queries.append(item.queries)
-                visible.append(np.clip(item.visible - past, 0, length))
-                query_at += len(item.queries)
-        else:
-            for begin in range(0, len(item.queries), _QUERIES):
-                part = slice(begin, begin + _QUERIES)
-                count = len(item.queries[part])
-                items.append((page_at, item.length, query_at, count))
-                queries.append(item.queries[part])
-                visible.append(item.visible[part])
-                query_at += count
-        page_at += len(item.pages)
-    query = np.concatenate(queries).astype(np.int32)
+    """Cut items of many queries by query, and long ones of few by page; the longest come first.
+
+    I = items, P = parts of them, Q = queries of all items, S = query slots of all parts.
+    """
+    pages_I = np.array([len(item.pages) for item in work.items])
+    length_I = np.array([item.length for item in work.items])
+    queries_I = np.array([len(item.queries) for item in work.items])
+    few_I = queries_I <= _QUERIES
+    item_P, index_P = spread(
+        np.where(few_I, -(-np.maximum(pages_I, 1) // _PAGES), -(-queries_I // _QUERIES))
+    )
+    few_P = few_I[item_P]
+    page_P, first_P = np.where(few_P, index_P * _PAGES, 0), np.where(few_P, 0, index_P * _QUERIES)
+    past_P = page_P * page_size
+    left_P = length_I[item_P] - past_P
+    length_P = np.where(few_P, np.minimum(left_P, _PAGES * page_size), left_P)
+    queries_P = np.minimum(queries_I[item_P] - first_P, _QUERIES)
+    part_S, index_S = spread(queries_P)
+    from_S = (_before(queries_I)[item_P] + first_P)[part_S] + index_S
+    query = np.concatenate([item.queries for item in work.items])[from_S].astype(np.int32)
+    seen_S = np.concatenate([item.visible for item in work.items])[from_S] - past_P[part_S]
     counts = np.bincount(query, minlength=work.rows)
+    columns = (_before(pages_I)[item_P] + page_P, length_P, _before(queries_P), queries_P)
+    order_P = np.argsort(-length_P * queries_P, kind="stable")
     return Flat(
-        np.array(items, np.int32),
-        np.concatenate(pages).astype(np.int32),
+        np.stack(columns, axis=1).astype(np.int32)[order_P],
+        np.concatenate([item.pages for item in work.items]).astype(np.int32),
         query,
-        np.concatenate(visible).astype(np.int32),
+        np.minimum(np.maximum(seen_S, 0), length_P[part_S]).astype(np.int32),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         np.argsort(query, kind="stable").astype(np.int32),
     )
+
+
+def spread(counts: Ints) -> tuple[Ints, Ints]:
+    """(which, how many before of the same) for `counts[i]` times each i."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - _before(counts)[which]
+
+
+def _before(counts: Ints) -> Ints:
+    """The sum of all counts before each."""
+    return np.asarray(np.cumsum(counts) - counts)

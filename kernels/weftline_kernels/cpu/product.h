@@ -1,37 +1,56 @@
-/* Products of a few rows with packed weights: panels of 32 columns, pairs of them interleaved. */
+/* Products of rows with packed weights: panels of 32 columns, pairs of rows interleaved. */
 #pragma once
 
 #include "vectors.h"
 
 #define PANEL 32
-#define TILE 8      /* rows of a product at once: 16 of 32 registers hold sums; 12 spill */
+#define TILE 12     /* rows of a product at once: 24 of 32 registers hold sums */
+#define BLOCK 8     /* tiles of a task: 96 rows of 1,536 floats and a panel fit 1 MB of cache */
 #define AHEAD 2048  /* weights fetched ahead, 4 KB: 12 % faster than none at one row */
 
-/* sums[r] (32 columns) = rows r of x (stride `inner`) times one panel. */
-static inline __attribute__((always_inline)) void
-product(const float *x, int64_t inner, const u16 *panel, int rows, v16 sums[][2]) {
-    for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = (v16){};
-    for (int64_t k = 0; k < inner; k += 2, panel += 2 * PANEL) {
-        __builtin_prefetch(panel + AHEAD);
-        __builtin_prefetch(panel + AHEAD + PANEL);
-        w16 left = *(const w16u *)panel, right = *(const w16u *)(panel + PANEL);
-        v16 even0 = (v16)(left << 16), odd0 = (v16)(left & 0xffff0000u);
-        v16 even1 = (v16)(right << 16), odd1 = (v16)(right & 0xffff0000u);
-        for (int r = 0; r < rows; r++) {
-            v16 a = all(x[r * inner + k]), b = all(x[r * inner + k + 1]);
-            sums[r][0] += a * even0;
-            sums[r][1] += a * even1;
-            sums[r][0] += b * odd0;
-            sums[r][1] += b * odd1;
-        }
-    }
+/* Elements from one row to the next: a line more than it holds, so that the rows of a tile do not
+ * all fall into the same few sets of the cache (1,536 floats apart, 12 rows shared two). */
+INLINE int64_t stride_of(int64_t width) {
+    return (width + 31) / 32 * 32 + 64 / (int64_t)sizeof(act);
 }
 
-typedef void (*Sink)(void *to, int64_t row, int64_t panel, const v16 sums[2]);
+/* sums[r] (32 columns) = row r of x times one panel. Each sum adds up in the order of `inner`,
+ * however many rows there are, so that a row's result does not depend on its neighbours. */
+INLINE void product(const act *x, int64_t inner, const u16 *panel, const int rows, v16 sums[][2]) {
+    int64_t stride = stride_of(inner);
+    v16 totals[TILE][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (v16){};
+    for (int64_t k = 0; k < inner; k += 2, panel += 2 * PANEL) {
+        const act *at[TILE];
+        w16 words[2] = {load_words(panel), load_words(panel + PANEL)};
+        __builtin_prefetch(panel + AHEAD);
+        __builtin_prefetch(panel + AHEAD + PANEL);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) at[r] = x + r * stride + k;
+        pairs(totals, rows, 2, at, words);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
+}
+
+typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, v16 sums[][2]);
+
+/* One copy of the code for each number of rows, so that sums stay in registers. */
+#define OF(n) static __attribute__((noinline)) void \
+    product##n(const act *x, int64_t inner, const u16 *panel, v16 sums[][2]) { \
+        product(x, inner, panel, n, sums); }
+OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
+#undef OF
+static const Product products[TILE + 1] = {0, product1, product2, product3, product4, product5,
+    product6, product7, product8, product9, product10, product11, product12};
+
+typedef void (*Sink)(const void *to, int64_t row, int64_t panel, const v16 sums[2]);
 
 typedef struct { float *out; const float *bias; int64_t width; } Plain;
+typedef struct { act *out; int64_t width, stride; } Gated;
 
-static inline void put(void *to, int64_t row, int64_t panel, const v16 sums[2]) {
+INLINE void put(const void *to, int64_t row, int64_t panel, const v16 sums[2]) {
     const Plain *plain = to;
     float *out = plain->out + row * plain->width + panel * PANEL;
     int64_t left = plain->width - panel * PANEL;
@@ -43,46 +62,46 @@ static inline void put(void *to, int64_t row, int64_t panel, const v16 sums[2]) 
     }
 }
 
-static inline void add(void *to, int64_t row, int64_t panel, const v16 sums[2]) {
+INLINE void add(const void *to, int64_t row, int64_t panel, const v16 sums[2]) {
     const Plain *plain = to;
     float *out = plain->out + row * plain->width + panel * PANEL;
     int64_t left = plain->width - panel * PANEL;
-    for (int half = 0; half < 2 && left > 0; half++, out += LANES, left -= LANES)
-        for (int i = 0; i < (left < LANES ? left : LANES); i++) out[i] += sums[half][i];
+    for (int half = 0; half < 2 && left > 0; half++, out += LANES, left -= LANES) {
+        if (left >= LANES) store(out, load(out) + sums[half]);
+        else for (int i = 0; i < left; i++) out[i] += sums[half][i];
+    }
 }
 
 /* A panel of gate_up holds 16 gates and their 16 ups. */
-static inline void gate(void *to, int64_t row, int64_t panel, const v16 sums[2]) {
-    const Plain *plain = to;
-    float *out = plain->out + row * plain->width + panel * LANES;
+INLINE void gate(const void *to, int64_t row, int64_t panel, const v16 sums[2]) {
+    const Gated *gated = to;
+    act *out = gated->out + row * gated->stride + panel * LANES;
     v16 small = exp16(either(sums[0] < 0.0f, sums[0], -sums[0])); /* of -|gate| */
     v16 sigmoid = either(sums[0] < 0.0f, small, all(1)) / (1 + small);
     v16 value = sums[0] * sigmoid * sums[1];
-    int64_t left = plain->width - panel * LANES;
-    if (left >= LANES) store(out, value);
-    else memcpy(out, &value, 4 * left);
+    int64_t left = gated->width - panel * LANES;
+    if (left >= LANES) put_act(out, value);
+    else for (int i = 0; i < left; i++) out[i] = act_of(value[i]);
 }
 
-/* All rows of x times all panels, shared out by panel; `sink` takes a row of 32 sums. */
-static inline __attribute__((always_inline)) void
-multiply(const float *x, int64_t rows, int64_t inner, const u16 *weights, int64_t panels,
-         Sink sink, void *to) {
-#pragma omp for schedule(dynamic, 2)
-    for (int64_t panel = 0; panel < panels; panel++) {
-        const u16 *at = weights + panel * inner * PANEL;
-        v16 sums[TILE][2];
-        int64_t row = 0;
-        for (; row + TILE <= rows; row += TILE) {
-            product(x + row * inner, inner, at, TILE, sums);
-            for (int r = 0; r < TILE; r++) sink(to, row + r, panel, sums[r]);
-        }
-        for (; row + 4 <= rows; row += 4) {
-            product(x + row * inner, inner, at, 4, sums);
-            for (int r = 0; r < 4; r++) sink(to, row + r, panel, sums[r]);
-        }
-        for (; row < rows; row++) {
-            product(x + row * inner, inner, at, 1, sums);
-            sink(to, row, panel, sums[0]);
-        }
+/* All rows of x times all panels; `sink` takes a row of 32 sums. A task is some panels and a block
+ * of tiles, so that a long prompt's rows stay in the core's own cache while panels pass by. */
+INLINE void multiply(const act *x, int64_t rows, int64_t inner, const u16 *weights, int64_t panels,
+                     Sink sink, const void *to) {
+    int64_t tiles = (rows + TILE - 1) / TILE, blocks = (tiles + BLOCK - 1) / BLOCK;
+    int64_t group = blocks > 1 ? 8 : 1, groups = (panels + group - 1) / group;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < blocks * groups; task++) {
+        int64_t block = task / groups, begin = task % groups * group;
+        int64_t end = begin + group < panels ? begin + group : panels;
+        int64_t first = block * tiles / blocks, last = (block + 1) * tiles / blocks;
+        for (int64_t panel = begin; panel < end; panel++)
+            for (int64_t tile = first; tile < last; tile++) {
+                int64_t row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
+                v16 sums[TILE][2];
+                products[count](x + row * stride_of(inner), inner, weights + panel * inner * PANEL,
+                                sums);
+                for (int64_t r = 0; r < count; r++) sink(to, row + r, panel, sums[r]);
+            }
     }
 }

@@ -1,12 +1,14 @@
 /* The model and a step as the caller lays them out (weftline_engine.embedded.native). */
 #pragma once
 
-#include "vectors.h"
+#include "product.h"
 
 #define PAGE 16
+#define MOST_SIZE 256 /* of a head */
 
 typedef struct {
-    const float *attention_norm, *mlp_norm, *qkv_bias, *q_norm, *k_norm; /* the last three or NULL */
+    const float *attention_norm, *mlp_norm;
+    const float *qkv_bias, *q_norm, *k_norm; /* or NULL */
     const u16 *qkv, *out, *gate_up, *down;
 } Layer;
 
@@ -31,7 +33,8 @@ typedef struct {
     const int32_t *page, *query, *visible;
     const int32_t *part_at, *part; /* the query slots of each row */
     u16 *cache;                    /* L x 2 x K x pages x (H * 16) */
-    float *x, *normed, *qkv, *attended, *gated; /* scratch, T rows each */
+    float *x, *qkv;                 /* scratch, T rows each */
+    act *normed, *attended, *gated; /* the same, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row for each query slot */
     float *logits;
 } Step;

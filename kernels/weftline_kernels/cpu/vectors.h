@@ -1,4 +1,4 @@
-/* Vectors of 16 floats, bfloat16 to and from float, exp. */
+/* Vectors of 16 floats, bfloat16 to and from float, products of bfloat16 pairs, exp. */
 #pragma once
 
 #include <math.h>
@@ -9,68 +9,158 @@
 #endif
 
 #define LANES 16
+#define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t u16;
 typedef float v16 __attribute__((vector_size(64)));
 typedef uint32_t w16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
 typedef u16 h16 __attribute__((vector_size(32)));
 /* The same in memory, at any address. memcpy would do, but GCC 12 sends it through the stack. */
 typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t w16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef u16 h16u __attribute__((vector_size(32), aligned(2), may_alias));
 
-static inline float widen(u16 half) {
+/* Where the processor multiplies pairs of bfloat16, what enters a product is rounded to bfloat16,
+ * as in any bfloat16 model; elsewhere it stays float32. Sums are float32 in both cases, and so are
+ * the residual stream and the softmax. WEFTLINE_PAIRS takes the first way without the instruction,
+ * for the tests. */
+#if defined __AVX512BF16__ || defined WEFTLINE_PAIRS
+#define PAIRS 1
+typedef u16 act;
+#else
+#define PAIRS 0
+typedef float act;
+#endif
+
+INLINE v16 all(float value) { return value - (v16){}; }
+
+INLINE w16 all_words(uint32_t value) { return value - (w16){}; }
+
+INLINE v16 load(const float *from) { return *(const v16u *)from; }
+
+INLINE w16 load_words(const u16 *from) { return *(const w16u *)from; }
+
+INLINE void store(float *to, v16 value) { *(v16u *)to = value; }
+
+/* GCC 12 makes five instructions of what AVX-512 does in one: comparison and choice. */
+INLINE v16 either(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
+
+/* a where it is larger, else b: b too where one of them is NaN. */
+INLINE v16 larger(v16 a, v16 b) {
+#ifdef __AVX512F__
+    return (v16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return either(a > b, a, b);
+#endif
+}
+
+INLINE float sum(v16 value) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += value[i];
+    return total;
+}
+
+INLINE float widen(u16 half) {
     uint32_t word = (uint32_t)half << 16;
     float value;
     memcpy(&value, &word, 4);
     return value;
 }
 
-static inline u16 narrow(float value) { /* to nearest even; NaN stays NaN */
+/* Of a word of two bfloat16, the one at the lower and the one at the higher address. */
+INLINE v16 even(w16 words) { return (v16)(words << 16); }
+
+INLINE v16 odd(w16 words) { return (v16)(words & 0xffff0000u); }
+
+INLINE u16 narrow(float value) { /* to nearest even; NaN stays NaN */
     uint32_t word;
     memcpy(&word, &value, 4);
     if ((word & 0x7fffffff) > 0x7f800000) return (u16)((word >> 16) | 0x40);
     return (u16)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
-static inline v16 widen16(const u16 *half) {
-    h16 halves = *(const h16u *)half;
-#ifdef __AVX512F__ /* GCC 12 would convert in two halves */
-    return (v16)((w16)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+INLINE h16 narrow16(v16 value) {
+#ifdef __AVX512BF16__
+    return (h16)_mm512_cvtneps_pbh((__m512)value);
 #else
-    return (v16)(__builtin_convertvector(halves, w16) << 16);
+    w16 word = (w16)value, rounded = word + 0x7fff + ((word >> 16) & 1);
+    rounded = (w16)either(value != value, (v16)(word | 0x400000), (v16)rounded);
+    return __builtin_convertvector(rounded >> 16, h16);
 #endif
 }
 
-typedef int32_t i16 __attribute__((vector_size(64)));
-
-static inline v16 either(i16 mask, v16 a, v16 b) {
-    return (v16)((mask & (i16)a) | (~mask & (i16)b));
+/* Store what will enter a product. */
+INLINE void put_act(act *to, v16 value) {
+#if PAIRS
+    *(h16u *)to = narrow16(value);
+#else
+    store(to, value);
+#endif
 }
 
-static inline v16 larger(v16 a, v16 b) { return either(a > b, a, b); }
+INLINE act act_of(float value) {
+#if PAIRS
+    return narrow(value);
+#else
+    return value;
+#endif
+}
 
-static inline v16 all(float value) { return value - (v16){}; }
-
-static inline v16 load(const float *from) { return *(const v16u *)from; }
-
-static inline void store(float *to, v16 value) { *(v16u *)to = value; }
-
-static inline float sum(v16 value) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += value[i];
-    return total;
+/* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words each:
+ * the heart of every product here. All loops are unrolled, so that totals stay in registers. */
+INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const x[],
+                  const w16 words[2]) {
+#if PAIRS
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        uint32_t two;
+        memcpy(&two, x[r], 4);
+#pragma GCC unroll 2
+        for (int v = 0; v < n; v++)
+#ifdef __AVX512BF16__
+            totals[r][v] = (v16)_mm512_dpbf16_ps((__m512)totals[r][v], (__m512bh)all_words(two),
+                                                 (__m512bh)words[v]);
+#else
+            totals[r][v] += even(all_words(two)) * even(words[v])
+                          + odd(all_words(two)) * odd(words[v]);
+#endif
+    }
+#else
+    v16 first[2], second[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < n; v++) first[v] = even(words[v]);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][0]) * first[v];
+#pragma GCC unroll 2
+    for (int v = 0; v < n; v++) second[v] = odd(words[v]);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][1]) * second[v];
+#endif
 }
 
 /* exp of values that are at most 0, within 2 units in the last place: 2^n by the exponent's bits,
  * 2^f by its series of degree 6. What lies below -87 becomes 0. */
-static inline v16 exp16(v16 x) {
-    v16 y = x * 1.44269504f;
-    y = either(y < -126.0f, all(-126.0f), y);
+INLINE v16 exp16(v16 x) {
+    v16 y = larger(all(-126.0f), x * 1.44269504f); /* NaN stays NaN */
+#ifdef __AVX512F__
+    v16 whole = (v16)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
+#else
     i16 n = __builtin_convertvector(y - 0.5f, i16); /* towards zero: y <= 0, so this rounds */
-    v16 f = (y - __builtin_convertvector(n, v16)) * 0.693147181f;
+    v16 whole = __builtin_convertvector(n, v16);
+#endif
+    v16 f = (y - whole) * 0.693147181f;
     v16 p = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f +
             f * (0.00833333333f + f * 0.00138888889f)))));
+#ifdef __AVX512F__
+    __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (v16)_mm512_maskz_scalef_ps(seen, (__m512)p, (__m512)whole);
+#else
     v16 scale = (v16)((n + 127) << 23);
     return either(x < -87.0f, all(0), p * scale);
+#endif
 }
