@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from weftline.errors import EngineUnavailable
 from weftline_engine import api, wire
 from weftline_engine.tcp import handshake
 from weftline_engine.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
@@ -143,7 +144,7 @@ class Gate:
             engine = JoinedEngine(line, description)
             line.send(wire.Admitted())
             await self._admit(name, engine, description)
-        except TimeoutError:
+        except (TimeoutError, EngineUnavailable):  # the host may try again
             await line.close()
         except Exception as error:
             # Rejected, WireError, or what `admit` says: the host's log should tell its operator.

@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -20,14 +22,27 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.tcp.joined import Gate
 from weftline_server.app import create_app
-from weftline_server.commands import engines
-from weftline_server.commands.join import address, key
+from weftline_server.commands import cluster, engines
+from weftline_server.commands.cluster import ClusterConfig
+from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.logs import LogFormat, configure
 from weftline_server.routes.state import state_of
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.policy import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """Where engines join (host "": where the cluster reaches this node), and who starts them."""
+
+    host: str
+    port: int
+    key: str
+    cluster: ClusterConfig | None = None
+    spec: engines.EngineSpec | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "without MODEL and --engine only those serve",
     )
     engines.add_arguments(parser)
+    cluster.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,16 +118,29 @@ def run(args: argparse.Namespace) -> int:
             "the engines are named in the configuration file: leave MODEL and --engine out",
             param="engine",
         )
-    tables = engines.from_tables(settings.engines)
-    makers = engines.factories(tables or engines.from_arguments(args))
-    gate = None if args.engines_on is None else (*address(args.engines_on), key())
-    return asyncio.run(_serve(settings, makers, gate, args.until_stdin_closes))
+    specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
+    makers = {} if args.cluster else engines.factories(specs)
+    return asyncio.run(_serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes))
+
+
+def _gate_of(args: argparse.Namespace, specs: Sequence[engines.EngineSpec]) -> _Gate | None:
+    """Where engines may join, if anywhere, and the cluster whose replicas do."""
+    config = cluster.from_arguments(args)
+    if config is None and args.engines_on is None:
+        return None
+    host, port = ("", 0) if args.engines_on is None else address(args.engines_on)
+    if config is None:
+        return _Gate(host, port, key())
+    if len(specs) != 1:
+        raise InvalidRequest("a cluster has replicas of one engine", param="cluster")
+    own = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
+    return _Gate(host, port, own, config, specs[0])
 
 
 async def _serve(
     settings: Settings,
     makers: Mapping[str, Callable[[], Engine]],
-    gate: tuple[str, int, str] | None,
+    gate: _Gate | None,
     until_stdin_closes: bool,
 ) -> int:
     config = settings.server
@@ -137,7 +166,7 @@ async def _serve(
     if until_stdin_closes:
         asyncio.get_running_loop().add_reader(sys.stdin, server.on_stdin)
     try:
-        async with _gate(app, gate):
+        async with _open(app, gate):
             await server.serve(sockets=[listener])
     except SystemExit:  # uvicorn's own, after a start that failed
         if state_of(app).start_error is None:
@@ -152,24 +181,37 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _gate(app: FastAPI, opens: tuple[str, int, str] | None) -> AsyncIterator[None]:
-    """Where engines join, while the server runs."""
+async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
+    """Where engines join, while the server runs, and the cluster that starts them."""
     if opens is None:
         yield
         return
-    host, port, secret = opens
-    gate = Gate(secret, app.state.driver.dispatcher.join)
+    dispatcher: Dispatcher = app.state.driver.dispatcher
+    replicas, host = None, opens.host
+    if opens.cluster is not None:
+        assert opens.spec is not None
+        replicas = cluster.RayCluster(opens.cluster, opens.spec, dispatcher)
+        host = host or await replicas.connect()
+    gate = Gate(opens.key, dispatcher.join)
     try:
-        port = await gate.listen(host, port)
+        port = await gate.listen(host, opens.port)
     except OSError as error:
         raise InvalidRequest(
-            f"engines cannot join on {host}:{port} ({error.strerror}): choose another --engines-on",
+            f"engines cannot join on {host}:{opens.port} ({error.strerror}): choose another "
+            "--engines-on",
             param="engines_on",
         ) from error
     print(f"weftline takes engines on {host}:{port}", flush=True)
+    keeping = None
+    if replicas is not None:
+        keeping = asyncio.create_task(replicas.run(host, port, opens.key))
     try:
         yield
     finally:
+        if replicas is not None and keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await replicas.close()
         await gate.close()
 
 

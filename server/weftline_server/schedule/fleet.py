@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from weftline.errors import InvalidRequest
+from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_engine import api
 from weftline_server.schedule.prompter import Prompter
 from weftline_server.schedule.slot import EngineState, Slot
@@ -50,6 +50,7 @@ class Fleet:
         self.prompters: dict[str, Prompter] = {}  # by model, the default one first
         self._watcher = watcher
         self._now = clock
+        self._closing = False
         self._without: dict[str, float] = {}  # model → since when no engine takes its work
 
     async def start(self) -> None:
@@ -66,6 +67,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop the supervision and every engine."""
+        self._closing = True
         slots = list(self.slots.values())
         for slot in slots:
             slot.move_to(EngineState.CLOSED)
@@ -77,7 +79,10 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
-        """Take an engine that runs elsewhere in. Raises InvalidRequest where it does not fit."""
+        """Take an engine that runs elsewhere in. Raises InvalidRequest where it does not fit, and
+        EngineUnavailable when the server is shutting down."""
+        if self._closing:
+            raise EngineUnavailable("the server is shutting down")
         slot = Slot(name, None, engine=engine, description=description)
         await self._enter(slot)
         slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {name}")

@@ -1,0 +1,263 @@
+"""`weftline serve --cluster ray`: replicas of one engine, placed by Ray over a cluster's nodes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline_server.commands.engines import EngineSpec
+from weftline_server.schedule.dispatcher import Dispatcher
+
+log = logging.getLogger("weftline.cluster")
+
+TICK_S = 1.0
+LEAVE_S = 30.0
+RETRY_S = 5.0  # before a replica whose engine does not start is tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Between `least` and `most` replicas; one more when each has `queue` calls waiting for it, one
+    fewer when one has had nothing to do for `idle_s`. Each takes these of a node's resources; a
+    replica with several GPUs gets them on one node, for tensor parallelism within its vLLM."""
+
+    least: int = 1
+    most: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: dict[str, float] = field(default_factory=dict)
+    queue: int = 8
+    idle_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise InvalidRequest(
+                f"{self.least} to {self.most} replicas make no range: write --replicas 1:4",
+                param="replicas",
+            )
+
+
+def wanted(config: ClusterConfig, now: int, queued: int, idle_s: float) -> int:
+    """How many replicas there should be, when there are `now`, `queued` calls wait, and for
+    `idle_s` seconds one of the replicas at least has had nothing to do."""
+    if queued > config.queue * now:
+        now += 1
+    elif queued == 0 and idle_s >= config.idle_s:
+        now -= 1
+    return max(config.least, min(now, config.most))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command line says of a cluster."""
+    group = parser.add_argument_group("a cluster of replicas, each one engine as described above")
+    group.add_argument("--cluster", choices=("ray",), help="who places them on nodes")
+    group.add_argument("--replicas", metavar="N|LEAST:MOST", default="1")
+    group.add_argument("--replica-cpus", type=float, default=1.0, metavar="N")
+    group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N")
+    group.add_argument(
+        "--replica-resources", metavar="JSON", default="{}", help='Ray\'s own, as {"slot": 1}'
+    )
+    group.add_argument("--scale-queue", type=int, default=8, metavar="CALLS", help="see the docs")
+    group.add_argument("--scale-idle-s", type=float, default=60.0, metavar="S", help="see the docs")
+
+
+def from_arguments(args: argparse.Namespace) -> ClusterConfig | None:
+    """The cluster that the command line describes, if any. Raises InvalidRequest."""
+    if args.cluster is None:
+        return None
+    least, _, most = args.replicas.partition(":")
+    try:
+        bounds = int(least), int(most or least)
+        resources = {str(k): float(v) for k, v in json.loads(args.replica_resources).items()}
+    except (ValueError, AttributeError):
+        raise InvalidRequest(
+            "write --replicas 1:4 and --replica-resources '{\"slot\": 1}'", param="replicas"
+        ) from None
+    return ClusterConfig(
+        least=bounds[0],
+        most=bounds[1],
+        cpus=args.replica_cpus,
+        gpus=args.replica_gpus,
+        resources=resources,
+        queue=args.scale_queue,
+        idle_s=args.scale_idle_s,
+    )
+
+
+class RayCluster:
+    """Keeps the replicas; Ray itself starts one again elsewhere when its node dies."""
+
+    def __init__(self, config: ClusterConfig, spec: EngineSpec, dispatcher: Dispatcher) -> None:
+        self._config = config
+        fields = dataclasses.asdict(spec).items()
+        self._spec = json.dumps({key: value for key, value in fields if value is not None})
+        self._dispatcher = dispatcher
+        self._replicas: dict[str, Any] = {}
+        self._count = 0
+        self._idle_since: float | None = None
+        self._not_before = 0.0
+        self._address: tuple[str, int] = ("", 0)
+        self._key = ""
+
+    async def connect(self) -> str:
+        """Join the Ray cluster; this node's address in it. Raises InvalidRequest."""
+        return await asyncio.to_thread(_connect)
+
+    async def run(self, host: str, port: int, key: str) -> None:
+        """Keep as many replicas as are wanted, for ever; they join at `host` and `port`."""
+        self._address, self._key = (host, port), key
+        while True:
+            await self._tick()
+            await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        import ray
+
+        await asyncio.gather(*(self._end(name) for name in list(self._replicas)))
+        await asyncio.to_thread(ray.shutdown)
+
+    async def _tick(self) -> None:
+        await self._replace_failed()
+        count = wanted(self._config, len(self._replicas), self._dispatcher.queued, self._idle_s())
+        while len(self._replicas) < count and time.monotonic() >= self._not_before:
+            self._start()
+        if len(self._replicas) > count:
+            self._idle_since = None
+            await self._end(self._least_busy())
+
+    def _idle_s(self) -> float:
+        """For how long one replica could have been done without."""
+        busy = {name for name, (ops, _) in self._dispatcher.running().items() if ops}
+        if self._dispatcher.queued or len(busy) == len(self._replicas):
+            self._idle_since = None
+            return 0.0
+        self._idle_since = self._idle_since or time.monotonic()
+        return time.monotonic() - self._idle_since
+
+    def _least_busy(self) -> str:
+        running = self._dispatcher.running()
+        return min(self._replicas, key=lambda name: running.get(name, (0, 0)))
+
+    def _start(self) -> None:
+        import ray
+
+        from weftline_server.commands.replica import Replica
+
+        self._count += 1
+        name = f"ray-{self._count}"
+        config = self._config
+        actor = ray.remote(Replica).options(
+            num_cpus=config.cpus,
+            num_gpus=config.gpus,
+            resources=config.resources,
+            scheduling_strategy="SPREAD",
+            max_restarts=-1,
+            max_concurrency=2,  # `failure` answers while `leave` waits
+        )
+        self._replicas[name] = actor.remote(*self._address, self._key, name, self._spec)
+
+    async def _replace_failed(self) -> None:
+        """Try again, after a pause, what cannot start; leave to Ray what died."""
+        import ray
+        from ray.exceptions import RayError
+
+        for name, actor in list(self._replicas.items()):
+            asked = actor.failure.remote()
+            ready, _ = await asyncio.to_thread(ray.wait, [asked], timeout=0.2)
+            try:
+                failure = ray.get(ready[0]) if ready else ""
+            except RayError as error:
+                # An actor that Ray is about to start again says so.
+                failure = "" if "restart" in str(error) else str(error).strip().splitlines()[-1]
+            if failure:
+                log.error("replica %s: %s", name, failure)
+                self._not_before = time.monotonic() + RETRY_S
+                ray.kill(actor)
+                del self._replicas[name]
+
+    async def _end(self, name: str) -> None:
+        """Let a replica finish what it has, and give its place back."""
+        import ray
+        from ray.exceptions import RayError
+
+        actor = self._replicas.pop(name)
+        leaving = actor.leave.remote(LEAVE_S)
+        await asyncio.to_thread(ray.wait, [leaving], timeout=LEAVE_S)
+        try:
+            ray.kill(actor)
+        except RayError as error:
+            log.debug("replica %s was gone already: %s", name, error)
+
+
+def _connect() -> str:
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise InvalidRequest("--cluster ray needs Ray: run `pip install 'weftline[ray]'`") from None
+    _require_token()
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    try:
+        ray.init(
+            address=address,
+            namespace=f"weftline-{secrets.token_hex(8)}",
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except ConnectionError as error:
+        raise InvalidRequest(
+            "no Ray cluster answers: run `ray start --head`, or set RAY_ADDRESS, with the same "
+            "token here and there",
+            param="cluster",
+        ) from error
+    if _open_to_all(ray.get_runtime_context().gcs_address):
+        ray.shutdown()
+        raise InvalidRequest(
+            "the Ray cluster takes connections without a token: start its nodes with "
+            "RAY_AUTH_MODE=token",
+            param="cluster",
+        )
+    return str(ray.util.get_node_ip_address())
+
+
+def _require_token() -> None:
+    """Who reaches a Ray cluster without authentication runs code on all of it."""
+    default = Path.home() / ".ray" / "auth_token"
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if os.environ.get("RAY_AUTH_MODE") != "token" or not (named or default.exists()):
+        raise InvalidRequest(
+            "Ray's token authentication is off: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH) here and on every node",
+            param="cluster",
+        )
+
+
+def _open_to_all(address: str) -> bool:
+    """Whether the cluster takes one who has no token: tried, in a process that has none."""
+    without = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {key: value for key, value in os.environ.items() if key not in without}
+    program = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, address],
+        env={**environment, "RAY_AUTH_MODE": "disabled"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as trial:
+        assert trial.stderr is not None
+        for line in trial.stderr:
+            if "Unauthenticated" in line:  # it would go on trying for 20 s
+                trial.kill()
+                return False
+    return trial.returncode == 0

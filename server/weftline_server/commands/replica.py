@@ -1,0 +1,51 @@
+"""One engine replica as a Ray actor: Ray places it and starts it again elsewhere; calls do not go
+through Ray, but over the connection by which the replica joins the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+from weftline_engine.api import EngineDied
+from weftline_engine.tcp.handshake import Rejected
+from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_server.commands.engines import factory, from_tables
+
+
+class Replica:
+    """Made anew on another node after its own has died; it joins by its old name then."""
+
+    def __init__(self, host: str, port: int, key: str, name: str, spec: str) -> None:
+        """`spec` is the JSON of an EngineSpec: nothing of ours is pickled."""
+        config = HostConfig(host=host, port=port, key=key, name=name, node=_node())
+        (table,) = from_tables([json.loads(spec)])
+        self._failure = ""
+        self._host = EngineHost(config, factory(table))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def failure(self) -> str:
+        """Why it serves no more; "" while it does, or tries to."""
+        return self._failure
+
+    def leave(self, seconds: float) -> None:
+        """Finish what runs, within so many seconds, and end."""
+        self._loop.call_soon_threadsafe(self._host.leave)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._host.run())
+        except (EngineDied, Rejected) as error:
+            self._failure = str(error)
+
+
+def _node() -> str:
+    """The name that `ray start --node-name` gave this node, else its address."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    node = next(one for one in ray.nodes() if one["NodeID"] == own)
+    return str(node.get("NodeName") or node["NodeManagerAddress"])
