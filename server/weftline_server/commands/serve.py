@@ -186,7 +186,7 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
     if opens is None:
         yield
         return
-    dispatcher: Dispatcher = app.state.driver.dispatcher
+    dispatcher: Dispatcher = state_of(app).driver.dispatcher
     replicas, host = None, opens.host
     if opens.cluster is not None:
         assert opens.spec is not None
