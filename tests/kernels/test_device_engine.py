@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests import pretend
 from tests.engines import llama, on_cpu, on_device, opt, requests, run
+from weftline_engine.api import Retention
 from weftline_engine.embedded import device_model
 from weftline_engine.embedded.device_model import DeviceModel, capacity, sizes
+from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model_config import ModelConfig
+from weftline_kernels import attention_triton, kv_store, rms_norm, rope, silu_mul
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.tiles import cut, split_length
 from weftline_kernels.work_list import Rows, build
@@ -44,7 +49,6 @@ class Again:
     [
         pytest.param(llama(), 3, id="grouped heads, two layers"),
         pytest.param(llama(kv_heads=4, width=12, layers=1), 3, id="odd heads"),
-        pytest.param(opt(layers=1), 3, id="OPT"),
     ],
 )
 def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
@@ -58,6 +62,52 @@ def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
     assert len({tuple(found) for found in expected}) == 6
     # Each request's first token comes out of its prompt's last chunk, in a launched step.
     assert tokens <= capture.replays <= 6 * (tokens - 1)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device of its own memory, for kernels and engine."""
+    kernels: dict[ModuleType, tuple[str, ...]] = {
+        attention_triton: ("_attend", "_merge"),
+        kv_store: ("_kv_store",),
+        rms_norm: ("_rms_norm",),
+        rope: ("_rope",),
+        silu_mul: ("_silu_mul",),
+    }
+    for module, names in kernels.items():
+        for name in names:
+            monkeypatch.setattr(module, name, pretend.kernel(getattr(module, name)))
+    # torch's inference mode and its tensor subclasses do not go together.
+    for owner, name in ((Core, "step"), (DeviceModel, "warm")):
+        monkeypatch.setattr(owner, name, torch.no_grad()(getattr(owner, name).__wrapped__))
+    return pretend.DEVICE
+
+
+@pytest.mark.parametrize("config", [llama(layers=1), opt(layers=1)], ids=["Llama", "OPT"])
+def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
+    config: ModelConfig, pretended: torch.device
+) -> None:
+    """The engine on a pretended device, whose tensors refuse all others: every way to sample,
+    preemption, NaN, and a context that is swapped out and comes back bit by bit."""
+    ops = requests(tokens=3)
+    expected = run(on_cpu(config), ops)
+    with pretend.Pretending():
+        engine = on_device(config, Again(), pretended, blocks=34)
+        assert isinstance(engine.cache, pretend.OnDevice)
+        assert run(engine, ops) == expected
+        context = next(one for one in engine.scheduler.contexts.values() if one.held)
+        blocks = [node.block for node in context.held]
+        before = engine.cache.inner[:, :, :, blocks].clone()
+        engine.retain(context.id, Retention.SWAP)
+        assert type(context.stash) is torch.Tensor
+        while engine.scheduler.tree.evict():
+            engine.cache.zero_()
+        engine.retain(context.id, Retention.KEEP)
+        blocks = [node.block for node in context.held]
+        assert torch.equal(engine.cache.inner[:, :, :, blocks], before)
+        engine._probe = lambda logits, names: logits.fill_(float("nan"))
+        with pytest.raises(AssertionError, match="not finite"):
+            run(engine, [replace(ops[5], id="nan", context="nan")])
 
 
 def test_a_step_beyond_the_captured_sizes_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
