@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.null.asgi import Serve
 from weftline import errors
+from weftline_engine.api import Capability
+from weftline_engine.vllm.engine import capabilities
 from weftline_server import cli
+from weftline_server.commands.engines import from_tables
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SERVING = (DOCS / "serving.md").read_text()
+ENGINES = (DOCS / "engines.md").read_text()
 
 
 async def test_the_request_that_serving_walks_through(serve: Serve) -> None:
@@ -39,7 +44,9 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     assert {r for r in shown if "Last-Event" not in r[1]} == served
 
 
-@pytest.mark.parametrize("line", re.findall(r"^    (weftline .*?)(?:  +#.*)?$", SERVING, re.M))
+@pytest.mark.parametrize(
+    "line", re.findall(r"^ {4,7}(weftline .*?)(?:  +#.*)?$", SERVING + ENGINES, re.M)
+)
 def test_commands_are_understood(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command that is shown parses: with --help behind it, its usage is printed."""
     with pytest.raises(SystemExit) as ended:
@@ -57,3 +64,24 @@ def test_every_error_is_in_the_table() -> None:
     for name in ("WeftlineError", "GraphError", "ConnectionFailed"):
         del tree[name]
     assert shown == tree
+
+
+def test_the_engines_of_the_configuration_file() -> None:
+    """The tables in the text make these engines."""
+    text = re.search(r"((?:    .*\n|\n)+)`weftline serve --config", ENGINES)
+    assert text is not None
+    left, right, hosted = from_tables(tomllib.loads(text.group(1))["engine"])
+    assert (left.call_it, right.call_it, hosted.call_it) == ("llama", "llama", "big")
+    assert (left.name, right.engine, hosted.connect_key_env) == ("left", "vllm", "EXAMPLE_KEY")
+
+
+def test_what_each_engine_can_do_is_in_the_table() -> None:
+    """A row for each capability; "yes" and "no" are what the engines announce."""
+    rows = re.findall(r"^\| `(\w+)`: [^|]* \| (.*) \|$", ENGINES, re.M)
+    table = {name: cells.split(" | ") for name, cells in rows}
+    assert list(table) == [one.value for one in Capability]
+    can = [set(Capability), set(capabilities(child=True, priority=True))]
+    can += [set(capabilities(child=False, priority=False)), set(), set()]
+    for column, announced in enumerate(can):
+        yes = {name for name, cells in table.items() if cells[column] == "yes"}
+        assert yes == {one.value for one in announced}

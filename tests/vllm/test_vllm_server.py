@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -64,7 +65,9 @@ async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
     vllm.engine.submit(replace(op, tokens=tokens[:256], open=True))
     engine = vllm.engine
     assert isinstance(engine, VLLMEngine)
-    await engine.warmed(op.id)
+    warming = engine._open[op.id].warming
+    assert warming is not None
+    await warming
     vllm.engine.feed(op.id, 256, tokens[256:], True)
     heard = await vllm.end(op.id)
     assert heard.finished is not None and heard.finished.usage.cached_tokens >= 224
@@ -108,6 +111,12 @@ async def test_a_killed_vllm_is_started_again(vllm: Target) -> None:
     assert isinstance(engine, VLLMEngine)
     vllm.engine.submit(vllm.op(vllm.questions[0], name="last", max_tokens=500, ignore_eos=True))
     await vllm.until("last", lambda heard: len(heard.parts) > 2)
-    engine.kill()
+    assert engine._child is not None
+    guard = psutil.Process(engine._child.pid)
+    (server,) = guard.children()
+    family = server.children(recursive=True)
+    server.kill()
     with pytest.raises(api.EngineDied, match="vLLM ended by itself"):
         await asyncio.wait_for(asyncio.shield(vllm.listening), 60)
+    psutil.wait_procs(family, timeout=30)
+    assert not [one for one in family if one.is_running()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections import deque
@@ -28,6 +27,11 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._said: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The guard's process id; vLLM is its child."""
+        return None if self._process is None else self._process.pid
 
     @property
     def endpoint(self) -> EndpointConfig:
@@ -61,13 +65,6 @@ class Child:
         """Its end, in words."""
         assert self._process is not None
         return f"vLLM ended by itself (exit code {await self._process.wait()})"
-
-    def kill(self) -> None:
-        """End vLLM itself; the guard notices, and ends what it leaves."""
-        assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        for pid in children.read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
 
     async def close(self) -> None:
         """End it with all its processes, and remove its socket."""

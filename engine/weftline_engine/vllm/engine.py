@@ -36,10 +36,6 @@ AGE_TOKENS = 256
 THROUGHPUT_TOKENS = 60 * AGE_TOKENS
 DEEPEST = 63
 
-_CAN = tuple(
-    one for one in api.Capability if one not in (api.Capability.RETENTION, api.Capability.USAGE)
-)
-
 
 @dataclass(slots=True)
 class _Open:
@@ -129,17 +125,6 @@ class VLLMEngine(RemoteEngine):
         """Where the child listens."""
         return None if self._child is None else self._child.endpoint.socket
 
-    async def warmed(self, op: str) -> None:
-        """Wait until what is known of an open prompt has been sent ahead."""
-        found = self._open.get(op)
-        if found is not None and found.warming is not None:
-            await found.warming
-
-    def kill(self) -> None:
-        """End the child's processes at once, as the kernel does when memory runs out."""
-        assert self._child is not None
-        self._child.kill()
-
     async def metrics(self) -> bytes:
         """vLLM's own, under its own names."""
         assert self._root is not None, "metrics before start"
@@ -162,10 +147,6 @@ class VLLMEngine(RemoteEngine):
     def _description(self, limit: int | None) -> api.Description:
         directory = self._config.model
         texts = tokenizer_texts(directory)
-        counts = self._child is not None  # only ours is sure to run with what makes it count
-        can = (*_CAN, api.Capability.USAGE) if counts else _CAN
-        if not self._priority:
-            can = tuple(one for one in can if one is not api.Capability.PRIORITY)
         return api.Description(
             model=self._config.announced,
             tokenizer=str(directory / "tokenizer.json"),
@@ -176,7 +157,7 @@ class VLLMEngine(RemoteEngine):
             max_running=self._config.max_running,
             dtype=self._config.dtype,
             default_sampling=default_sampling(directory),
-            capabilities=can,
+            capabilities=capabilities(self._child is not None, self._priority),
         )
 
     async def _takes_priority(self) -> bool:
@@ -253,6 +234,16 @@ class VLLMEngine(RemoteEngine):
         """A request that leaves the prompt's blocks behind; vLLM cannot generate less than one."""
         body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0}
         return {**body, "cache_salt": salt} if salt else body
+
+
+def capabilities(child: bool, priority: bool) -> tuple[api.Capability, ...]:
+    """What vLLM can do: only our own child is sure to run with what makes it count its cache."""
+    lacks = {api.Capability.RETENTION}
+    if not child:
+        lacks.add(api.Capability.USAGE)
+    if not priority:
+        lacks.add(api.Capability.PRIORITY)
+    return tuple(one for one in api.Capability if one not in lacks)
 
 
 def priority(hints: api.Hints) -> int:
