@@ -24,6 +24,8 @@ PROTOCOL_VERSION = "1"
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,127}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
+MAX_PRIORITY = 100
+
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 
@@ -166,6 +168,9 @@ class Call:
     With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
     `role`, `content` (None where there are only calls) and `tool_calls`. `tool_choice` is `auto`,
     `none`, `required` or one function by name; one call at most where not `parallel_tool_calls`.
+
+    Of what waits for engines a lower `priority` goes first: a step is worth ten seconds of waiting,
+    so that nothing starves.
     """
 
     name: str
@@ -176,12 +181,18 @@ class Call:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
+    priority: int = 0
 
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 128 or not self.name.isprintable():
             raise InvalidRequest("a call's name has 1 to 128 printable characters", param="name")
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be in -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
+                param="priority",
+            )
         check_tools(self.tools)
         check_choice(self.tool_choice, self.tools)
 

@@ -125,7 +125,8 @@ class Hints:
     `group` names the calls that should finish together; `depth` is the longest distance to a sink
     (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
     monotonic clock; `work_left` the tokens that the application has still to compute, as far as its
-    graph is known; `token_bound` those that may be in flight beside this op. After the op's end the
+    graph is known; `token_bound` those that may be in flight beside this op; `priority`
+    the client's, lower first, a step as much as ten seconds of waiting. After the op's end the
     context that it made will be continued in `expected_pause` seconds, or `kept_tokens` of it.
     """
 
@@ -135,6 +136,7 @@ class Hints:
     arrival: float = 0.0
     work_left: int = 0
     criterion: str = "latency"
+    priority: int = 0
     token_bound: int | None = None
     expected_output: int | None = None
     expected_pause: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
-from weftline_server.graph.primitive import PromptBefore
+from weftline_server.graph.primitive import PromptBefore, Turn
 from weftline_server.schedule.prompter import Prompter
 
 HOLE = "\ue000hole\ue000"
@@ -48,7 +49,9 @@ def test_a_chat_is_what_transformers_makes_of_it(
         messages = [{"role": role, "content": content} for role, content in chat]
         expected = reference.apply_chat_template(messages, add_generation_prompt=True)
         ids = expected["input_ids"] if not isinstance(expected, list) else expected
-        assert prompter.payload(PromptBefore("", tuple(chat))).tokens == tuple(ids)
+        assert prompter.payload(
+            PromptBefore("", tuple(Turn(*one) for one in chat))
+        ).tokens == tuple(ids)
 
 
 def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
@@ -57,6 +60,22 @@ def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
         prompter.payload(PromptBefore(" word" * 201))
     with pytest.raises(InvalidRequest, match="is empty"):
         prompter.payload(PromptBefore(""))
+
+
+def test_an_output_at_the_very_start_follows_the_models_first_token(prompter: Prompter) -> None:
+    """Nothing stands before it, and a model needs something to go on from."""
+    description = replace(prompter.description, bos_token="<|im_start|>")
+    assert Prompter(description).payload(PromptBefore("")).tokens == (1,)
+
+
+def test_a_token_is_shown_as_text_and_bytes(prompter: Prompter) -> None:
+    """Of a character in parts each token has its bytes, and together they are the text."""
+    text = "The caf\u00e9 \U0001f600, 3\u20ac"
+    tokens = prompter.payload(PromptBefore(text)).tokens or ()
+    shown = [prompter.token(token) for token in tokens]
+    assert b"".join(data for _, data in shown).decode() == text
+    assert shown[0] == ("The", b"The") and (" caf\u00e9", " caf\u00e9".encode()) in shown
+    assert 2 in prompter.special and not prompter.special & set(tokens)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -74,7 +93,7 @@ def test_no_later_text_changes_what_was_filled(
 def test_nearly_all_of_a_long_text_is_stable(prompter: Prompter) -> None:
     """What is held back is a few words, in a chat also what the template puts behind the value."""
     text = " one two three four five six seven eight" * 4
-    stable = prompter.stable_prefix(PromptBefore("", (("user", text + HOLE),)), HOLE)
-    whole = prompter.payload(PromptBefore("", (("user", text + " nine"),))).tokens
+    stable = prompter.stable_prefix(PromptBefore("", (Turn("user", text + HOLE),)), HOLE)
+    whole = prompter.payload(PromptBefore("", (Turn("user", text + " nine"),))).tokens
     assert whole is not None and whole[: len(stable)] == stable
     assert len(whole) - len(stable) < 16

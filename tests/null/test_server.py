@@ -75,6 +75,15 @@ async def test_several_outputs_and_one_at_the_start(serve: Serve) -> None:
     assert (await server.get(session, "a")).json()["value"] == "a!"
 
 
+async def test_an_output_at_the_very_start(serve: Serve) -> None:
+    """Nothing stands before it, and the next output sees what it came to."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("b!", "c!"), ("", "b!"))))
+    session = await server.session()
+    await server.submit(session, call("first", "{{output:a}} and {{output:b}}", a="a", b="b"))
+    assert (await server.get(session, "a")).json()["value"] == "b!"
+    assert (await server.get(session, "b")).json()["value"] == "c!"
+
+
 async def test_a_variable_is_set_later(serve: Serve) -> None:
     """The call waits in the server; setting its input starts it."""
     server = await serve()

@@ -53,7 +53,8 @@ def _group(sequence: Sequence) -> tuple[str, bool]:
 
 def _score(sequence: Sequence) -> float:
     work = math.log2(max(0, sequence.hints.work_left) + 1)
-    return work + bulk(sequence) * _STAND_BACK + sequence.born / _AGING_STEPS
+    place = sequence.hints.priority + sequence.born / _AGING_STEPS
+    return work + bulk(sequence) * _STAND_BACK + place
 
 
 class TokenBound:

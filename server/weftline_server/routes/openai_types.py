@@ -109,8 +109,10 @@ class Completion:
     logit_bias: dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
-    # Ours: the session to run in, so that its graph shows the call; what the output must be.
+    # Ours: the session to run in, so that its graph shows the call; who goes first (lower does, as
+    # in vLLM); what the output must be.
     session_id: str | None = None
+    priority: int = 0
     constraint: dict[str, Any] | None = None
 
     __pydantic_config__ = _LOOSE
@@ -210,6 +212,7 @@ class ChatRequest(Completion):
             prompt=(*messages, answer),
             placeholders=(*inputs.placeholders, _output(self.sampling(), logprobs)),
             model=self.model,
+            priority=self.priority,
             tools=self.tools or (),
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -245,6 +248,7 @@ class CompletionRequest(Completion):
                 prompt=(Segment(text=prompt), Segment(output=OUTPUT)),
                 placeholders=(output,),
                 model=self.model,
+                priority=self.priority,
             )
             for prompt in prompts
         )

@@ -20,7 +20,8 @@ from types import MappingProxyType
 
 from weftline_engine.api import Hints
 
-# Each so many seconds in the queue halve the weight of how much work an application has left.
+# Each so many seconds in the queue halve the weight of how much work an application has left. A
+# step of priority is worth as much.
 AGING_S = 10.0
 
 # A member of its group on an engine is worth so many tokens of load there: a short answer's worth,
@@ -133,14 +134,14 @@ class _Engine:
 def _by_application(now: float) -> Callable[[Queued], tuple[float, ...]]:
     def key(item: Queued) -> tuple[float, ...]:
         hints = item.hints
-        left = hints.work_left * 0.5 ** ((now - item.queued) / AGING_S)
+        left = hints.work_left * 2.0 ** (hints.priority - (now - item.queued) / AGING_S)
         return (item.open, item.throughput, left, hints.arrival, -hints.depth, item.queued)
 
     return key
 
 
 def _first_come(now: float) -> Callable[[Queued], tuple[float, ...]]:
-    return lambda item: (item.open, item.queued)
+    return lambda item: (item.open, item.queued + AGING_S * item.hints.priority)
 
 
 def _least_loaded(engine: _Engine, item: Queued, throughput: bool) -> float:

@@ -77,6 +77,9 @@ class Prompter:
             # A template writes its own special tokens; plain text gets the tokenizer's (a BOS).
             plain = prompt.messages is None
             ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
+            begin = self.tokenizer.token_to_id(self.description.bos_token)
+            if not ids and begin is not None:
+                ids = [begin]  # an output at the very start still follows something
             payload = Payload(tuple(ids), None)
         limit = self.description.context_limit
         if payload.size >= limit:

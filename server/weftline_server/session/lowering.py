@@ -286,6 +286,7 @@ def hints(session: Session, call: str) -> api.Hints:
         arrival=session.opened,
         work_left=session.work_left,
         criterion=plan.objective.get(call, "latency"),
+        priority=session.calls[call].node.call.priority,
     )
 
 

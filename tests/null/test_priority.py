@@ -1,0 +1,58 @@
+"""Who goes first where calls wait: a client's priority, in both policies, and nobody starves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.null.asgi import Serve
+from weftline_engine.api import Hints
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.config import ServerConfig
+from weftline_server.schedule.policy import AGING_S, EngineLoad, Queued, place
+
+ENGINE = EngineLoad(name="e", model="m", max_running=1)
+
+
+def first(policy: str, now: float, *waiting: tuple[str, float, int]) -> str:
+    """Which of (id, queued, priority) starts on an engine with one place."""
+    queue = [
+        Queued(id=id, model="m", queued=queued, tokens=9, hints=Hints(work_left=9, priority=rank))
+        for id, queued, rank in waiting
+    ]
+    [placed] = place(queue, [ENGINE], policy, now)
+    return placed.id
+
+
+@pytest.mark.parametrize("policy", ["app", "request"])
+def test_lower_goes_first_until_the_other_has_waited(policy: str) -> None:
+    """A step is worth ten seconds: three steps are overtaken by who waited for over thirty."""
+    for low in (-2, 0, 97):
+        waiting = ("late", 1.0, low), ("early", 0.0, low + 3)
+        assert first(policy, 1.0, *waiting) == "late"
+        old = ("late", 3 * AGING_S + 1.0, low), ("early", 0.0, low + 3)
+        assert first(policy, 3 * AGING_S + 1.0, *old) == "early"
+
+
+async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None:
+    """With one place, of three requests that wait the last one to come is the first to be done."""
+    slow = NullConfig(max_running=1, latency=LatencyProfile(step_s=0.1))
+    server = await serve(slow, ServerConfig(policy="request"))
+    ended: list[int] = []
+
+    async def ask(priority: int) -> None:
+        body = {"prompt": "one two three", "priority": priority}
+        answer = await server.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        ended.append(priority)
+
+    tasks = [asyncio.create_task(ask(0))]
+    dispatcher = server.app.state.driver.dispatcher
+    while dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+    tasks += [asyncio.create_task(ask(priority)) for priority in (5, 1, -5)]
+    await asyncio.gather(*tasks)
+    assert ended == [0, -5, 1, 5]
+    refused = await server.http.post("/v1/completions", json={"prompt": "x", "priority": 101})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
