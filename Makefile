@@ -2,7 +2,7 @@
 # dependencies changes.
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-vllm \
-  gpu gpu-figures clean
+  bench-langchain gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -73,6 +73,8 @@ test-ray: install ## replicas on two real Ray nodes, which it starts
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
 	$(BIN)/python bench/bench_vllm.py $(ARGS)
+bench-langchain: install ## LangChain programs far from their server, in every tier
+	$(BIN)/python bench/bench_langchain.py $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from syrupy.assertion import SnapshotAssertion
 
 from langchain_weftline import ChatWeftline
+from tests.integrations.conftest import StartServer
 
 
 class TestUnit(ChatModelUnitTests):
@@ -37,29 +39,70 @@ class TestUnit(ChatModelUnitTests):
         super().test_serdes(model, snapshot)
 
 
-class TestIntegration(ChatModelIntegrationTests):
-    """What a served model must do; the null engine calls no tools and writes no JSON."""
+def tool(name: str, **arguments: Any) -> str:
+    """A call of a tool, as a model writes it."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
-    @pytest.fixture(autouse=True)
-    def _served(self, echo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WEFTLINE_BASE_URL", echo_url)
+
+JOKE = {"setup": "Why was the cat on the computer?", "punchline": "To watch the mouse."}
+# What a good model answers, by what stands in the prompt; the first rule counts.
+SCRIPT = [
+    ("What is 3 + 4", tool("my_adder_tool", a=3, b=4)),
+    ("<tool_response>", "So it is."),
+    ("What is the value of magic_function(3)?", tool("magic_function", input=3)),
+    ("What is the value of magic_function_no_args()?", tool("magic_function_no_args")),
+    ("generate a Pirate greeting", tool("greeting_generator", answer_style="pirate")),
+    ("weather in San Francisco", tool("get_weather", location="San Francisco, CA")),
+    ("你好啊集团", tool("unicode_customer", customer_name="你好啊集团", description="Tech")),
+    (
+        "こんにちは株式会社",
+        tool("unicode_customer", customer_name="こんにちは株式会社", description="x"),
+    ),
+    ('"name": "magic_function"', tool("magic_function", input=1)),
+    *((f'"name": "{name}"', tool(name, **JOKE)) for name in ("Joke", "JokeDict", "joke")),
+    ("joke about cats", json.dumps(JOKE)),
+    ("", "Well, one two three."),
+]
+
+
+class Standard(ChatModelIntegrationTests):
+    """What ChatWeftline says of itself."""
 
     @property
     def chat_model_class(self) -> type[ChatWeftline]:
         return ChatWeftline
 
     @property
-    def has_tool_calling(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
-
-    @property
     def supports_json_mode(self) -> bool:
-        return False
+        return True
+
+
+class TestScripted(Standard):
+    """Behind the null engine a script stands for a model that does as it is told: nothing fails."""
+
+    @pytest.fixture(autouse=True)
+    def _served(self, start_script: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEFTLINE_BASE_URL", scripted(start_script))
 
     @property
     def model_override_value(self) -> str:
         return "null"
+
+
+class TestScriptedJsonSchema(TestScripted):
+    """Structured output by a schema that the answer is held to."""
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "json_schema"}
+
+
+_urls: dict[int, str] = {}
+
+
+def scripted(start_script: StartServer) -> str:
+    """One server for all tests of this module."""
+    if id(start_script) not in _urls:
+        _urls[id(start_script)] = start_script(SCRIPT)
+    return _urls[id(start_script)]

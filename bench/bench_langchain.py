@@ -1,0 +1,136 @@
+"""LangChain programs far from their server: how much the tiers bring, and what provenance costs.
+
+    python bench/bench_langchain.py [--rtt-ms 250] [--repeat 3] [--output FILE]
+
+One server with the embedded engine, and a proxy that adds the round trip. Each program runs in
+every tier in turn, after a round that warms the KV cache for all alike, so ratios compare runs that
+lie next to each other. The cost of provenance (T1) is that of one call against the null engine, on
+and off in turn. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+
+from langchain_weftline import ChatWeftline
+from weftline.local import local_server
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cookbook" / "langchain"))
+
+import refine
+from compare import TIERS, Build, run
+from delay import delayed
+
+CALLS = 400
+STEPS = 5
+
+
+def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], str]:
+    """A chain of five calls, each with an answer of ten tokens on the one before."""
+    short = llm.bind(max_tokens=10, extra_body={"ignore_eos": True})
+    chain: Runnable[Any, Any] = ChatPromptTemplate.from_template("Name {x}.") | short
+    for number in range(1, STEPS):
+        ask = ChatPromptTemplate.from_template(f"Step {number}. Go on: {{x}}")
+        chain = {"x": chain | StrOutputParser()} | ask | short
+    whole = tier(chain | StrOutputParser())
+    return lambda: whole.invoke({"x": "a river"})
+
+
+def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
+    """Seconds of each tier, and their ratios to the T0 run of the same round."""
+    for name in TIERS:
+        run(build, name, url)
+    rounds = [{name: run(build, name, url) for name in TIERS} for _ in range(repeat)]
+    found: dict[str, Any] = {}
+    for name in TIERS:
+        ratios = [one["T0"].seconds / one[name].seconds for one in rounds]
+        found[name] = {
+            "seconds": _quartiles([one[name].seconds for one in rounds]),
+            "times_faster_than_T0": _quartiles(ratios),
+            **rounds[-1][name].counts,
+            "same_text_as_T0": all(one[name].text == one["T0"].text for one in rounds),
+        }
+    return found
+
+
+def provenance_ms(url: str) -> dict[str, Any]:
+    """Milliseconds that one call takes longer with provenance, sync and async."""
+    prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
+    chains = [
+        prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (True, False)
+    ]
+
+    def given(number: int) -> dict[str, str]:
+        return {"role": "a chef", "x": f"Tell of soup number {number}."}
+
+    def sync(chain: Runnable[Any, Any], number: int) -> float:
+        began = time.perf_counter()
+        chain.invoke(given(number))
+        return time.perf_counter() - began
+
+    async def one(chain: Runnable[Any, Any], number: int) -> float:
+        began = time.perf_counter()
+        await chain.ainvoke(given(number))
+        return time.perf_counter() - began
+
+    async def all_async() -> list[tuple[float, float]]:
+        return [(await one(chains[0], n), await one(chains[1], n)) for n in range(CALLS)]
+
+    gc.disable()
+    pairs = {
+        "sync": [(sync(chains[0], n), sync(chains[1], n)) for n in range(CALLS)],
+        "async": asyncio.run(all_async()),
+    }
+    gc.enable()
+    return {
+        name: _quartiles([(on - off) * 1e3 for on, off in found[CALLS // 10 :]])
+        for name, found in pairs.items()
+    }
+
+
+def _quartiles(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rtt-ms", type=float, default=250.0)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
+    args = parser.parse_args()
+    found: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+        "rtt_ms": args.rtt_ms,
+    }
+    with local_server("--engine", "null") as url:
+        found["provenance_ms_per_call"] = provenance_ms(url)
+    with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
+        found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
+        found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if args.output is not None:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

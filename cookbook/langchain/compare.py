@@ -1,0 +1,110 @@
+"""What the recipes share: runs one program in four ways, and prints what changed.
+
+A recipe has `build(llm, tier)`, which gives a function of no arguments that runs the program and
+returns its text. `tier` is applied to each chain of it:
+
+    T0  ChatWeftline as any chat model: rendered messages
+    T1  the same program; the server is told templates, values and edges
+    T2  accelerate(chain): the calls are sent ahead, LangChain runs unchanged
+    T3  compile_chain(chain): the graph runs in the server
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from delay import delayed
+
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from weftline.local import local_server
+
+Tier = Callable[[Any], Any]
+Build = Callable[[ChatWeftline, Tier], Callable[[], str]]
+
+TIERS: dict[str, Tier] = {
+    "T0": lambda chain: chain,
+    "T1": lambda chain: chain,
+    "T2": accelerate,
+    "T3": compile_chain,
+}
+_COUNTED = {
+    "calls": r'weftline_calls_total\{.*state="done".*\} (\S+)',
+    "round trips": r'weftline_http_requests_total\{method="POST",route="/v1/\S*} (\S+)',
+    "cached tokens": r"weftline_prompt_cached_tokens_total\{.*\} (\S+)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of a program."""
+
+    text: str
+    seconds: float
+    counts: dict[str, int]
+
+
+def documentation(size: int = 900) -> list[str]:
+    """Prose to work on, in pieces: this repository's own."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
+    paragraphs = [p for p in page.read_text().split("\n\n") if not p.startswith(("#", "    "))]
+    pieces = [""]
+    for paragraph in paragraphs:
+        if pieces[-1] and len(pieces[-1]) + len(paragraph) > size:
+            pieces.append("")
+        pieces[-1] += ("\n\n" if pieces[-1] else "") + paragraph.replace("\n", " ")
+    return pieces
+
+
+def run(build: Build, name: str, url: str, **options: Any) -> Result:
+    """The program in one tier on the server at `url`."""
+    llm = ChatWeftline(base_url=url, temperature=0, provenance=name != "T0", **options)
+    program = build(llm, TIERS[name])
+    before, began = _counts(url), time.perf_counter()
+    text = program()
+    seconds = time.perf_counter() - began
+    after = _counts(url)
+    return Result(text, seconds, {what: after[what] - before[what] for what in after})
+
+
+def _counts(url: str) -> dict[str, int]:
+    metrics = httpx.get(f"{url}/metrics").text
+    return {
+        what: round(sum(map(float, re.findall(pattern, metrics))))
+        for what, pattern in _COUNTED.items()
+    }
+
+
+def compare(
+    build: Build, *server: str, rtt_s: float = 0.0, url: str | None = None
+) -> dict[str, Result]:
+    """The program in every tier, each on a server that was just started unless `url` is given."""
+    found = {}
+    for name in TIERS:
+        with ExitStack() as stack:
+            target = url or stack.enter_context(local_server(*server))
+            if rtt_s:
+                target = stack.enter_context(delayed(target, rtt_s))
+            found[name] = run(build, name, target)
+    return found
+
+
+def main(build: Build) -> None:
+    """Run a recipe from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rtt-ms", type=float, default=0.0, help="a round trip to the server")
+    parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
+    args = parser.parse_args()
+    found = compare(build, *args.server, rtt_s=args.rtt_ms / 1e3)
+    print(f"{'':4}" + "".join(f"{what:>15}" for what in (*_COUNTED, "seconds")))
+    for name, result in found.items():
+        counts = "".join(f"{count:>15}" for count in result.counts.values())
+        print(f"{name:4}{counts}{result.seconds:>15.2f}")
+    print("\n" + found["T0"].text.strip())

