@@ -39,10 +39,16 @@ MEAN = 0.04
 ONE_SUM = 0.1
 
 
-@pytest.fixture(scope="module", params=[(), ("-DWEFTLINE_PAIRS",)], ids=["this machine", "pairs"])
+BUILDS: dict[str, tuple[str, ...]] = {"this machine": (), "pairs": ("-DWEFTLINE_PAIRS",)}
+if platform.machine() == "x86_64":
+    BUILDS["no AVX-512"] = ("-mno-avx512f",)
+
+
+@pytest.fixture(scope="module", params=BUILDS.values(), ids=list(BUILDS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The decoder as this machine builds it, and as one with products of bfloat16 pairs does, with
-    that instruction written out: what enters a product is rounded there, and lies otherwise."""
+    """The decoder as this machine builds it, as one with products of bfloat16 pairs does (with that
+    instruction written out: what enters a product is rounded there, and lies otherwise), and in the
+    smaller tiles of narrower vectors."""
     return library(tmp_path_factory.mktemp("kernels"), flags=(*FLAGS, *request.param))
 
 

@@ -4,7 +4,7 @@
 #include "step.h"
 
 #define SCORES 128  /* tokens whose scores are kept before they are weighed */
-#define QUERIES 12  /* rows (query x head of a group) of attention at once */
+#define QUERIES TILE /* rows (query x head of a group) of attention at once */
 
 /* A page holds its keys as words of two components, 16 tokens of them side by side, and its values
  * as words of two tokens, all components side by side: both are what `pairs` multiplies. */
@@ -126,11 +126,15 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
 #define OF(n) static __attribute__((noinline)) void \
     attend##n(const Rows *rows, const act *laid, const Block *block, int32_t tokens, \
               int64_t size) { attend_rows(rows, n, laid, block, tokens, size); }
-OF(1) OF(3) OF(4) OF(6) OF(8) OF(12)
+OF(1) OF(3)
+#if TILE > 3
+OF(4) OF(6) OF(8) OF(12)
+#endif
 #undef OF
 
 /* As many of `left` rows as there is code for. */
 INLINE int batch_of(int64_t left) {
+    if (TILE == 3) return left >= 3 ? 3 : 1;
     return left >= 12 ? 12 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 3 ? 3 : 1;
 }
 
@@ -181,7 +185,10 @@ static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, 
             if (tokens <= 0) continue;
             switch (some) {
 #define BATCH(n) case n: attend##n(&rows, laid + first * size, &block, tokens, size); break;
-                BATCH(12) BATCH(8) BATCH(6) BATCH(4) BATCH(3) BATCH(1)
+                BATCH(1) BATCH(3)
+#if TILE > 3
+                BATCH(4) BATCH(6) BATCH(8) BATCH(12)
+#endif
 #undef BATCH
             }
         }

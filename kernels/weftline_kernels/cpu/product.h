@@ -4,8 +4,14 @@
 #include "vectors.h"
 
 #define PANEL 32
-#define TILE 12     /* rows of a product at once: 24 of 32 registers hold sums */
-#define BLOCK 8     /* tiles of a task: 96 rows of 1,536 floats and a panel fit 1 MB of cache */
+/* Rows of a product at once: with AVX-512, 24 of 32 registers hold their sums. A row takes four
+ * registers of AVX2 and eight of NEON, so that three are the most there. */
+#ifdef __AVX512F__
+#define TILE 12
+#else
+#define TILE 3
+#endif
+#define BLOCK (96 / TILE) /* tiles of a task: 96 rows of 1,536 floats and a panel fit 1 MB */
 #define AHEAD 2048  /* weights fetched ahead, 4 KB: 12 % faster than none at one row */
 
 /* Elements from one row to the next: a line more than it holds, so that the rows of a tile do not
@@ -40,10 +46,15 @@ typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, v16 sums[
 #define OF(n) static __attribute__((noinline)) void \
     product##n(const act *x, int64_t inner, const u16 *panel, v16 sums[][2]) { \
         product(x, inner, panel, n, sums); }
-OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
-#undef OF
+OF(1) OF(2) OF(3)
+#if TILE == 3
+static const Product products[TILE + 1] = {0, product1, product2, product3};
+#else
+OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 static const Product products[TILE + 1] = {0, product1, product2, product3, product4, product5,
     product6, product7, product8, product9, product10, product11, product12};
+#endif
+#undef OF
 
 typedef void (*Sink)(const void *to, int64_t row, int64_t panel, const v16 sums[2]);
 
