@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.routes import calls
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))
 WORDS = "word " * 1000
@@ -52,14 +54,42 @@ async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[
     return sent
 
 
-@pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
-async def test_leaving_a_get_cancels_its_call(serve: Serve, parts: int) -> None:
-    """The call of a get, streamed or not, ends with the last reader of its variable."""
+async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
+    """The call of a get ends with the last reader of its variable."""
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
-    body = {"session_id": session, "semantic_var_id": "x", "stream": parts > 0}
-    await leave_after(server, "/v1/get", body, parts)
+    await leave_after(server, "/v1/get", {"session_id": session, "semantic_var_id": "x"}, 0)
+    assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
+
+
+async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
+    """Who comes back with Last-Event-ID gets what is missing, from the call that went on."""
+    server = await serve(SLOW)
+    session = await server.session()
+    await server.submit(session, call("slow", "one two three four five{{output:x}}", x="x"))
+    body = {"session_id": session, "semantic_var_id": "x", "stream": True}
+    sent = b"".join(await leave_after(server, "/v1/get", body, 2)).decode()
+    last = re.findall(r"id: (\d+)", sent)[-1]
+    assert 0 < int(last) < 23
+    assert (await server.graph(session))["calls"][0]["state"] == "running"
+    rest = await server.http.post("/v1/get", json=body, headers={"Last-Event-ID": last})
+    texts = re.findall(r'"text": "([^"]*)"', rest.text)
+    assert "".join(texts) == "one two three four five"[int(last) :]
+
+
+async def test_a_stream_that_nobody_resumes_cancels_its_call(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while the reader is gone, as if it had not streamed."""
+    monkeypatch.setattr(calls, "RESUME_S", 0.01)
+    server = await serve(SLOW)
+    session = await server.session()
+    await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
+    body = {"session_id": session, "semantic_var_id": "x", "stream": True}
+    await leave_after(server, "/v1/get", body, 3)
+    while server.app.state.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
+        await asyncio.sleep(0.005)
     assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
 
 

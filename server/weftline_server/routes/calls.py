@@ -24,6 +24,7 @@ from weftline_server.session.view import graph_view
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
+RESUME_S = 2.0  # a stream that was cut off is waited for, and its work goes on
 SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is gone
 
 
@@ -139,7 +140,12 @@ async def _events(
 ) -> AsyncGenerator[dict[str, str], None]:
     """`part` events with the text as it comes, then one `value` event."""
     chunks = driver.stream(
-        session, body.semantic_var_id, offset=offset, criteria=body.criteria, wait=body.wait
+        session,
+        body.semantic_var_id,
+        offset=offset,
+        criteria=body.criteria,
+        wait=body.wait,
+        grace_s=RESUME_S,
     )
     end = offset
     async for chunk in chunks:

@@ -183,9 +183,14 @@ class Driver:
         offset: int = 0,
         criteria: Criterion | None = None,
         wait: bool = False,
+        grace_s: float = 0.0,
     ) -> AsyncIterator[Chunk]:
-        """The variable's text from character `offset` on, as it comes; raises its error."""
-        async with self._reading(session, variable, criteria, wait) as (found, signal):
+        """The variable's text from character `offset` on, as it comes; raises its error.
+
+        A reader that goes away counts for `grace_s` more seconds, in which it can come back.
+        """
+        reading = self._reading(session, variable, criteria, wait, grace_s)
+        async with reading as (found, signal):
             found.reads += 1
             while True:
                 if text := found.text[offset:]:
@@ -201,7 +206,12 @@ class Driver:
 
     @asynccontextmanager
     async def _reading(
-        self, session: Session, variable: str, criteria: Criterion | None, wait: bool
+        self,
+        session: Session,
+        variable: str,
+        criteria: Criterion | None,
+        wait: bool,
+        grace_s: float = 0.0,
     ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
         """Count as a reader of `variable` until the end of the block, however that comes."""
         opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
@@ -220,8 +230,15 @@ class Driver:
             signals.discard(signal)
             if not signals:
                 self._signals.pop((session.id, variable), None)
-            closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
-            self._apply(session, closed)
+            if served or not grace_s:
+                self._leave(session, variable, served)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.call_later(grace_s, self._leave, session, variable, served)
+
+    def _leave(self, session: Session, variable: str, served: bool) -> None:
+        closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
+        self._apply(session, closed)
 
     def _apply(self, session: Session, event: ev.SessionEvent) -> None:
         session.touched = event.now
