@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+import json
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Self
 import httpx
 from httpx_sse import ServerSentEvent, aconnect_sse
 
+from weftline.errors import WeftlineError
 from weftline.http import (
     LIMITS,
     TIMEOUT,
@@ -103,6 +105,29 @@ class AsyncClient:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
 
+    async def context_limits(self) -> dict[str, int]:
+        """How many tokens the context of each served model has, the default one first."""
+        found = (await self._request("GET", "/v1/models"))["data"]
+        return {model["id"]: model["max_model_len"] for model in found}
+
+    async def openai(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request of OpenAI's API: `chat/completions` or `completions`."""
+        answer: dict[str, Any] = await self._request("POST", f"/v1/{route}", request)
+        return answer
+
+    async def openai_stream(
+        self, route: str, request: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the answer to a request of OpenAI's API."""
+        body = {**request, "stream": True}
+        async with aclosing(self._events(f"/v1/{route}", body)) as events:
+            async for event in events:
+                if event.data and event.data != "[DONE]":
+                    chunk = json.loads(event.data)
+                    if "error" in chunk:
+                        raise WeftlineError.from_body(chunk, 0)
+                    yield chunk
+
     async def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)
@@ -127,7 +152,9 @@ class AsyncClient:
                 if text := text_of_event(event, on_graph):
                     yield text
 
-    async def _events(self, path: str, body: Get | Submit) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _events(
+        self, path: str, body: Get | Submit | Mapping[str, Any]
+    ) -> AsyncGenerator[ServerSentEvent, None]:
         content, headers = to_wire(body), idempotency("POST", path)
         began = False  # what has been given cannot be taken back
         for attempt in count():

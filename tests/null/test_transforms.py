@@ -15,6 +15,7 @@ from weftline.transforms import OPS, Flow, parse, run
     [
         pytest.param([], "as it is", "as it is", id="none"),
         pytest.param([{"op": "string"}], " text\n", " text\n", id="string"),
+        pytest.param([{"op": "strip"}], " a text\n\u2003", "a text", id="strip"),
         pytest.param([{"op": "json"}], '{"a": [1, 2.0, null]}', {"a": [1, 2.0, None]}, id="json"),
         pytest.param([{"op": "json"}], 'Sure:\n```json\n{"a": 1}\n```\nBye', {"a": 1}, id="fenced"),
         pytest.param([{"op": "json"}], '{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}, id="cut"),

@@ -28,6 +28,16 @@ class String(Transform):
 
 
 @dataclass(frozen=True, slots=True)
+class Strip(Transform):
+    """The text without the white space around it (Python's str.strip)."""
+
+    op: ClassVar[str] = "strip"
+
+    def apply(self, value: Any) -> Any:
+        return as_text(value, self.op).strip()
+
+
+@dataclass(frozen=True, slots=True)
 class Path(Transform):
     """What Python's value[key1][key2]... gives (itemgetter)."""
 

@@ -13,7 +13,7 @@ from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_j
 from weftline.transforms.choices import Boolean, Choice, Datetime
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.objects import Json, Structured, Xml
-from weftline.transforms.plain import Join, Path, Repr, Str, String
+from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
 
 # Bounds on what one list of specs may cost: repr can double its input, join multiplies it.
@@ -56,6 +56,7 @@ class Combining(Transform):
 
 _ALL: tuple[type[Transform], ...] = (
     String,
+    Strip,
     Json,
     Path,
     CommaList,

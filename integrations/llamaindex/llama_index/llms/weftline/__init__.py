@@ -1,0 +1,5 @@
+"""LlamaIndex on weftline: an LLM whose synthesizers run as one graph in the server."""
+
+from llama_index.llms.weftline.base import Weftline
+
+__all__ = ["Weftline"]

@@ -1,0 +1,335 @@
+"""Weftline: a LlamaIndex LLM on the OpenAI-compatible endpoint of a weftline server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import (
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+)
+from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools.types import BaseTool
+from llama_index.llms.weftline.asking import Asked, Asking, Server
+from llama_index.llms.weftline.spans import listen
+from llama_index.llms.weftline.wire import (
+    CHAT,
+    TEXT,
+    ChatSoFar,
+    TextSoFar,
+    arguments_of,
+    chat_response,
+    completion_response,
+    message_body,
+)
+
+from weftline.http import DEFAULT_BASE_URL
+
+OnGraph = Callable[[Mapping[str, Any]], None]
+
+
+def _base_url() -> str:
+    return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
+
+
+def _api_key() -> SecretStr | None:
+    key = os.environ.get("WEFTLINE_API_KEY")
+    return SecretStr(key) if key else None
+
+
+def _is_on(variable: str) -> Callable[[], bool]:
+    return lambda: os.environ.get(variable, "1") != "0"
+
+
+class Weftline(FunctionCallingLLM):
+    """An LLM served by weftline.
+
+    Run `weftline serve`, or set `WEFTLINE_BASE_URL` and, where the server asks for one,
+    `WEFTLINE_API_KEY`. Then, in place of any other LLM:
+
+        Settings.llm = Weftline(temperature=0, max_tokens=256)
+
+    The calls of a synthesizer or an extractor are sent ahead of time as one graph. LlamaIndex still
+    runs as ever; a call that asks exactly what was sent gets the answer that is being made, and any
+    other is an ordinary request. Errors are those of `weftline.errors`.
+    """
+
+    model: str = Field(default="default", description="The model's name; `default` is the first.")
+    temperature: float | None = Field(default=DEFAULT_TEMPERATURE, ge=0)
+    max_tokens: int | None = Field(
+        default=DEFAULT_NUM_OUTPUTS,
+        gt=0,
+        description="The longest answer; None leaves it to the server.",
+    )
+    top_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    context_window: int | None = Field(
+        default=None, gt=0, description="Tokens of the model's context; None asks the server."
+    )
+    is_chat_model: bool = True
+    is_function_calling_model: bool = True
+    additional_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More fields for every request."
+    )
+    base_url: str = Field(default_factory=_base_url, validate_default=True)
+    api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
+    ahead: bool = Field(
+        default_factory=_is_on("WEFTLINE_AHEAD"),
+        description="Send the calls of synthesizers and extractors as one graph.",
+    )
+    provenance: bool = Field(
+        default_factory=_is_on("WEFTLINE_PROVENANCE"),
+        description="Tell the server which template and arguments made a prompt.",
+    )
+    on_graph: OnGraph | None = Field(
+        default=None, exclude=True, description="Is given each graph that ran, with its times."
+    )
+
+    _asking: Asking = PrivateAttr()
+
+    def __init__(self, model: str = "default", **data: Any) -> None:
+        super().__init__(model=model, **data)
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _without_v1(cls, url: str | None) -> str:
+        return (url or _base_url()).rstrip("/").removesuffix("/v1")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Connect to nothing yet; be ready to."""
+        super().model_post_init(context)
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        self._asking = Asking(Server(self.base_url, key))
+        if self.ahead or self.provenance:
+            listen()
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "Weftline"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex packs prompts by; the context window is asked of the server once."""
+        return LLMMetadata(
+            context_window=self.context_window or self._asking.context_limit(self.model),
+            num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
+            is_chat_model=self.is_chat_model,
+            is_function_calling_model=self.is_function_calling_model,
+            model_name=self.model,
+        )
+
+    @property
+    def asking(self) -> Asking:
+        """The part that sends requests, and knows what was sent ahead."""
+        return self._asking
+
+    def parameters(self) -> dict[str, Any]:
+        """The fields that every request of this LLM has."""
+        named = {
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+        }
+        given = {key: value for key, value in named.items() if value is not None}
+        return {**given, **self.additional_kwargs}
+
+    def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Asked:
+        """A chat request, and what is known of it. Raises ValueError for what is no text."""
+        bodies = [message_body(message) for message in messages]
+        return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options))
+
+    def _text(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Asked:
+        if not formatted and self.completion_to_prompt is not None:
+            prompt = self.completion_to_prompt(prompt)
+        return self._asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options))
+
+    def _chat_of(self, prompt: str, formatted: bool) -> list[ChatMessage]:
+        if not formatted and self.completion_to_prompt is not None:
+            prompt = self.completion_to_prompt(prompt)
+        return [ChatMessage(role=MessageRole.USER, content=prompt)]
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return chat_response(self._asking.answer(self._chat(messages, kwargs)))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return chat_response(await self._asking.aanswer(self._chat(messages, kwargs)))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        chunks = self._asking.chunks(self._chat(messages, kwargs))
+
+        def responses() -> ChatResponseGen:
+            so_far = ChatSoFar()
+            for chunk in chunks:
+                yield so_far.take(chunk)
+
+        return responses()
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        chunks = self._asking.chunks(self._chat(messages, kwargs))
+
+        async def responses() -> ChatResponseAsyncGen:
+            so_far = ChatSoFar()
+            async for chunk in chunks:
+                yield so_far.take(chunk)
+
+        return responses()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        if self.is_chat_model:
+            return _as_completion(
+                chat_response(
+                    self._asking.answer(self._chat(self._chat_of(prompt, formatted), kwargs))
+                )
+            )
+        return completion_response(self._asking.answer(self._text(prompt, formatted, kwargs)))
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        if self.is_chat_model:
+            asked = self._chat(self._chat_of(prompt, formatted), kwargs)
+            return _as_completion(chat_response(await self._asking.aanswer(asked)))
+        asked = self._text(prompt, formatted, kwargs)
+        return completion_response(await self._asking.aanswer(asked))
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        chunks, take = self._completion_stream(prompt, formatted, kwargs)
+
+        def responses() -> CompletionResponseGen:
+            for chunk in chunks:
+                yield take(chunk)
+
+        return responses()
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        chunks, take = self._completion_stream(prompt, formatted, kwargs)
+
+        async def responses() -> CompletionResponseAsyncGen:
+            async for chunk in chunks:
+                yield take(chunk)
+
+        return responses()
+
+    def _completion_stream(
+        self, prompt: str, formatted: bool, options: Mapping[str, Any]
+    ) -> tuple[Any, Callable[[Mapping[str, Any]], CompletionResponse]]:
+        if not self.is_chat_model:
+            asked = self._text(prompt, formatted, options)
+            return self._asking.chunks(asked), TextSoFar().take
+        asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
+        return self._asking.chunks(asked), lambda chunk: _as_completion(so_far.take(chunk))
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        messages = [*(chat_history or ()), *(() if user_msg is None else (user_msg,))]
+        offered: dict[str, Any] = {}
+        if tools:
+            specs = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+            choice = _tool_choice(tool_choice, tool_required)
+            offered = {
+                "tools": specs,
+                "tool_choice": choice,
+                "parallel_tool_calls": allow_parallel_tool_calls,
+            }
+        return {"messages": messages, **offered, **kwargs}
+
+    def _validate_chat_with_tools_response(
+        self,
+        response: ChatResponse,
+        tools: Sequence[BaseTool],
+        allow_parallel_tool_calls: bool = False,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        if not allow_parallel_tool_calls:
+            blocks = response.message.blocks
+            calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
+            response.message.blocks = [
+                block for block in blocks if block not in calls or block is calls[0]
+            ]
+        return response
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        calls = [b for b in response.message.blocks if isinstance(b, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError("Expected at least one tool call, but the model answered with text.")
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or call.tool_name,
+                tool_name=call.tool_name,
+                tool_kwargs=arguments_of(call),
+            )
+            for call in calls
+        ]
+
+
+def _request(llm: Weftline, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields beside the prompt; an option given as None is left out."""
+    fields = {**llm.parameters(), **options}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None, required: bool) -> str | dict[str, Any]:
+    if choice is None:
+        return "required" if required else "auto"
+    if isinstance(choice, dict) or choice in ("auto", "none", "required"):
+        return choice
+    return {"type": "function", "function": {"name": choice}}
+
+
+def _as_completion(response: ChatResponse) -> CompletionResponse:
+    return CompletionResponse(
+        text=response.message.content or "",
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=response.additional_kwargs,
+    )

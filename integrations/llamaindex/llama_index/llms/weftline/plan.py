@@ -1,0 +1,194 @@
+"""The calls that a synthesizer or an extractor is about to make, as one graph.
+
+A plan follows what LlamaIndex does with its public parts: its templates, its prompt helper, its
+order. What depends on an answer's length is planned only where the longest answer changes nothing;
+where it would, the plan ends early and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_index.core.indices.prompt_helper import DEFAULT_PADDING
+from llama_index.core.prompts.base import BasePromptTemplate
+from llama_index.core.prompts.prompt_utils import get_biggest_prompt
+from llama_index.core.response_synthesizers import (
+    Accumulate,
+    CompactAndRefine,
+    Refine,
+    TreeSummarize,
+)
+from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
+from llama_index.llms.weftline.structure import Pieces, by_template
+from llama_index.llms.weftline.symbols import Answer, Symbols
+from llama_index.llms.weftline.wire import message_body, strip_to_text
+
+# LlamaIndex counts tokens with a tokenizer that is not the model's, so an answer of max_tokens
+# may count for more; English differs by a tenth, code by a fifth.
+LENGTH_MARGIN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call to come: role and text of each message, symbols in them, and the same in pieces.
+
+    The only role of a text prompt is the empty one.
+    """
+
+    name: str
+    messages: tuple[tuple[str, str], ...]
+    pieces: tuple[Pieces | None, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """Calls in the order in which LlamaIndex makes them; `complete` if no other follows."""
+
+    llm: Any
+    symbols: Symbols = field(default_factory=Symbols)
+    drafts: list[Draft] = field(default_factory=list)
+    complete: bool = True
+
+    def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer:
+        """Plan `llm.predict(prompt, **arguments)`."""
+        if self.llm.metadata.is_chat_model:
+            bodies = [message_body(m) for m in self.llm._get_messages(prompt, **arguments)]
+            messages = strip_to_text(bodies)
+            if messages is None:
+                raise Unplannable("a prompt has messages that are more than text")
+        else:
+            messages = (("", self.llm._get_prompt(prompt, **arguments)),)
+        texts = [text for _, text in messages]
+        pieces = by_template(self.llm, prompt, arguments, texts) or [None] * len(texts)
+        self.drafts.append(Draft(name, messages, tuple(pieces)))
+        return Answer(len(self.drafts) - 1)
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens, as LlamaIndex counts them."""
+        return int(self.llm.metadata.num_output * LENGTH_MARGIN)
+
+
+class Unplannable(Exception):
+    """What follows cannot be known before the calls run."""
+
+
+def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """TreeSummarize: a call for each packed chunk, and one on their answers."""
+    prompt = synthesizer._summary_template.partial_format(query_str=query)
+    packed, size = _repack(synthesizer, plan.llm, prompt, chunks)
+    if len(packed) == 1:
+        plan.predict("summary", prompt, context_str=packed[0])
+        return
+    answers = [plan.predict("summarize", prompt, context_str=chunk) for chunk in packed]
+    if len(answers) * (plan.longest_answer + 1) > size:
+        plan.complete = False  # the answers may need packing again
+        return
+    stripped = (plan.symbols.text(Answer(answer.index, stripped=True)) for answer in answers)
+    plan.predict("combine", prompt, context_str="\n\n".join(stripped))
+
+
+def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """Refine: a call on the first chunk, then one on each answer and the next chunk."""
+    _require(not synthesizer._structured_answer_filtering, "it filters structured answers")
+    first, then = synthesizer._text_qa_template, synthesizer._refine_template
+    helper = synthesizer._prompt_helper
+    padding = synthesizer._response_padding_size
+    biggest = get_biggest_prompt([first, then])
+    parts = [
+        part
+        for chunk in chunks
+        for part in _repack(synthesizer, plan.llm, biggest, [chunk], padding)[0]
+    ]
+    answer: Answer | None = None
+    for part in parts:
+        if answer is None:
+            answer = plan.predict("answer", first.partial_format(query_str=query), context_str=part)
+            continue
+        # LlamaIndex fits the chunk beside the answer so far: it must fit beside the longest.
+        empty = then.partial_format(query_str=query, existing_answer="")
+        kept, size = _repack(synthesizer, plan.llm, empty, [part])
+        used = len(helper._token_counter.tokenizer(kept[0]))
+        if len(kept) > 1 or used + plan.longest_answer > size:
+            plan.complete = False
+            return
+        prompt = then.partial_format(query_str=query, existing_answer=plan.symbols.text(answer))
+        answer = plan.predict("refine", prompt, context_msg=kept[0])
+
+
+def compact(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """CompactAndRefine: Refine over chunks that were packed first."""
+    templates = [synthesizer._text_qa_template, synthesizer._refine_template]
+    biggest = get_biggest_prompt([t.partial_format(query_str=query) for t in templates])
+    padding = synthesizer._response_padding_size
+    packed, _ = _repack(synthesizer, plan.llm, biggest, chunks, padding)
+    refine(plan, synthesizer, query, packed)
+
+
+def accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """Accumulate: a call for each chunk."""
+    prompt = synthesizer._text_qa_template.partial_format(query_str=query)
+    for chunk in chunks:
+        for part in _repack(synthesizer, plan.llm, prompt, [chunk])[0]:
+            plan.predict("answer", prompt, **synthesizer._make_prompt_kwargs(part))
+
+
+def compact_accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """CompactAndAccumulate: Accumulate over chunks that were packed first."""
+    prompt = synthesizer._text_qa_template.partial_format(query_str=query)
+    accumulate(plan, synthesizer, query, _repack(synthesizer, plan.llm, prompt, chunks)[0])
+
+
+_Follow = Callable[[Plan, Any, str, Sequence[str]], None]
+
+# Exactly these classes: what a subclass changes is not known.
+_SYNTHESIZERS: Mapping[type, _Follow] = {
+    TreeSummarize: tree,
+    Refine: refine,
+    CompactAndRefine: compact,
+    Accumulate: accumulate,
+    CompactAndAccumulate: compact_accumulate,
+}
+
+
+def can_plan(synthesizer: object) -> bool:
+    """Whether this is a synthesizer that plans are made for."""
+    return type(synthesizer) in _SYNTHESIZERS
+
+
+def plan_synthesis(
+    synthesizer: Any, query: str, chunks: Sequence[str], others: Mapping[str, Any]
+) -> Plan:
+    """The calls of `synthesizer.get_response(query, chunks, **others)`. Raises Unplannable."""
+    _require(synthesizer._output_cls is None, "its answers are objects")
+    _require(not others, "it was given more than a query and chunks")
+    _require(not synthesizer._multimodal, "it is multimodal")
+    _require(synthesizer._llm.output_parser is None, "the LLM's output parser changes answers")
+    plan = Plan(synthesizer._llm)
+    _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
+    return plan
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Unplannable(otherwise)
+
+
+def _repack(
+    synthesizer: Any,
+    llm: Any,
+    prompt: BasePromptTemplate,
+    chunks: Sequence[str],
+    padding: int = DEFAULT_PADDING,
+) -> tuple[list[str], int]:
+    """What `prompt_helper.repack` gives, and the tokens that one chunk may have.
+
+    It stays below the methods that LlamaIndex's instrumentation follows, so that nobody sees
+    chunks being split that LlamaIndex has not split yet.
+    """
+    helper = synthesizer._prompt_helper
+    splitter = helper.get_text_splitter_given_prompt(prompt, padding=padding, llm=llm)
+    combined = "\n\n".join(chunk.strip() for chunk in chunks if chunk.strip())
+    return splitter._split_text(combined, splitter.chunk_size), splitter.chunk_size

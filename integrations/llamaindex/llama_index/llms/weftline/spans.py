@@ -1,0 +1,260 @@
+"""Watches LlamaIndex through its public instrumentation: what runs, and what it was given.
+
+At the start of a synthesis or an extraction the handler sees the object and all its texts, before
+the first call: that is when a graph is sent ahead. While a call is made, the spans around it know
+its template and arguments. The handler changes nothing that it sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+from weakref import finalize
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.prompts.base import BasePromptTemplate
+from llama_index.core.schema import QueryBundle
+from llama_index.llms.weftline.ahead import Ahead, Server
+from llama_index.llms.weftline.extracting import can_extract, plan_extraction
+from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
+from llama_index.llms.weftline.runs import Closer, Run, Said
+from llama_index.llms.weftline.structure import Piece, Pieces, by_search, by_template
+
+log = logging.getLogger(__name__)
+
+# Spans that LlamaIndex never ended, such as of loops that were closed over them.
+MAX_SPANS = 20_000
+MAX_ANCESTORS = 12
+MAX_VALUES = 64
+MAX_NAME = 128
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """A method under way: of what, with what, inside which other."""
+
+    instance: Any
+    arguments: Mapping[str, Any]
+    parent: Span | None
+    graph: Ahead | None = None
+    runs: dict[Server, Run] = field(default_factory=dict)
+
+    def ancestry(self) -> Iterator[Span]:
+        """This span and those around it, the nearest first."""
+        span: Span | None = self
+        while span is not None:
+            yield span
+            span = span.parent
+
+
+class Spans:
+    """The open spans, by their ids."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, Span] = OrderedDict()
+        self._closers: dict[Server, Closer] = {}
+        self._lock = Lock()
+
+    def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
+        """A method begins."""
+        span = Span(instance, arguments, self._open.get(parent))
+        with self._lock:
+            self._open[id] = span
+            while len(self._open) > MAX_SPANS:
+                self._open.popitem(last=False)
+        method = id.partition("-")[0].rpartition(".")[2]
+        self._send_ahead(span, method)
+
+    def leave(self, id: str, result: Any) -> None:
+        """A method ends; what it returned may be a stream that has not begun."""
+        with self._lock:
+            span = self._open.pop(id, None)
+        if span is None:
+            return
+        if (graph := span.graph) is not None:
+            asking = _llm_of(span.instance).asking
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                finalize(result, asking.leave, graph)
+            else:
+                asking.leave(graph)
+        for run in span.runs.values():
+            run.finish()
+
+    def _send_ahead(self, span: Span, method: str) -> None:
+        llm = _llm_of(span.instance)
+        if llm is None or not llm.ahead or llm.rate_limiter is not None:
+            return
+        try:
+            plan = _plan(span, method)
+            if plan is None or len(plan.drafts) < 2:
+                return  # one call gains nothing
+            graph = Ahead(plan, llm.parameters(), llm.on_graph)
+        except Unplannable as reason:
+            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
+            return
+        except Exception as error:  # whatever it is, LlamaIndex meets it too, and can say it
+            llm.asking.warn(error)
+            return
+        llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
+        span.graph = graph
+
+    def account(self, llm: Any, texts: Sequence[str]) -> Said | None:
+        """What is known of the prompt that the running code has made: its pieces, its run."""
+        span = self._open.get(active_span_id.get() or "")
+        if span is None:
+            return None
+        around = list(span.ancestry())[:MAX_ANCESTORS]
+        pieces = _pieces(llm, around, texts)
+        run = self._run(llm.asking.server, around[-1])
+        traced = [run.trace(found) for found in pieces]
+        body = {
+            "session_id": run.alias,
+            "open": True,
+            "name": _name(llm, around),
+            "messages": [_to_wire(found) for found in traced],
+        }
+        return Said(body, run)
+
+    def _run(self, server: Server, root: Span) -> Run:
+        with self._lock:
+            if server not in root.runs:
+                closer = self._closers.setdefault(server, Closer(server))
+                root.runs[server] = Run(closer)
+            return root.runs[server]
+
+
+def _plan(span: Span, method: str) -> Plan | None:
+    given = dict(span.arguments)
+    if method in ("get_response", "aget_response") and can_plan(span.instance):
+        if any(s.instance is span.instance and _covers(s) for s in span.ancestry()):
+            return None  # a method of the same synthesis has sent it
+        query, chunks = given.pop("query_str"), given.pop("text_chunks")
+        given.pop("separator", None)
+        others = {**given, **given.pop("response_kwargs", {})}
+        if others.get("prev_response") is None:
+            others.pop("prev_response", None)
+        others.pop("response_kwargs", None)
+        return plan_synthesis(span.instance, query, list(chunks), others)
+    if method == "aextract" and can_extract(span.instance):
+        return plan_extraction(span.instance, list(given["nodes"]))
+    return None
+
+
+def _covers(span: Span) -> bool:
+    """Whether what was sent at the start of `span` is to answer what comes next."""
+    return span.graph is not None and (span.graph.complete or span.graph.has_left)
+
+
+def _llm_of(instance: Any) -> Any:
+    """The Weftline that a synthesizer or an extractor calls."""
+    if not can_plan(instance) and not can_extract(instance):
+        return None
+    llm = getattr(instance, "_llm", None) or getattr(instance, "llm", None)
+    return llm if hasattr(llm, "asking") else None
+
+
+def _pieces(llm: Any, around: Sequence[Span], texts: Sequence[str]) -> list[Pieces]:
+    for span in around:
+        prompt, arguments = span.arguments.get("prompt"), span.arguments.get("prompt_args")
+        if isinstance(prompt, BasePromptTemplate) and arguments is not None:
+            found = by_template(llm, prompt, arguments, texts)
+            if found is not None:
+                return found
+    values = [
+        (name, value)
+        for span in around
+        for name, value in _strings_in("input", dict(span.arguments))
+        if value not in texts  # the prompt itself, on its way down
+    ]
+    return [by_search(text, values[:MAX_VALUES]) for text in texts]
+
+
+def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, QueryBundle):
+        yield "query_str", value.query_str
+    elif isinstance(value, ChatMessage):
+        yield "message", value.content or ""
+    elif depth < 3 and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings_in(str(key), item, depth + 1)
+    elif depth < 3 and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings_in(name, item, depth + 1)
+
+
+def _name(llm: Any, around: Sequence[Span]) -> str:
+    """The nearest part of the application around the call."""
+    for span in around:
+        if span.instance is not None and span.instance is not llm:
+            return type(span.instance).__name__[:MAX_NAME]
+    return "chat"
+
+
+def _to_wire(pieces: Pieces) -> list[dict[str, str]] | None:
+    """Pieces as JSON; null for one constant."""
+    constant = all(piece.name is None and piece.from_var is None for piece in pieces)
+    return None if constant else [piece.to_wire() for piece in _joined(pieces)]
+
+
+def _joined(pieces: Pieces) -> Iterator[Piece]:
+    return (piece for piece in pieces if piece.text)
+
+
+class _Handler(BaseSpanHandler[Any]):
+    """LlamaIndex's side of it: it swallows what a handler raises, so nothing may be raised here."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "WeftlineSpanHandler"
+
+    def new_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        parent_span_id: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        SPANS.enter(id_, instance, bound_args.arguments, parent_span_id)
+
+    def prepare_to_exit_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        result: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        SPANS.leave(id_, result)
+
+    def prepare_to_drop_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        err: BaseException | None = None,
+        **kwargs: Any,
+    ) -> None:
+        SPANS.leave(id_, None)
+
+
+SPANS = Spans()
+_HANDLER = _Handler()
+
+
+def listen() -> None:
+    """Watch from now on; again if somebody has taken the handler out."""
+    root = get_dispatcher()
+    if _HANDLER not in root.span_handlers:
+        root.add_span_handler(_HANDLER)

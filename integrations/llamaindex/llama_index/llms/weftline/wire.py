@@ -1,0 +1,147 @@
+"""LlamaIndex's messages as OpenAI's requests, and OpenAI's answers as LlamaIndex's responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+
+CHAT = "chat/completions"
+TEXT = "completions"
+
+_ROLES = {
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.FUNCTION: "tool",
+}
+
+
+def message_body(message: ChatMessage) -> dict[str, Any]:
+    """One message as OpenAI has it. Raises ValueError for blocks that are no text."""
+    for block in message.blocks:
+        if not isinstance(block, (TextBlock, ThinkingBlock, ToolCallBlock)):
+            kind = type(block).__name__
+            raise ValueError(f"weftline serves text models, and a message holds a {kind}")
+    role = MessageRole(message.role)
+    body: dict[str, Any] = {"role": _ROLES.get(role, role.value), "content": message.content or ""}
+    calls = [_call_body(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if calls := calls or message.additional_kwargs.get("tool_calls"):
+        body["tool_calls"] = calls
+    for name in ("tool_call_id", "name"):
+        if name in message.additional_kwargs:
+            body[name] = message.additional_kwargs[name]
+    return body
+
+
+def _call_body(block: ToolCallBlock) -> dict[str, Any]:
+    given = block.tool_kwargs
+    arguments = given if isinstance(given, str) else json.dumps(given)
+    function = {"name": block.tool_name, "arguments": arguments}
+    return {"id": block.tool_call_id or "", "type": "function", "function": function}
+
+
+def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
+    """A whole answer of the chat endpoint."""
+    choice = answer["choices"][0]
+    said = choice["message"]
+    blocks: list[Any] = [TextBlock(text=said["content"])] if said.get("content") is not None else []
+    blocks += [_call_block(call) for call in said.get("tool_calls") or ()]
+    return ChatResponse(
+        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
+        raw=dict(answer),
+        additional_kwargs=_usage(answer),
+    )
+
+
+def _call_block(call: Mapping[str, Any]) -> ToolCallBlock:
+    function = call["function"]
+    return ToolCallBlock(
+        tool_call_id=call.get("id"), tool_name=function["name"], tool_kwargs=function["arguments"]
+    )
+
+
+def completion_response(answer: Mapping[str, Any]) -> CompletionResponse:
+    """A whole answer of the text endpoint."""
+    text = answer["choices"][0]["text"]
+    return CompletionResponse(text=text, raw=dict(answer), additional_kwargs=_usage(answer))
+
+
+def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts, under the names that LlamaIndex's token counter looks for."""
+    usage = answer.get("usage") or {}
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return {name: usage[name] for name in names if name in usage}
+
+
+@dataclass
+class ChatSoFar:
+    """A streamed chat answer: every chunk becomes a response that holds all until then."""
+
+    text: str = ""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, chunk: Mapping[str, Any]) -> ChatResponse:
+        """The response after `chunk`."""
+        delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+        new = delta.get("content") or ""
+        self.text += new
+        for part in delta.get("tool_calls") or ():
+            self._take_call(part)
+        blocks: list[Any] = [TextBlock(text=self.text)]
+        blocks += [_call_block(self.calls[index]) for index in sorted(self.calls)]
+        message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+        return ChatResponse(
+            message=message, delta=new, raw=dict(chunk), additional_kwargs=_usage(chunk)
+        )
+
+    def _take_call(self, part: Mapping[str, Any]) -> None:
+        call = self.calls.setdefault(
+            part.get("index", 0), {"id": None, "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = part.get("id") or call["id"]
+        for key, value in (part.get("function") or {}).items():
+            call["function"][key] += value or ""
+
+
+@dataclass
+class TextSoFar:
+    """A streamed text answer: every chunk becomes a response that holds all until then."""
+
+    text: str = ""
+
+    def take(self, chunk: Mapping[str, Any]) -> CompletionResponse:
+        """The response after `chunk`."""
+        new = chunk["choices"][0]["text"] if chunk["choices"] else ""
+        self.text += new
+        return CompletionResponse(
+            text=self.text, delta=new, raw=dict(chunk), additional_kwargs=_usage(chunk)
+        )
+
+
+def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
+    """The arguments of a tool call; empty where they are no JSON object (yet)."""
+    given = block.tool_kwargs
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return {}
+    return given if isinstance(given, dict) else {}
+
+
+def strip_to_text(messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...] | None:
+    """Messages as pairs of role and text; None if one says more than that."""
+    if any(message.keys() != {"role", "content"} for message in messages):
+        return None
+    return tuple((message["role"], message["content"]) for message in messages)
