@@ -7,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-LISTS := pyproject.toml integrations/langchain/pyproject.toml constraints.txt
+LISTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llamaindex/pyproject.toml constraints.txt
 SOURCES := client:server:engine:kernels
 PYTEST := $(BIN)/python -m pytest -q
 
@@ -24,7 +24,7 @@ $(INSTALLED): $(LISTS)
 	  f"weftline needs Python 3.11 or newer, this is {v[0]}.{v[1]}: set PYTHON=")'
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install -q -c constraints.txt --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,dev]' -e integrations/langchain
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
 demo: install ## a LangChain summary, plain and as one graph, on a real model

@@ -27,8 +27,8 @@ class Recording:
 
 
 @contextmanager
-def recorded(target: str) -> Iterator[Recording]:
-    """A proxy to `target` that runs inside the block."""
+def recorded(target: str, refused: str = "") -> Iterator[Recording]:
+    """A proxy to `target` that runs inside the block; the path `refused` is answered with 404."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -38,9 +38,13 @@ def recorded(target: str) -> Iterator[Recording]:
             with recording.lock:
                 sent = json.loads(body) if body else None
                 recording.requests.append((self.command, self.path, sent))
+            where = "/nowhere" if self.path == refused else self.path
+            if client.is_closed:  # a connection that was kept outlives the block
+                self.close_connection = True
+                return
             answer = client.request(
                 self.command,
-                target + self.path,
+                target + where,
                 content=body,
                 headers={"Content-Type": "application/json"},
             )

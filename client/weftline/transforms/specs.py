@@ -56,7 +56,6 @@ class Combining(Transform):
 
 _ALL: tuple[type[Transform], ...] = (
     String,
-    Strip,
     Json,
     Path,
     CommaList,
@@ -74,6 +73,7 @@ _ALL: tuple[type[Transform], ...] = (
     Str,
     Repr,
     Join,
+    Strip,
 )
 OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _ALL})
 

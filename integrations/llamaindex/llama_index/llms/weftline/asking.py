@@ -39,7 +39,7 @@ class Asking:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._graphs: list[Ahead] = []
+        self.graphs: list[Ahead] = []
         self._lock = Lock()
         self._limits: dict[str, int] = {}
         self._has_warned = False
@@ -61,13 +61,13 @@ class Asking:
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
         """Submit a graph; calls that ask what it holds get its answers from now on."""
         with self._lock:
-            self._graphs.append(graph)
+            self.graphs.append(graph)
         graph.start(self.server, with_parts)
 
     def leave(self, graph: Ahead) -> None:
         """What LlamaIndex did with the graph's calls is over."""
         with self._lock:
-            self._graphs.remove(graph)
+            self.graphs.remove(graph)
         graph.leave()
 
     def ask(
@@ -78,7 +78,7 @@ class Asking:
             messages = strip_to_text(prompt["messages"]) or ()
         else:
             messages = (("", prompt["prompt"]),)
-        planned = self._claim(messages, fields) if messages and self._graphs else None
+        planned = self._claim(messages, fields) if messages and self.graphs else None
         said = None
         if route == CHAT and planned is None and llm.provenance:
             said = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
@@ -89,7 +89,7 @@ class Asking:
     ) -> Planned | None:
         key = request_key(messages, fields)
         with self._lock:
-            graphs = list(self._graphs)
+            graphs = list(self.graphs)
         found = (graph.claim(key) for graph in graphs)
         return next((planned for planned in found if planned is not None), None)
 

@@ -29,7 +29,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
-from llama_index.llms.weftline.asking import Asked, Asking, Server
+from llama_index.llms.weftline.ahead import OnGraph, Server
+from llama_index.llms.weftline.asking import Asked, Asking
 from llama_index.llms.weftline.spans import listen
 from llama_index.llms.weftline.wire import (
     CHAT,
@@ -43,8 +44,6 @@ from llama_index.llms.weftline.wire import (
 )
 
 from weftline.http import DEFAULT_BASE_URL
-
-OnGraph = Callable[[Mapping[str, Any]], None]
 
 
 def _base_url() -> str:

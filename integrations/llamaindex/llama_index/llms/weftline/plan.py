@@ -61,7 +61,9 @@ class Plan:
         else:
             messages = (("", self.llm._get_prompt(prompt, **arguments)),)
         texts = [text for _, text in messages]
-        pieces = by_template(self.llm, prompt, arguments, texts) or [None] * len(texts)
+        pieces: Sequence[Pieces | None] = by_template(self.llm, prompt, arguments, texts) or [
+            None
+        ] * len(texts)
         self.drafts.append(Draft(name, messages, tuple(pieces)))
         return Answer(len(self.drafts) - 1)
 

@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any
 from weakref import finalize
 
+from llama_index.core import instrumentation
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
@@ -62,6 +62,9 @@ class Spans:
         self._open: OrderedDict[str, Span] = OrderedDict()
         self._closers: dict[Server, Closer] = {}
         self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
         """A method begins."""
@@ -255,6 +258,6 @@ _HANDLER = _Handler()
 
 def listen() -> None:
     """Watch from now on; again if somebody has taken the handler out."""
-    root = get_dispatcher()
+    root = instrumentation.get_dispatcher()
     if _HANDLER not in root.span_handlers:
         root.add_span_handler(_HANDLER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.llms.utils import parse_partial_json
 
 CHAT = "chat/completions"
 TEXT = "completions"
@@ -36,8 +38,8 @@ def message_body(message: ChatMessage) -> dict[str, Any]:
     role = MessageRole(message.role)
     body: dict[str, Any] = {"role": _ROLES.get(role, role.value), "content": message.content or ""}
     calls = [_call_body(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
-    if calls := calls or message.additional_kwargs.get("tool_calls"):
-        body["tool_calls"] = calls
+    if made := calls or message.additional_kwargs.get("tool_calls"):
+        body["tool_calls"] = made
     for name in ("tool_call_id", "name"):
         if name in message.additional_kwargs:
             body[name] = message.additional_kwargs[name]
@@ -56,11 +58,19 @@ def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
     choice = answer["choices"][0]
     said = choice["message"]
     blocks: list[Any] = [TextBlock(text=said["content"])] if said.get("content") is not None else []
-    blocks += [_call_block(call) for call in said.get("tool_calls") or ()]
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
+        message=_assistant(blocks, said.get("tool_calls") or []),
         raw=dict(answer),
         additional_kwargs=_usage(answer),
+    )
+
+
+def _assistant(blocks: list[Any], calls: list[Any]) -> ChatMessage:
+    """A message that holds its tool calls twice, as LlamaIndex looks for them in two places."""
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        blocks=[*blocks, *map(_call_block, calls)],
+        additional_kwargs={"tool_calls": calls} if calls else {},
     )
 
 
@@ -98,16 +108,18 @@ class ChatSoFar:
         self.text += new
         for part in delta.get("tool_calls") or ():
             self._take_call(part)
-        blocks: list[Any] = [TextBlock(text=self.text)]
-        blocks += [_call_block(self.calls[index]) for index in sorted(self.calls)]
-        message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+        calls = [deepcopy(self.calls[index]) for index in sorted(self.calls)]
         return ChatResponse(
-            message=message, delta=new, raw=dict(chunk), additional_kwargs=_usage(chunk)
+            message=_assistant([TextBlock(text=self.text)], calls),
+            delta=new,
+            raw=dict(chunk),
+            additional_kwargs=_usage(chunk),
         )
 
     def _take_call(self, part: Mapping[str, Any]) -> None:
         call = self.calls.setdefault(
-            part.get("index", 0), {"id": None, "function": {"name": "", "arguments": ""}}
+            part.get("index", 0),
+            {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
         )
         call["id"] = part.get("id") or call["id"]
         for key, value in (part.get("function") or {}).items():
@@ -130,11 +142,11 @@ class TextSoFar:
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a tool call; empty where they are no JSON object (yet)."""
+    """The arguments of a tool call, as far as they have come; empty if they are no object."""
     given = block.tool_kwargs
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = parse_partial_json(given)
         except ValueError:
             return {}
     return given if isinstance(given, dict) else {}

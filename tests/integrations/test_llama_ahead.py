@@ -1,0 +1,324 @@
+"""Graphs sent ahead: what goes over the wire when only the LLM was swapped, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core import Document, DocumentSummaryIndex, MockEmbedding, SummaryIndex
+from llama_index.core.extractors import KeywordExtractor, SummaryExtractor, TitleExtractor
+from llama_index.core.llms import MockLLM
+from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.weftline import Weftline
+from llama_index.llms.weftline.spans import SPANS
+
+from tests.integrations.conftest import StartServer
+from tests.integrations.recording import Recording, recorded
+from weftline.errors import ConnectionFailed, EngineFailed
+
+# The answer of each step names the step, and says which answers its prompt held.
+RULES = [
+    ("c-answer", "d-answer"),
+    ("b-answer", "c-answer"),
+    ("a-answer", "b-answer"),
+    ("k0w0", "a-answer"),
+    ("k1w0", "other one"),
+    ("k2w0", "other two"),
+    ("", "other three"),
+]
+SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
+
+
+def nodes(count: int = 4) -> list[NodeWithScore]:
+    texts = (" ".join(f"k{k}w{i}" for i in range(30)) for k in range(count))
+    return [NodeWithScore(node=TextNode(text=text), score=1) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def rules_url(start_script: StartServer) -> str:
+    return start_script(RULES)
+
+
+@pytest.fixture
+def proxy(rules_url: str) -> Iterator[Recording]:
+    with recorded(rules_url) as recording:
+        yield recording
+
+
+def bounded(url: str, **options: Any) -> Weftline:
+    return Weftline(base_url=url, max_tokens=8, context_window=400, **options)
+
+
+def synthesizer(mode: str, llm: Any, **options: Any) -> Any:
+    made = get_response_synthesizer(response_mode=mode, llm=llm, **options)
+    made._response_padding_size = 20
+    return made
+
+
+def counts(proxy: Recording) -> tuple[int, int]:
+    """Requests for graphs, and for single calls."""
+    return len(proxy.bodies(SUBMIT)), len(proxy.bodies(CHAT))
+
+
+CASES = {
+    "tree_summarize": "b-answer",
+    "refine": "d-answer",
+    "compact": "b-answer",
+    "accumulate": "Response 1: a-answer\n---------------------\nResponse 2: other one",
+    "compact_accumulate": "Response 1: a-answer\n---------------------\nResponse 2: other",
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", CASES)
+def test_one_request(proxy: Recording, mode: str, is_async: bool) -> None:
+    """A whole synthesis is one request, and its answer that of the calls one by one."""
+
+    def run(llm: Weftline) -> str:
+        made = synthesizer(mode, llm)
+        if is_async:
+            return str(asyncio.run(made.asynthesize("What?", nodes())))
+        return str(made.synthesize("What?", nodes()))
+
+    answer = run(bounded(proxy.url))
+    assert answer.startswith(CASES[mode])
+    assert counts(proxy) == (1, 0)
+    assert run(bounded(proxy.url, ahead=False)) == answer
+    assert counts(proxy)[0] == 1
+
+
+@pytest.mark.parametrize("mode", ["tree_summarize", "refine", "compact"])
+def test_streamed_answer_is_one_request_too(proxy: Recording, mode: str) -> None:
+    """The last call's text is streamed out of the graph, for which parts are asked."""
+    made = synthesizer(mode, bounded(proxy.url), streaming=True)
+    assert "".join(made.synthesize("What?", nodes()).response_gen) == CASES[mode]
+    assert counts(proxy) == (1, 0)
+    assert proxy.bodies(SUBMIT)[0]["parts"] is True
+
+
+def test_the_graph(proxy: Recording) -> None:
+    """Calls are named, arguments are inputs by their names, and edges are variables."""
+    synthesizer("tree_summarize", bounded(proxy.url)).synthesize("What matters?", nodes())
+    [body] = proxy.bodies(SUBMIT)
+    *leaves, root = body["calls"]
+    assert [call["name"] for call in body["calls"]] == ["summarize"] * len(leaves) + ["combine"]
+    assert len(leaves) >= 2 and body["watch"] == [f"answer_{i}" for i in range(len(leaves) + 1)]
+    assert [p["name"] for p in leaves[0]["placeholders"]] == ["context_str", "query_str", "out"]
+    read = [p["semantic_var_id"] for p in root["placeholders"] if "semantic_var_id" in p]
+    assert read == [*body["watch"][:-1], body["watch"][-1]]
+    strips = [p.get("transforms") for p in root["placeholders"] if p["name"].startswith("context")]
+    assert strips == [[{"op": "strip"}]] * len(leaves)
+
+
+def test_refine_is_a_chain(proxy: Recording) -> None:
+    """Each refining call reads the one before it."""
+    synthesizer("refine", bounded(proxy.url)).synthesize("What?", nodes())
+    calls = proxy.bodies(SUBMIT)[0]["calls"]
+    reads = [
+        [p["semantic_var_id"] for p in call["placeholders"] if p["name"] == "existing_answer"]
+        for call in calls
+    ]
+    assert reads == [[], ["answer_0"], ["answer_1"], ["answer_2"]]
+
+
+def test_use_async_inside_a_sync_call(proxy: Recording) -> None:
+    """LlamaIndex then runs the calls in a loop of its own: they are matched all the same."""
+    made = synthesizer("accumulate", bounded(proxy.url), use_async=True)
+    assert str(made.synthesize("What?", nodes())).startswith("Response 1: a-answer")
+    assert counts(proxy) == (1, 0)
+
+
+def test_what_depends_on_an_answer_follows(start_script: StartServer) -> None:
+    """Where the longest answers may need packing again, the plan ends before and goes on after."""
+    with recorded(start_script([("", "an answer of six words here")])) as proxy:
+        llm = Weftline(base_url=proxy.url, max_tokens=120, context_window=400)
+        made = synthesizer("tree_summarize", llm)
+        answer = str(made.synthesize("What?", nodes(8)))
+        assert answer == str(
+            synthesizer("tree_summarize", llm.model_copy(update={"ahead": False})).synthesize(
+                "What?", nodes(8)
+            )
+        )
+        names = [[call["name"] for call in body["calls"]] for body in proxy.bodies(SUBMIT)]
+    assert all(name == "summarize" for name in names[0])
+
+
+def test_a_miss_is_an_ordinary_call(start_script: StartServer) -> None:
+    """An empty answer drops out of the tree's next prompt: what was planned there is not asked."""
+    with recorded(start_script([("k0w0", " "), ("", "Yes.")])) as proxy:
+        answers = [
+            str(
+                synthesizer("tree_summarize", bounded(proxy.url, ahead=on)).synthesize("Q", nodes())
+            )
+            for on in (True, False)
+        ]
+        submits, calls = counts(proxy)
+    assert answers == ["Yes.", "Yes."]
+    assert submits == 1 and calls >= 2
+
+
+def test_extractors(proxy: Recording) -> None:
+    """An extractor knows its nodes, so its calls are one request, for titles two levels deep."""
+    chunks = [found.node for found in nodes()]
+    llm = bounded(proxy.url)
+    assert KeywordExtractor(llm=llm).extract(chunks)[0] == {"excerpt_keywords": "a-answer"}
+    assert SummaryExtractor(llm=llm).extract(chunks)[1] == {"section_summary": "other one"}
+    assert TitleExtractor(llm=llm).extract(chunks)[0] == {"document_title": "b-answer"}
+    assert counts(proxy) == (3, 0)
+    assert [len(body["calls"]) for body in proxy.bodies(SUBMIT)] == [4, 4, 5]
+
+
+def test_document_summaries(proxy: Recording) -> None:
+    """Each document of a DocumentSummaryIndex is one request."""
+    texts = [" ".join(f"k{k}w{i}" for i in range(150)) for k in range(2)]
+    index = DocumentSummaryIndex.from_documents(
+        [Document(text=text, id_=f"d{k}") for k, text in enumerate(texts)],
+        llm=bounded(proxy.url),
+        embed_model=MockEmbedding(embed_dim=4),
+        response_synthesizer=synthesizer("tree_summarize", bounded(proxy.url)),
+    )
+    assert index.get_document_summary("d0") == "b-answer"
+    assert counts(proxy) == (2, 0)
+
+
+def test_usage_of_a_graph(proxy: Recording) -> None:
+    """An answer out of a graph says what its call used, as any answer does."""
+    seen: list[Any] = []
+
+    class Watching(Weftline):
+        def chat(self, messages: Any, **kwargs: Any) -> Any:
+            seen.append(super().chat(messages, **kwargs))
+            return seen[-1]
+
+    llm = Watching(base_url=proxy.url, max_tokens=8, context_window=400)
+    synthesizer("refine", llm).synthesize("What?", nodes())
+    assert [response.additional_kwargs["completion_tokens"] for response in seen] == [1] * 4
+    assert all(response.raw["choices"][0]["finish_reason"] == "stop" for response in seen)
+
+
+def test_the_graph_is_shown(rules_url: str) -> None:
+    """`on_graph` is given what ran, with where every second went."""
+    graphs: list[Any] = []
+    llm = bounded(rules_url, on_graph=graphs.append)
+    synthesizer("refine", llm).synthesize("What?", nodes())
+    [graph] = wait_for(graphs)
+    assert [call["name"] for call in graph["calls"]] == ["answer", *["refine"] * 3]
+    assert len(graph["edges"]) == 3
+
+
+def wait_for(found: list[Any]) -> list[Any]:
+    """The graph is the last event: it may come just after the answer."""
+    for _ in range(200):
+        if found:
+            break
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("reason", ["off", "subclass", "one call", "other options", "limited"])
+def test_not_sent_ahead(proxy: Recording, reason: str) -> None:
+    """Nothing is sent ahead where it is switched off, unknown, limited, or gains nothing."""
+
+    class Mine(TreeSummarize):
+        pass
+
+    class Limiter:
+        def acquire(self) -> None: ...
+
+    llm = bounded(proxy.url, ahead=reason != "off")
+    if reason == "limited":
+        llm.rate_limiter = Limiter()
+    made: Any = Mine(llm=llm) if reason == "subclass" else synthesizer("tree_summarize", llm)
+    options = {"extra": "x"} if reason == "other options" else {}
+    made.synthesize("What?", nodes(1 if reason == "one call" else 4), **options)
+    submits, calls = counts(proxy)
+    assert submits == 0 and calls >= 1
+
+
+def test_a_refused_graph_is_said_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """If the server takes no graph the calls go one by one, and one line of the log says so."""
+    with recorded(rules_url, refused=SUBMIT) as proxy, caplog.at_level(logging.WARNING):
+        llm = bounded(proxy.url)
+        for _ in range(2):
+            answer = str(synthesizer("refine", llm).synthesize("What?", nodes()))
+            assert answer == "d-answer"
+        assert counts(proxy)[1] == 8
+    [line] = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
+    assert "a graph sent ahead has failed" in line
+
+
+def test_errors_are_those_of_plain_calls(start_script: StartServer) -> None:
+    """A call that fails in the graph fails again by itself, and raises as it would without one."""
+    llm = bounded(start_script([("k0w0", "a-answer")]))
+    for ahead in (True, False):
+        llm.ahead = ahead
+        with pytest.raises(EngineFailed, match="no rule of the null engine's script"):
+            synthesizer("accumulate", llm).synthesize("What?", nodes())
+
+
+def test_errors_of_llama_index_are_its_own(rules_url: str) -> None:
+    """A window too small for the template is LlamaIndex's ValueError, which nothing swallows."""
+    llm = Weftline(base_url=rules_url, max_tokens=8, context_window=20)
+    for mode in CASES:
+        with pytest.raises(ValueError, match=r"not non-negative|is not positive"):
+            synthesizer(mode, llm).synthesize("What?", nodes())
+
+
+def test_server_away() -> None:
+    """The error of the first call is the one that the user sees."""
+    llm = Weftline(base_url="http://127.0.0.1:9", max_tokens=8, context_window=400)
+    with pytest.raises(ConnectionFailed, match="no weftline server answers"):
+        synthesizer("refine", llm).synthesize("What?", nodes())
+
+
+def test_empty_index(rules_url: str) -> None:
+    """Without nodes LlamaIndex answers by itself, and asks nobody."""
+    with recorded(rules_url) as proxy:
+        engine = SummaryIndex.from_documents([]).as_query_engine(
+            llm=bounded(proxy.url), response_mode="tree_summarize"
+        )
+        assert str(engine.query("What?")) == "Empty Response"
+        assert proxy.requests == []
+
+
+def test_nothing_is_left_behind(start_script: StartServer) -> None:
+    """Streams that are dropped and calls by themselves leave no session, span or graph."""
+    url = start_script(RULES)
+    llm = bounded(url)
+    for _ in range(2):
+        stream = synthesizer("refine", llm, streaming=True).synthesize("What?", nodes())
+        next(iter(stream.response_gen))
+        del stream
+        synthesizer("tree_summarize", llm).synthesize("What?", nodes(1))
+    gc.collect()
+    assert llm.asking.graphs == [] and len(SPANS) == 0
+    for _ in range(100):
+        if "weftline_sessions_open 0.0" in httpx.get(f"{url}/metrics").text:
+            return
+        time.sleep(0.05)
+    raise AssertionError("a session was left open")
+
+
+def test_two_queries_at_once(rules_url: str) -> None:
+    """Threads and tasks that ask the same at the same time get their own graphs' answers."""
+    llm = bounded(rules_url)
+
+    async def run() -> list[str]:
+        made = [synthesizer("refine", llm).asynthesize("What?", nodes()) for _ in range(20)]
+        return [str(response) for response in await asyncio.gather(*made)]
+
+    assert asyncio.run(run()) == ["d-answer"] * 20
+
+
+def test_other_llms_are_left_alone(proxy: Recording) -> None:
+    """The handler is there for every synthesizer of the process; it acts for Weftline's alone."""
+    bounded(proxy.url)
+    synthesizer("refine", MockLLM(max_tokens=8)).synthesize("What?", nodes())
+    assert proxy.requests == []
