@@ -134,6 +134,16 @@ class Ahead:
         if left and not running and self._work is not None:
             self._work.cancel()  # the connection closes, and with it the session
 
+    def abandon(self) -> None:
+        """Cancel whatever is not done, taken or not."""
+        if self._work is not None and any(not p.value.done() for p in self.planned):
+            self._work.cancel()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` when the server has said all, or was left."""
+        assert self._work is not None, "it was started"
+        self._work.add_done_callback(lambda _: then())
+
     def _texts(self) -> Iterator[tuple[int, str]]:
         for index, planned in enumerate(self.planned):
             if planned.value.done() and planned.value.exception() is None:

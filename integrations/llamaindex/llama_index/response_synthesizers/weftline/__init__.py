@@ -1,0 +1,6 @@
+"""Response synthesis in a weftline server: a whole synthesis as one request."""
+
+from llama_index.response_synthesizers.weftline.base import WeftlineSynthesizer
+from llama_index.response_synthesizers.weftline.router import SpeculativeRouterQueryEngine
+
+__all__ = ["SpeculativeRouterQueryEngine", "WeftlineSynthesizer"]

@@ -1,0 +1,275 @@
+"""WeftlineSynthesizer: a response synthesizer that hands a whole synthesis to the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.response_synthesizers import (
+    Accumulate,
+    ResponseMode,
+    get_response_synthesizer,
+)
+from llama_index.core.response_synthesizers.base import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore
+from llama_index.core.settings import Settings
+from llama_index.core.types import RESPONSE_TEXT_TYPE
+from llama_index.llms.weftline import Weftline
+from llama_index.llms.weftline.ahead import Ahead
+from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
+from llama_index.response_synthesizers.weftline.report import Report
+
+from weftline.errors import WeftlineError
+
+SEPARATOR = "\n---------------------\n"
+REPORT = "weftline"
+"""The key of a response's metadata under which the report stands."""
+
+_report: ContextVar[Report | None] = ContextVar("weftline_report", default=None)
+
+
+class WeftlineSynthesizer(BaseSynthesizer):
+    """Answers as LlamaIndex's synthesizer of the same mode, by one request.
+
+    `response.metadata["weftline"]` says for each source what its calls took; for a streamed answer
+    it is filled when the stream has ended. What cannot be one graph (objects as answers, modes
+    without calls, answers that may need packing again) runs in LlamaIndex's synthesizer, as ever.
+
+    The client makes no calls, so LlamaIndex's callbacks see the synthesis and not the calls in it.
+    """
+
+    def __init__(
+        self,
+        llm: LLM | None = None,
+        response_mode: ResponseMode | str = ResponseMode.COMPACT,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `get_response_synthesizer`: templates, `streaming` and so on."""
+        found = llm or Settings.llm
+        if not isinstance(found, Weftline):
+            kind = type(found).__name__
+            raise ValueError(f"WeftlineSynthesizer runs on a Weftline LLM, and this is a {kind}")
+        self._inner: Any = get_response_synthesizer(
+            llm=found, response_mode=ResponseMode(response_mode), **options
+        )
+        super().__init__(
+            llm=found,
+            callback_manager=options.get("callback_manager"),
+            prompt_helper=options.get("prompt_helper"),
+            chat_prompt_helper=options.get("chat_prompt_helper"),
+            streaming=self._inner._streaming,
+            output_cls=self._inner._output_cls,
+            multimodal=options.get("multimodal", False),
+        )
+
+    def _get_prompts(self) -> PromptDictType:
+        prompts: PromptDictType = self._inner._get_prompts()
+        return prompts
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        self._inner._update_prompts(prompts)
+
+    def get_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        sent = self._send(query_str, text_chunks, response_kwargs)
+        if sent is None:
+            return self._plainly(query_str, text_chunks, response_kwargs)
+        if self._streaming:
+            return self._stream(sent, query_str, text_chunks, response_kwargs)
+        try:
+            answers = [sent.text(planned.value.result()) for planned in sent.graph.planned]
+            sent.finish.result()
+        except WeftlineError as error:
+            return self._after(error, query_str, text_chunks, response_kwargs)
+        finally:
+            sent.leave()
+        if _has_blank(answers):
+            return self._plainly(query_str, text_chunks, response_kwargs)
+        return self._join(answers, response_kwargs)
+
+    async def aget_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        sent = self._send(query_str, text_chunks, response_kwargs)
+        if sent is None:
+            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+        if self._streaming:
+            return self._astream(sent, query_str, text_chunks, response_kwargs)
+        try:
+            waiting = [asyncio.wrap_future(planned.value) for planned in sent.graph.planned]
+            answers = [sent.text(value) for value in await asyncio.gather(*waiting)]
+            await asyncio.wrap_future(sent.finish)
+        except WeftlineError as error:
+            self._warn(error)
+            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+        finally:
+            sent.leave()
+        if _has_blank(answers):
+            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+        return self._join(answers, response_kwargs)
+
+    def _send(self, query: str, chunks: Sequence[str], options: Mapping[str, Any]) -> _Sent | None:
+        """Submit the synthesis, or None if it cannot be one graph."""
+        _report.set(None)
+        others = {key: value for key, value in options.items() if key != "separator"}
+        if not can_plan(self._inner):
+            return None
+        if self._streaming and isinstance(self._inner, Accumulate):
+            return None  # LlamaIndex has the error for it
+        try:
+            plan = plan_synthesis(self._inner, query, list(chunks), others)
+            if not plan.complete:
+                return None
+            sent = _Sent(self._llm, plan)
+        except Unplannable:
+            return None
+        sent.start(self._llm, self._streaming)
+        _report.set(sent.report)
+        return sent
+
+    def _stream(
+        self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
+    ) -> Generator[str, None, None]:
+        *before, last = sent.graph.planned
+        has_begun = False
+        try:
+            for part in last.text:
+                if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
+                    break
+                has_begun = True
+                yield part
+            if has_begun:
+                sent.finish.result()
+        except WeftlineError as error:
+            if has_begun:
+                raise
+            self._warn(error)
+        finally:
+            sent.leave()
+        if not has_begun:
+            yield from _parts(self._plainly(query, chunks, options))
+
+    async def _astream(
+        self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
+    ) -> AsyncGenerator[str, None]:
+        *before, last = sent.graph.planned
+        has_begun = False
+        try:
+            async for part in last.text:
+                if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
+                    break
+                has_begun = True
+                yield part
+            if has_begun:
+                await asyncio.wrap_future(sent.finish)
+        except WeftlineError as error:
+            if has_begun:
+                raise
+            self._warn(error)
+        finally:
+            sent.leave()
+        if not has_begun:
+            made = await self._inner.aget_response(query, chunks, **options)
+            if isinstance(made, str):
+                yield made
+            else:
+                async for part in made:
+                    yield part
+
+    def _plainly(
+        self, query: str, chunks: Sequence[str], options: Mapping[str, Any]
+    ) -> RESPONSE_TEXT_TYPE:
+        """What LlamaIndex's own synthesizer makes of it."""
+        made: RESPONSE_TEXT_TYPE = self._inner.get_response(query, chunks, **options)
+        return made
+
+    def _after(
+        self, error: WeftlineError, query: str, chunks: Sequence[str], options: Mapping[str, Any]
+    ) -> RESPONSE_TEXT_TYPE:
+        self._warn(error)
+        return self._plainly(query, chunks, options)
+
+    def _warn(self, error: WeftlineError) -> None:
+        _report.set(None)
+        llm: Any = self._llm
+        llm.asking.warn(error)
+
+    def _join(self, answers: Sequence[str], options: Mapping[str, Any]) -> str:
+        if not isinstance(self._inner, Accumulate):
+            return answers[-1]
+        return self._inner._format_response(list(answers), options.get("separator", SEPARATOR))
+
+    def get_response_from_messages(
+        self, query_str: str, message_chunks: Sequence[ChatMessage], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        made: RESPONSE_TEXT_TYPE = self._inner.get_response_from_messages(
+            query_str, message_chunks, **response_kwargs
+        )
+        return made
+
+    async def aget_response_from_messages(
+        self, query_str: str, message_chunks: Sequence[ChatMessage], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        made: RESPONSE_TEXT_TYPE = await self._inner.aget_response_from_messages(
+            query_str, message_chunks, **response_kwargs
+        )
+        return made
+
+    def _prepare_response_output(
+        self, response_str: RESPONSE_TEXT_TYPE | None, source_nodes: list[NodeWithScore]
+    ) -> RESPONSE_TYPE:
+        response = super()._prepare_response_output(response_str, source_nodes)
+        report = _report.get()
+        if report is not None and response.metadata is not None:
+            report.of(source_nodes)
+            response.metadata[REPORT] = report
+        return response
+
+
+class _Sent:
+    """A synthesis under way at the server."""
+
+    def __init__(self, llm: Any, plan: Plan) -> None:
+        self.report = Report(plan)
+        self.finish: Future[None] = Future()
+        self._on_graph = llm.on_graph
+        self.graph = Ahead(plan, llm.parameters(), self._take)
+
+    def start(self, llm: Any, with_parts: bool) -> None:
+        self.graph.start(llm.asking.server, with_parts)
+        self.graph.when_over(self._over)
+
+    def _take(self, graph: Mapping[str, Any]) -> None:
+        self.report.fill(graph)
+        if self._on_graph is not None:
+            self._on_graph(graph)
+
+    def _over(self) -> None:
+        if not self.finish.done():
+            self.finish.set_result(None)
+
+    def text(self, value: Any) -> str:
+        return str(value.value)
+
+    def leave(self) -> None:
+        self.graph.abandon()
+
+
+def _has_blank(answers: Sequence[str]) -> bool:
+    """Whether an answer says nothing: LlamaIndex then leaves it out of the next prompt."""
+    return not all(answer.strip() for answer in answers)
+
+
+def _parts(made: Any) -> Generator[str, None, None]:
+    if isinstance(made, str):
+        yield made
+    else:
+        yield from made

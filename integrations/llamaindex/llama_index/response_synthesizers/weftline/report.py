@@ -1,0 +1,49 @@
+"""What a synthesis took, call by call and source by source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.llms.weftline.plan import Plan
+
+_TIMES = ("queue_s", "fill_s", "generate_s")
+_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
+
+
+class Report(dict[str, Any]):
+    """`calls`: name, seconds and tokens of each call; `sources`: by node, the calls that read it.
+
+    Seconds and tokens are there when the answer is; `total_s` is the server's, from first to last.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(calls=[{"name": draft.name} for draft in plan.drafts], sources={})
+        self._texts = ["\n".join(text for _, text in draft.messages) for draft in plan.drafts]
+
+    def fill(self, graph: Mapping[str, Any]) -> None:
+        """Take in the session's graph."""
+        for said, call in zip(self["calls"], graph["calls"], strict=True):
+            said.update({name: call[name] for name in (*_TIMES, *_TOKENS)})
+            said["finished_s"] = call["steps"][-1]["finished_s"]
+        self["total_s"] = max(call["finished_s"] for call in self["calls"])
+
+    def of(self, nodes: Sequence[NodeWithScore]) -> None:
+        """Say which calls read each of these nodes, whole or in part."""
+        for found in nodes:
+            text = found.node.get_content(metadata_mode=MetadataMode.LLM).strip()
+            self["sources"][found.node.node_id] = [
+                index for index, prompt in enumerate(self._texts) if _shares(text, prompt)
+            ]
+
+
+# A node that was split stands in several prompts: a piece of this many characters tells.
+_PIECE = 80
+
+
+def _shares(text: str, prompt: str) -> bool:
+    pieces = (text[at : at + _PIECE] for at in range(0, max(len(text), 1), _PIECE))
+    return (bool(text) and any(piece in prompt for piece in pieces if len(piece) == _PIECE)) or (
+        0 < len(text) < 2 * _PIECE and text in prompt
+    )
