@@ -2,7 +2,7 @@
 # dependencies changes.
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-vllm \
-  bench-langchain gpu gpu-figures clean
+  bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -75,6 +75,13 @@ bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in 
 	$(BIN)/python bench/bench_vllm.py $(ARGS)
 bench-langchain: install ## LangChain programs far from their server, in every tier
 	$(BIN)/python bench/bench_langchain.py $(ARGS)
+
+# LlamaIndex's OpenAILike wants an openai package older than the one that LangChain's tests run with.
+OPENAI_LIKE := .venv/llamaindex-peer
+bench-llamaindex: install ## LlamaIndex with a plain OpenAI-like LLM against Weftline, 0 and 250 ms
+	@test -d $(OPENAI_LIKE)/openai || $(BIN)/python -m pip install -q --no-deps --target $(OPENAI_LIKE) \
+	  'llama-index-llms-openai>=0.8,<0.9' 'llama-index-llms-openai-like>=0.8,<0.9' 'openai>=2,<3'
+	PYTHONPATH=$(OPENAI_LIKE):. $(BIN)/python bench/bench_llamaindex.py $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.

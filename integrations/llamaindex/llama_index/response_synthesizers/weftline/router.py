@@ -28,7 +28,7 @@ class SpeculativeRouterQueryEngine(RouterQueryEngine):
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         branches = [_Begun(engine, query_bundle) for engine in self._query_engines]
         chosen = copy(self)
-        chosen._query_engines = branches
+        chosen._query_engines = list[BaseQueryEngine](branches)
         try:
             return await RouterQueryEngine._aquery(chosen, query_bundle)
         finally:
