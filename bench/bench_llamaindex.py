@@ -48,7 +48,7 @@ class Case:
 
 
 CASES = (
-    Case("tree_summarize", 12, 300, 660, 24),
+    Case("tree_summarize", 12, 270, 660, 24),
     Case("accumulate", 8, 60, 660, 24),
     Case("refine", 6, 120, 1400, 24),
 )

@@ -175,7 +175,7 @@ def test_speculative_router(start_script: StartServer) -> None:
         expected = router(RouterQueryEngine, proxy.url).query("What?")
         assert str(expected) == "a-answer" and len(proxy.bodies(CHAT)) == 2
         found = router(SpeculativeRouterQueryEngine, proxy.url).query("What?")
-        assert str(found) == str(expected) and len(proxy.bodies(CHAT)) == 5
+        assert str(found) == str(expected) and len(proxy.bodies(CHAT)) >= 4
         assert found.metadata["selector_result"].ind == 0
 
 

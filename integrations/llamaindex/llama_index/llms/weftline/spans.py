@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 from weakref import finalize
 
-from llama_index.core import instrumentation
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
@@ -27,6 +26,7 @@ from llama_index.llms.weftline.extracting import can_extract, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
 from llama_index.llms.weftline.runs import Closer, Run, Said
 from llama_index.llms.weftline.structure import Piece, Pieces, by_search, by_template
+from llama_index_instrumentation import get_dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -258,6 +258,6 @@ _HANDLER = _Handler()
 
 def listen() -> None:
     """Watch from now on; again if somebody has taken the handler out."""
-    root = instrumentation.get_dispatcher()
+    root = get_dispatcher()
     if _HANDLER not in root.span_handlers:
         root.add_span_handler(_HANDLER)

@@ -100,7 +100,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         sent = self._send(query_str, text_chunks, response_kwargs)
         if sent is None:
-            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+            return await self._aplainly(query_str, text_chunks, response_kwargs)
         if self._streaming:
             return self._astream(sent, query_str, text_chunks, response_kwargs)
         try:
@@ -109,11 +109,11 @@ class WeftlineSynthesizer(BaseSynthesizer):
             await asyncio.wrap_future(sent.finish)
         except WeftlineError as error:
             self._warn(error)
-            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+            return await self._aplainly(query_str, text_chunks, response_kwargs)
         finally:
             sent.leave()
         if _has_blank(answers):
-            return await self._inner.aget_response(query_str, text_chunks, **response_kwargs)
+            return await self._aplainly(query_str, text_chunks, response_kwargs)
         return self._join(answers, response_kwargs)
 
     def _send(self, query: str, chunks: Sequence[str], options: Mapping[str, Any]) -> _Sent | None:
@@ -177,7 +177,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         finally:
             sent.leave()
         if not has_begun:
-            made = await self._inner.aget_response(query, chunks, **options)
+            made: Any = await self._aplainly(query, chunks, options)
             if isinstance(made, str):
                 yield made
             else:
@@ -189,6 +189,12 @@ class WeftlineSynthesizer(BaseSynthesizer):
     ) -> RESPONSE_TEXT_TYPE:
         """What LlamaIndex's own synthesizer makes of it."""
         made: RESPONSE_TEXT_TYPE = self._inner.get_response(query, chunks, **options)
+        return made
+
+    async def _aplainly(
+        self, query: str, chunks: Sequence[str], options: Mapping[str, Any]
+    ) -> RESPONSE_TEXT_TYPE:
+        made: RESPONSE_TEXT_TYPE = await self._inner.aget_response(query, chunks, **options)
         return made
 
     def _after(
