@@ -7,7 +7,7 @@ a client cannot add to. Ids of sessions and calls are in the logs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -21,6 +21,8 @@ from weftline_server.session.session import Session
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+M = TypeVar("M", Counter, Histogram)
+
 # From a cached fill to a long answer, in seconds.
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
@@ -32,6 +34,7 @@ class Metrics:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._registry = CollectorRegistry()
+        self._labelled: dict[tuple[Any, ...], Any] = {}
         self._registry.register(_UnderWay(driver))
 
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -67,7 +70,7 @@ class Metrics:
         model = self._model(run.node.call.model)
         criterion = session.plan.objective.get(run.node.id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
-        self._calls.labels(model, engine, run.state.value, criterion).inc()
+        self._of(self._calls, model, engine, run.state.value, criterion).inc()
         for step in run.steps:
             self._output_ended(step, model, criterion)
 
@@ -75,9 +78,9 @@ class Metrics:
         usage, engine = step.usage, step.engine or "none"
         if usage is None or step.finished is None:
             return
-        self._cached.labels(model, engine).inc(usage.cached_tokens)
-        self._computed.labels(model, engine).inc(usage.prompt_tokens - usage.cached_tokens)
-        self._output.labels(model, engine).inc(usage.output_tokens)
+        self._of(self._cached, model, engine).inc(usage.cached_tokens)
+        self._of(self._computed, model, engine).inc(usage.prompt_tokens - usage.cached_tokens)
+        self._of(self._output, model, engine).inc(usage.output_tokens)
         for phase, seconds in (
             ("queue", usage.started - step.queued),
             ("fill", usage.filled - usage.started),
@@ -85,12 +88,19 @@ class Metrics:
             ("transform", step.transform_s),
         ):
             # A prompt that was filled early starts before it is queued.
-            self._phases.labels(phase, model, criterion).observe(max(0.0, seconds))
+            self._of(self._phases, phase, model, criterion).observe(max(0.0, seconds))
+
+    def _of(self, metric: M, *labels: str) -> M:
+        """`metric` with these labels; its own look-up checks and joins them each time."""
+        found: M | None = self._labelled.get((metric, *labels))
+        if found is None:
+            found = self._labelled[metric, *labels] = metric.labels(*labels)
+        return found
 
     def request_ended(self, method: str, route: str | None, status: int) -> None:
         """Count an HTTP request; `route` is a template, None where no route was met."""
         method = method if method in _METHODS else "other"
-        self._requests.labels(method, route or "none", str(status)).inc()
+        self._of(self._requests, method, route or "none", str(status)).inc()
 
     def _model(self, name: str | None) -> str:
         models = self._driver.dispatcher.models

@@ -21,24 +21,22 @@ class Node:
     call: Call
     inputs: tuple[Placeholder, ...] = field(init=False)
     outputs: tuple[Placeholder, ...] = field(init=False)
+    reads: tuple[str, ...] = field(init=False)  # ids of the variables that the prompt needs
+    writes: tuple[str, ...] = field(init=False)  # those that it sets, in the order of the prompt
 
     def __post_init__(self) -> None:
         holders = self.call.placeholders
         order = {s.output: i for i, s in enumerate(self.call.segments()) if s.output is not None}
         outputs = sorted((p for p in holders if p.in_out is InOut.OUT), key=lambda p: order[p.name])
-        object.__setattr__(self, "inputs", tuple(p for p in holders if p.in_out is InOut.IN))
+        inputs = tuple(p for p in holders if p.in_out is InOut.IN)
+        object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "outputs", tuple(outputs))
+        object.__setattr__(self, "reads", tuple(dict.fromkeys(_variables(inputs))))
+        object.__setattr__(self, "writes", tuple(_variables(outputs)))
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Ids of the variables that the prompt needs, each once."""
-        ids = (p.semantic_var_id for p in self.inputs)
-        return tuple(dict.fromkeys(v for v in ids if v is not None))
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Ids of the variables that the call sets, in the order of the prompt."""
-        return tuple(p.semantic_var_id for p in self.outputs if p.semantic_var_id is not None)
+def _variables(holders: Iterable[Placeholder]) -> Iterator[str]:
+    return (p.semantic_var_id for p in holders if p.semantic_var_id is not None)
 
 
 class Graph:

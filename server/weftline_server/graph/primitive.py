@@ -47,6 +47,11 @@ class PromptBefore:
     messages: tuple[Turn, ...] | None = None
     tools: tuple[Tool, ...] = ()
 
+    @property
+    def chars(self) -> int:
+        """How long it is, without the template's own text."""
+        return len(self.text) + sum(len(turn.content or "") for turn in self.messages or ())
+
 
 def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
     """The segments of the prompt before `output`, messages flattened."""

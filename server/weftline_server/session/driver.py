@@ -47,6 +47,8 @@ from weftline_server.session.variable import Variable
 
 log = logging.getLogger("weftline.driver")
 
+INLINE_CHARS = 1000  # tokenised in 0.2 ms
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -249,7 +251,7 @@ class Driver:
                         signal.set()
                 case ev.Run(call, index):
                     self._spawn(self._run(session, call, index))
-                case ev.Fill(call, index) if self._fills_early:
+                case ev.Fill(call, index) if self._may_fill(session, call, index):
                     self._spawn(self._fill(session, call, index))
                 case ev.Stop(call, index):
                     id = PrimitiveId(session.id, call, index)
@@ -286,6 +288,10 @@ class Driver:
         attempt = self.early.complete(id, payload)
         if attempt is not None:
             self.dispatcher.enqueue(self._work(session, id, payload, False, attempt))
+
+    def _may_fill(self, session: Session, call: str, index: int) -> bool:
+        id = PrimitiveId(session.id, call, index)
+        return self._fills_early and self.early.may_advance(session, id)
 
     async def _fill(self, session: Session, call: str, index: int) -> None:
         """Send what is known of a prompt; what is wrong with it shows when it is run."""
@@ -330,12 +336,16 @@ class Driver:
         return self.dispatcher.prompter(self.dispatcher.model(model))
 
     async def _payload(self, model: str, parts: PartsBefore) -> Payload:
-        # Off the event loop: a megabyte of text takes the tokenizer a second.
+        # Off the event loop: a megabyte of text takes the tokenizer a second. A short one is done
+        # sooner than a thread is woken.
         prompter = self.dispatcher.prompter(model)
         loop = asyncio.get_running_loop()
-        if not parts.large:
-            return await loop.run_in_executor(None, prompter.payload, parts.prompt())
-        return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt()))
+        if parts.large:
+            return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt()))
+        prompt = parts.prompt()
+        if prompt.chars <= INLINE_CHARS or prompter.tokenizer is None:
+            return prompter.payload(prompt)
+        return await loop.run_in_executor(None, prompter.payload, prompt)
 
     def wants(self, id: PrimitiveId) -> Want | None:
         """Who will read the context that a finished output has left."""

@@ -51,6 +51,16 @@ class EarlyFill:
         self._make = make
         self._early: dict[PrimitiveId, _Early] = {}
 
+    def may_advance(self, session: Session, id: PrimitiveId) -> bool:
+        """Whether it needs a task to `advance`: not where the engine takes text, nor while another
+        task is at it."""
+        early = self._early.get(id)
+        if early is not None and early.busy:
+            early.again = True
+            return False
+        model = self.dispatcher.model(session.calls[id.call].node.call.model)
+        return self.dispatcher.prompter(model).tokenizer is not None
+
     async def advance(self, session: Session, id: PrimitiveId) -> None:
         """Send what has become known since the last time; calls in the meantime are one more."""
         early = self._early.setdefault(id, _Early())

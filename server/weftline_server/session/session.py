@@ -6,8 +6,9 @@ No clock and no I/O: time enters with the events, so every behaviour here can be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from weftline.errors import (
     AlreadySet,
@@ -95,12 +96,10 @@ class Session:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
             assert (variable.error is not None) == (variable.state is VariableState.FAILED)
 
-    @singledispatchmethod
     def handle(self, event: ev.SessionEvent) -> list[ev.Action]:
-        """Take one event; see the methods below, one for each type."""
-        raise AssertionError(f"no session handles a {type(event).__name__}")
+        """Take one event; what each type does is in the table at the end."""
+        return _HANDLERS[type(event)](self, event)
 
-    @handle.register
     def _submit(self, event: ev.CallsSubmitted) -> list[ev.Action]:
         self.check(event.nodes)
         self.spent.take_calls(event.nodes, event.now - self.opened)
@@ -120,7 +119,6 @@ class Session:
             actions += self._advance(self.calls[node.id], event.now)
         return actions
 
-    @handle.register
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
         variable = self.variables.get(event.variable)
         if event.variable in self.graph.producer or (variable is not None and variable.settled):
@@ -145,7 +143,6 @@ class Session:
                 param=empty,
             )
 
-    @handle.register
     def _open_reader(self, event: ev.ReaderOpened) -> list[ev.Action]:
         self.check_reader(event.variable, event.wait)
         # With `wait`, a variable may be named before anything else names it.
@@ -155,7 +152,6 @@ class Session:
             self._want(event.variable, event.criteria)
         return []
 
-    @handle.register
     def _close_reader(self, event: ev.ReaderClosed) -> list[ev.Action]:
         self.readers[event.variable] -= 1
         if not self.readers[event.variable]:
@@ -164,7 +160,6 @@ class Session:
             return []
         return self._cancel_unwatched(event.variable)
 
-    @handle.register
     def _sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
         run = self._run_at(event)
         if run is None or run.state not in (CallState.QUEUED, CallState.RUNNING):
@@ -176,7 +171,6 @@ class Session:
         run.steps[-1].engine, run.steps[-1].node = event.engine, event.node
         return []
 
-    @handle.register
     def _text(self, event: ev.TextGenerated) -> list[ev.Action]:
         run = self._run_at(event)
         if run is None:
@@ -188,7 +182,6 @@ class Session:
         variable.append(event.text)
         return [ev.Notify(variable.id), *self._fill_consumers(variable.id)]
 
-    @handle.register
     def _finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
         run = self._run_at(event)
         if run is None:
@@ -214,12 +207,10 @@ class Session:
             own = self._advance(run, event.now)
         return [ev.Notify(variable.id), *own, *self._feed_consumers(variable.id, event.now)]
 
-    @handle.register
     def _failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
         run = self._run_at(event)
         return [] if run is None else self._fail(run, event.error)
 
-    @handle.register
     def _cancel(self, event: ev.CallCancelled) -> list[ev.Action]:
         """The call and all that hangs below it; raises UnknownCall."""
         if event.call not in self.calls:
@@ -230,7 +221,6 @@ class Session:
         name = run.node.call.name
         return self._fail(run, Cancelled(f"call {name!r} was cancelled"), CallState.CANCELLED)
 
-    @handle.register
     def _cancel_variable(self, event: ev.VariableCancelled) -> list[ev.Action]:
         """The call that makes it, or what waits for it to be set, is cancelled."""
         variable = self.variable(event.variable)
@@ -242,7 +232,6 @@ class Session:
         variable.fail(Cancelled(f"variable {variable.id!r} was cancelled", param=variable.id))
         return [ev.Notify(variable.id), *self._feed_consumers(variable.id, event.now)]
 
-    @handle.register
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.closed = True
         actions: list[ev.Action] = []
@@ -372,3 +361,22 @@ class Session:
             yield not consumers and var != besides  # a sink that nobody has asked for yet
 
         return any(used for var in node.writes for used in users(var))
+
+
+_HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
+    MappingProxyType(
+        {
+            ev.CallsSubmitted: Session._submit,
+            ev.VariableSet: Session._set,
+            ev.ReaderOpened: Session._open_reader,
+            ev.ReaderClosed: Session._close_reader,
+            ev.PrimitiveSent: Session._sent,
+            ev.TextGenerated: Session._text,
+            ev.PrimitiveFinished: Session._finished,
+            ev.PrimitiveFailed: Session._failed,
+            ev.CallCancelled: Session._cancel,
+            ev.VariableCancelled: Session._cancel_variable,
+            ev.SessionClosed: Session._close,
+        }
+    )
+)
