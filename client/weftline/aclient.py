@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from asyncio import sleep
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
@@ -142,7 +142,7 @@ class AsyncClient:
                 wait = pause(attempt, method, path, answer)
                 if wait is None:
                     return body_of(answer)
-            await asyncio.sleep(wait)
+            await sleep(wait)
 
     async def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
@@ -176,7 +176,7 @@ class AsyncClient:
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             assert wait is not None, "an answer without success raises its error"
-            await asyncio.sleep(wait)
+            await sleep(wait)
 
 
 class AsyncVariable(VariableBase):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Sequence
 from itertools import count
+from time import sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -101,7 +101,7 @@ class Client:
                 wait = pause(attempt, method, path, answer)
                 if wait is None:
                     return body_of(answer)
-            time.sleep(wait)
+            sleep(wait)
 
     def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
@@ -126,7 +126,7 @@ class Client:
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             assert wait is not None, "an answer without success raises its error"
-            time.sleep(wait)
+            sleep(wait)
 
 
 class Variable(VariableBase):

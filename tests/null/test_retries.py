@@ -104,7 +104,7 @@ async def test_a_full_server_is_asked_again_when_it_says(
         if len(pauses) == 2:
             await server.http.delete(f"/v1/session/{held}")
 
-    monkeypatch.setattr("weftline.aclient.asyncio.sleep", sleep)
+    monkeypatch.setattr("weftline.aclient.sleep", sleep)
     client = AsyncClient("http://t", transport=httpx.ASGITransport(server.app))
     session = await client.session().open()
     assert pauses == [1.0, 1.0] and session.id != held
@@ -116,7 +116,7 @@ async def test_a_full_server_is_asked_again_when_it_says(
 def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests and streams: a refusal, a broken connection, and then the answer."""
     pauses: list[float] = []
-    monkeypatch.setattr("weftline.client.time.sleep", pauses.append)
+    monkeypatch.setattr("weftline.client.sleep", pauses.append)
 
     def answers(last: httpx.Response) -> Iterator[httpx.Response | None]:
         yield httpx.Response(503, headers={"Retry-After": "2"})
