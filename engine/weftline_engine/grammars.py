@@ -15,7 +15,8 @@ from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_nex
 
 from weftline_engine.embedded.constraint import BadConstraint, Matcher
 
-# A schema of this length compiles in about 0.1 s, during which no step runs.
+# Seen on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s, a regular
+# expression in 0.04 s and its first mask takes 0.34 s more. Meanwhile no step runs.
 MOST_BYTES = 64 * 1024
 _FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["...", ...]}'
 
@@ -38,8 +39,8 @@ class TokenMatcher:
 class TokenGrammars:
     """The `Grammars` of a tokenizer.json, for so many tokens, of which `eos` end.
 
-    The tokenizer is read when the first constraint comes: most servers never see one, and a model
-    whose tokenizer llguidance cannot read serves everything else.
+    The tokenizer is read when the first constraint comes (1.3 s were seen for 49,152 tokens): most
+    servers never see one, and a model whose tokenizer llguidance cannot read serves all else.
     """
 
     def __init__(self, tokenizer: str, vocabulary: int, eos: Sequence[int]) -> None:

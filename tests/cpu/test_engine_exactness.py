@@ -149,20 +149,28 @@ def test_thirty_two_requests_finish_on_eight_blocks(
         assert outcomes[i].tokens == alone.tokens
 
 
-@pytest.mark.parametrize(("retention", "cached"), [("evictable", 0), ("drop", 0), ("swap", 51)])
-def test_a_context_put_aside_is_recomputed_exactly(
-    retention: str, cached: int, make_bench: Make, generate: Make, tokens_of: Make
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("retention", "cached"), [("keep", 51), ("evictable", 0), ("drop", 0), ("swap", 51)]
+)
+def test_a_context_put_aside_is_continued_exactly(
+    retention: str,
+    cached: int,
+    dtype: torch.dtype,
+    make_bench: Make,
+    generate: Make,
+    tokens_of: Make,
 ) -> None:
-    """Its cache is evicted by other work on a small pool; the continuation is the same, and out of
-    host memory nothing is computed again."""
+    """Its cache is evicted by other work on a small pool, unless it is kept; the continuation is
+    the same, and out of host memory nothing is computed again."""
     prompt, more = tokens_of(1, 40), tokens_of(2, 5)
-    kept = make_bench(blocks=8)
+    kept = make_bench(blocks=8, dtype=dtype)
     kept.run(generate("first", prompt))
     expected = kept.run(generate("next", more, parent="first.context"))[0]
-    bench = make_bench(blocks=8)
+    bench = make_bench(blocks=8, dtype=dtype)
     bench.run(generate("first", prompt))
     bench.core.retain("first.context", retention)
-    bench.run(generate("other", tokens_of(3, 112)))
+    bench.run(generate("other", tokens_of(3, 112 if retention != "keep" else 40)))
     bench.core.free("other.context")
     again = bench.run(generate("next", more, parent="first.context"))[0]
     assert again.tokens == expected.tokens

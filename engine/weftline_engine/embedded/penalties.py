@@ -1,6 +1,7 @@
 """Makes tokens less likely that have occurred: the penalties of presence, frequency, repetition.
 
-R = rows of a step, W = those of them with penalties, P = requests with penalties, V = vocabulary.
+R = rows of a step, W = those of them with penalties, P = requests with penalties, V = vocabulary,
+X = tokens of these that have occurred.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ class Penalties:
         which_W, rows_W = self._find(slots)
         if not len(which_W):
             return
-        x_WV = logits_RV[which_W].double()
-        presence_W1, frequency_W1, repetition_W1 = self._weights_P3[rows_W].T[..., None]
-        output_WV, seen_WV = self._output_PV[rows_W], self._seen_PV[rows_W]
-        repeated_WV = torch.where(x_WV > 0, x_WV / repetition_W1, x_WV * repetition_W1)
-        x_WV = torch.where(seen_WV, repeated_WV, x_WV)
-        x_WV = x_WV - frequency_W1 * output_WV - presence_W1 * (output_WV > 0)
-        logits_RV[which_W] = x_WV.to(logits_RV.dtype)
+        # Only what has occurred, some hundred tokens a request.
+        at_X, token_X = self._seen_PV[rows_W].nonzero(as_tuple=True)
+        row_X, state_X = which_W[at_X], rows_W[at_X]
+        presence_X, frequency_X, repetition_X = self._weights_P3[state_X].T
+        output_X = self._output_PV[state_X, token_X]
+        x_X = logits_RV[row_X, token_X].double()
+        x_X = torch.where(x_X > 0, x_X / repetition_X, x_X * repetition_X)
+        x_X = x_X - frequency_X * output_X - presence_X * (output_X > 0)
+        logits_RV[row_X, token_X] = x_X.to(logits_RV.dtype)
 
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Each of these requests has produced a token (-1: none)."""

@@ -141,7 +141,9 @@ def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
     """Draw from all of the vocabulary."""
-    p_RV = torch.softmax(_tempered(logits_RV, rows, part), dim=-1)
+    temperature_R = put(rows.temperature[part].astype(np.float64), logits_RV.device)
+    x_RV = logits_RV[put(part, logits_RV.device)].double() / temperature_R[:, None]
+    p_RV = torch.softmax(x_RV, dim=-1)
     return _invert(p_RV, put(rows.uniform[part], logits_RV.device))
 
 
@@ -155,25 +157,31 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
     tokens_R = torch.empty(len(part), dtype=torch.int64, device=device)
     todo = np.arange(len(part))
     vocabulary = logits_RV.shape[-1]
-    for count in (min(_CANDIDATES, vocabulary), vocabulary):
+    limits_R = np.where(rows.top_k[part] > 0, rows.top_k[part], vocabulary)
+    for count in (min(_CANDIDATES, int(limits_R.max()), vocabulary), vocabulary):
         chosen = part[todo]
-        x_RV = _tempered(logits_RV, rows, chosen)
+        limit_R = put(limits_R[todo], device)
         min_p_R1 = put(rows.min_p[chosen].astype(np.float64), device)[:, None]
-        x_RV = x_RV.masked_fill(x_RV < x_RV.amax(-1, keepdim=True) + min_p_R1.log(), float("-inf"))
-        x_RZ, ids_RZ = torch.topk(x_RV, count, dim=-1)
-        top_k_R = put(rows.top_k[chosen], device)
-        limit_R = torch.where(top_k_R > 0, top_k_R, vocabulary)
-        inside_RZ = torch.arange(count, device=device)[None, :] < limit_R[:, None]
-        x_RZ = x_RZ.masked_fill(~inside_RZ, float("-inf"))
-        # The sum over what top_k leaves: all of the vocabulary where it is off.
-        total_R = torch.where(limit_R > count, torch.logsumexp(x_RV, -1), torch.logsumexp(x_RZ, -1))
+        temperature_R1 = put(rows.temperature[chosen].astype(np.float64), device)[:, None]
+        x_RV = logits_RV[put(chosen, device)]
+        best_RZ, ids_RZ = torch.topk(x_RV, count, dim=-1)
+        x_RZ = best_RZ.double() / temperature_R1
+        least_R1 = x_RZ[:, :1] + min_p_R1.log()
+        outside_RZ = torch.arange(count, device=device)[None, :] >= limit_R[:, None]
+        x_RZ = x_RZ.masked_fill(outside_RZ | (x_RZ < least_R1), float("-inf"))
+        total_R = torch.logsumexp(x_RZ, -1)
+        if (limits_R[todo] > count).any():
+            # The sum over what top_k leaves: all of the vocabulary where it is off.
+            wide_RV = x_RV.double() / temperature_R1
+            all_R = torch.logsumexp(wide_RV.masked_fill(wide_RV < least_R1, float("-inf")), -1)
+            total_R = torch.where(limit_R > count, all_R, total_R)
         p_RZ = (x_RZ - total_R[:, None]).exp()
         top_p_R = put(rows.top_p[chosen].astype(np.float64), device)
         before_RZ = p_RZ.cumsum(-1) - p_RZ
         kept_RZ = p_RZ.masked_fill(before_RZ >= top_p_R[:, None], 0.0)
         # Behind one that cannot come stands nothing that can.
-        all_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
-        enough = all_R | (p_RZ.sum(-1) >= top_p_R)
+        whole_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
+        enough = whole_R | (p_RZ.sum(-1) >= top_p_R)
         index_R = _invert(kept_RZ, put(rows.uniform[chosen], device))
         # Those that need more candidates are drawn again, with all of them.
         tokens_R[put(todo, device)] = ids_RZ.gather(1, index_R[:, None])[:, 0]
@@ -183,16 +191,11 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
     return tokens_R
 
 
-def _tempered(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
-    temperature_R = put(rows.temperature[part].astype(np.float64), logits_RV.device)
-    return logits_RV[put(part, logits_RV.device)].double() / temperature_R[:, None]
-
-
 def _invert(p_RZ: Tensor, uniform_R: Tensor) -> Tensor:
     """The index at which the running sum of each row passes its share `uniform_R` of the total."""
     sums_RZ = p_RZ.cumsum(-1)
-    at_R1 = torch.searchsorted(sums_RZ, (uniform_R * sums_RZ[:, -1])[:, None], right=True)
-    # A share just below 1 may round to the total: then the last index that has probability.
-    places_Z = torch.arange(p_RZ.shape[-1], device=p_RZ.device)
-    last_R = (p_RZ > 0).long().mul(places_Z).max(-1).values
-    return torch.minimum(at_R1[:, 0], last_R)
+    total_R = sums_RZ[:, -1]
+    # A share just below 1 may round to the total, which nothing passes.
+    share_R = torch.minimum(uniform_R * total_R, total_R.nextafter(torch.zeros_like(total_R)))
+    at_R1 = torch.searchsorted(sums_RZ, share_R[:, None], right=True)
+    return at_R1[:, 0].clamp(max=p_RZ.shape[-1] - 1)  # beyond it where the row is NaN
