@@ -297,7 +297,7 @@ class Dispatcher:
                 )
                 self._sink(work.primitive, failed)
         slot.delivered.clear()
-        slot.prefixes.clear()
+        slot.forget()
         self._place_soon()
 
     async def _expire_forever(self) -> None:

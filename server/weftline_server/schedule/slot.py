@@ -13,6 +13,7 @@ from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.policy import EngineLoad
 
 MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
+UNKNOWN_POOL = 1 << 20  # tokens, of an engine that does not say what its KV cache holds
 
 
 class EngineState(StrEnum):
@@ -69,7 +70,8 @@ class Slot:
     description: api.Description | None = None
     running: dict[str, Work] = field(default_factory=dict)
     delivered: set[str] = field(default_factory=set)
-    prefixes: dict[str, None] = field(default_factory=dict)  # oldest use first
+    prefixes: dict[str, int] = field(default_factory=dict)  # hash → its tokens; oldest use first
+    held: int = 0  # tokens of all prefixes
     last_error: str = ""
     task: asyncio.Task[None] | None = None
 
@@ -87,12 +89,22 @@ class Slot:
         return self.description.node if self.description else ""
 
     def remember(self, work: Work) -> None:
-        """Its cache will hold the beginnings of this prompt; the oldest ones it may drop."""
-        for hash, _ in work.prefixes:
-            self.prefixes.pop(hash, None)
-            self.prefixes[hash] = None
-        while len(self.prefixes) > MAX_PREFIXES:
-            del self.prefixes[next(iter(self.prefixes))]
+        """Its cache will hold the beginnings of this prompt; those not used for longest it drops
+        when they are more than its pool holds, the longer ones of a prompt first."""
+        lengths = (0, *(length for _, length in work.prefixes))
+        for (hash, length), before in zip(work.prefixes[::-1], lengths[-2::-1], strict=True):
+            self.held -= self.prefixes.pop(hash, 0)
+            self.prefixes[hash] = length - before
+            self.held += length - before
+        assert self.description is not None
+        room = self.description.kv_tokens or UNKNOWN_POOL
+        while self.held > room or len(self.prefixes) > MAX_PREFIXES:
+            self.held -= self.prefixes.pop(next(iter(self.prefixes)))
+
+    def forget(self) -> None:
+        """It begins again with an empty cache."""
+        self.prefixes.clear()
+        self.held = 0
 
     def load(self) -> EngineLoad:
         """What the policy sees of it."""
