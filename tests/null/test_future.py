@@ -123,3 +123,12 @@ def test_an_ended_call_reads_nothing_more() -> None:
     assert reuse.readers(["1", "2"]) == (1, ("b",))
     reuse.end("b")
     assert reuse.readers(["1"]) is None and not reuse._calls
+
+
+def test_an_empty_segment_ends_where_the_one_before_it_does() -> None:
+    """A call with an empty value has one hash twice, and is forgotten like any other."""
+    reuse = Reuse()
+    reuse.add("a", ["1", "1", "2"])
+    assert reuse.readers(["1", "1", "2"]) == (3, ("a",))
+    reuse.end("a")
+    assert reuse.readers(["1"]) is None and not reuse._calls

@@ -17,10 +17,13 @@ class Reuse:
         self._hashes: dict[str, tuple[str, ...]] = {}
 
     def add(self, call: str, hashes: Sequence[str]) -> None:
-        """Enter a call with the hashes at its segments' ends; once is enough."""
+        """Enter a call with the hashes at its segments' ends; once is enough.
+
+        An empty segment ends where the one before it does, so a hash may be there twice.
+        """
         if call not in self._hashes:
-            self._hashes[call] = tuple(hashes)
-            for hash in hashes:
+            self._hashes[call] = tuple(dict.fromkeys(hashes))
+            for hash in self._hashes[call]:
                 self._calls.setdefault(hash, {})[call] = None
 
     def end(self, call: str) -> None:
