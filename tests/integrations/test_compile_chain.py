@@ -360,3 +360,11 @@ async def test_on_graph_shows_what_ran(llm: ChatWeftline) -> None:
         assert list(calls) == ["map[0]", "map[1]", "map[2]", "reduce"]
         made = [variable for name in list(calls)[:3] for variable in calls[name]["outputs"]]
         assert calls["reduce"]["inputs"] == made
+
+
+def test_a_criterion_reaches_every_call(llm: ChatWeftline) -> None:
+    """What a model is asked for in `extra_body` is what its calls run for in the server."""
+    graphs: list[dict[str, Any]] = []
+    batch = llm.model_copy(update={"extra_body": {"criteria": "throughput"}})
+    assert compile_chain(map_reduce(batch), on_graph=graphs.append).invoke(CHUNKS)
+    assert {call["objective"] for call in graphs[0]["calls"]} == {"throughput"}

@@ -128,6 +128,18 @@ def test_refine_is_a_chain(proxy: Recording) -> None:
     assert reads == [[], ["answer_0"], ["answer_1"], ["answer_2"]]
 
 
+def test_criterion(proxy: Recording) -> None:
+    """What an LLM is asked for reaches every call, of a graph and by itself."""
+    graphs: list[Any] = []
+    llm = bounded(proxy.url, criteria="throughput", on_graph=graphs.append)
+    synthesizer("refine", llm).synthesize("What?", nodes())
+    llm.complete("What?")
+    assert {call["criteria"] for call in proxy.bodies(SUBMIT)[0]["calls"]} == {"throughput"}
+    assert [body["criteria"] for body in proxy.bodies(CHAT)] == ["throughput"]
+    [graph] = wait_for(graphs)
+    assert {call["objective"] for call in graph["calls"]} == {"throughput"}
+
+
 def test_use_async_inside_a_sync_call(proxy: Recording) -> None:
     """LlamaIndex then runs the calls in a loop of its own: they are matched all the same."""
     made = synthesizer("accumulate", bounded(proxy.url), use_async=True)

@@ -56,3 +56,22 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
     assert ended == [0, -5, 1, 5]
     refused = await server.http.post("/v1/completions", json={"prompt": "x", "priority": 101})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+
+
+async def test_what_the_caller_of_a_completion_cares_for(serve: Serve) -> None:
+    """Both of OpenAI's routes take a criterion; without one a call is for latency."""
+    server = await serve(NullConfig(), ServerConfig())
+    opened = await server.http.post("/v1/session", json={})
+    named = {"session_id": opened.json()["session_id"]}
+    await server.http.post(
+        "/v1/completions", json={"prompt": "one", "criteria": "throughput", **named}
+    )
+    messages = [{"role": "user", "content": "two"}]
+    for wanted in ({}, {"criteria": "ttft"}):
+        body = {"messages": messages, **wanted, **named}
+        await server.http.post("/v1/chat/completions", json=body)
+    graph = await server.http.get(f"/v1/session/{named['session_id']}/graph")
+    objectives = [call["objective"] for call in graph.json()["calls"]]
+    assert objectives == ["throughput", "latency", "ttft"]
+    wrong = {"prompt": "x", "criteria": "speed"}
+    assert (await server.http.post("/v1/completions", json=wrong)).status_code == 400

@@ -22,9 +22,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from langchain_weftline.failures import as_model
 from langchain_weftline.feed import Feed, Result, awaited
-from langchain_weftline.lowered import Draft, Server, raw_calls
+from langchain_weftline.lowered import CallOptions, Draft, Server, raw_calls
 from langchain_weftline.prompts import messages_as_turns, text_of
-from langchain_weftline.sampling import CallOptions, call_options
+from langchain_weftline.sampling import call_options
 from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
 from weftline import transforms
 from weftline.errors import WeftlineError
@@ -87,7 +87,7 @@ class Ahead(BaseCallbackHandler):
             turns = tuple(self._text(turn) for turn in draft.turns)
         except (WeftlineError, CancelledError):
             return None
-        return turns, CallOptions(draft.sampling, draft.model), self._server
+        return turns, draft.options, self._server
 
     def _text(self, turn: Turn) -> tuple[str, str, str | None]:
         return turn.role, "".join(map(self._shown_piece, turn.pieces())), turn.name

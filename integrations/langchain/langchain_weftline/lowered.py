@@ -26,7 +26,7 @@ from langchain_weftline.symbols import (
     is_symbolic,
 )
 from weftline import transforms
-from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
+from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.watching import Value
 
 OUTPUT = "out"
@@ -44,14 +44,22 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How one call is generated, what for, and by which model; None is the server's first."""
+
+    sampling: Sampling
+    model: str | None
+    criteria: Criterion | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A call as the lowering meets it, before it is known who else reads its inputs."""
 
     name: str
     turns: tuple[Turn, ...]
     var: str
-    sampling: Sampling
-    model: str | None
+    options: CallOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +304,14 @@ class _Binding:
             in_out=InOut.OUT,
             semantic_var_id=draft.var,
             transforms=self.shared.get(draft.var, ()),
-            sampling=draft.sampling,
+            sampling=draft.options.sampling,
         )
         return Call(
             name=draft.name,
             prompt=tuple(messages),
             placeholders=(*self.placeholders.values(), output),
-            model=draft.model,
+            model=draft.options.model,
+            criteria=draft.options.criteria,
         )
 
     def _segments(self, content: Iterable[str | Slot]) -> Iterator[Segment]:

@@ -255,7 +255,7 @@ class Lowering:
             raise CannotCompile(model, "another model of the chain has another server")
         self.server = server
         name = self._call_name(step.path, prompt, model.name)
-        draft = Draft(name, prompt.turns, self._mint(), options.sampling, options.model)
+        draft = Draft(name, prompt.turns, self._mint(), options)
         self.drafts.append(draft)
         self.note(step, f"call {name!r}", in_server=True)
         return Answer(draft.var)

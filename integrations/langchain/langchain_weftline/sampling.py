@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_weftline.failures import as_model
+from langchain_weftline.lowered import CallOptions
 from langchain_weftline.symbols import CannotCompile
 from weftline.errors import InvalidRequest
-from weftline.protocol import Sampling
+from weftline.protocol import Criterion, Sampling
 
 if TYPE_CHECKING:
     from langchain_weftline.chat_models import ChatWeftline
@@ -19,14 +19,6 @@ _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """How one call is generated, and by which model; None is the server's first."""
-
-    sampling: Sampling
-    model: str | None
-
-
 def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     """The options of `model` with `bound` ones; CannotCompile for what no graph says (tools)."""
     if model.cache:
@@ -34,7 +26,8 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     if model.rate_limiter is not None:
         raise CannotCompile(model, "it has a rate limiter")
     payload = model._get_request_payload([], **bound)
-    extra = payload.get("extra_body") or {}
+    extra = dict(payload.get("extra_body") or {})
+    criteria = extra.pop("criteria", None)
     options = {
         "max_tokens" if name == "max_completion_tokens" else name: value
         for name, value in payload.items()
@@ -44,9 +37,12 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
         raise CannotCompile(model, f"a graph has no option {unknown[0]!r}")
     stop = options.pop("stop", None) or ()
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if criteria is not None and criteria not in list(Criterion):
+        raise CannotCompile(model, f"no criterion is {criteria!r}")
+    criterion = None if criteria is None else Criterion(criteria)
     name = payload.get("model")
     try:
         sampling = Sampling(**options, **extra)
     except InvalidRequest as error:
         raise as_model(error) from error
-    return CallOptions(sampling, None if name == "default" else name)
+    return CallOptions(sampling, None if name == "default" else name, criterion)

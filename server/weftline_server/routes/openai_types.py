@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
-from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment
+from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.tools import Tool, ToolCall, ToolChoice
 from weftline_server.routes.provenance import Inputs, Provenance
 from weftline_server.session.session import Session
@@ -110,9 +110,10 @@ class Completion:
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
     # Ours: the session to run in, so that its graph shows the call; who goes first (lower does, as
-    # in vLLM); what the output must be.
+    # in vLLM); what the caller cares for; what the output must be.
     session_id: str | None = None
     priority: int = 0
+    criteria: Criterion | None = None
     constraint: dict[str, Any] | None = None
 
     __pydantic_config__ = _LOOSE
@@ -213,6 +214,7 @@ class ChatRequest(Completion):
             placeholders=(*inputs.placeholders, _output(self.sampling(), logprobs)),
             model=self.model,
             priority=self.priority,
+            criteria=self.criteria,
             tools=self.tools or (),
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -249,6 +251,7 @@ class CompletionRequest(Completion):
                 placeholders=(output,),
                 model=self.model,
                 priority=self.priority,
+                criteria=self.criteria,
             )
             for prompt in prompts
         )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -17,7 +17,16 @@ from llama_index.llms.weftline.symbols import Answer, Part, Symbols, filled, rea
 
 from weftline.background import BACKGROUND, Chain
 from weftline.errors import Cancelled, WeftlineError
-from weftline.protocol import Call, InOut, Message, Placeholder, Sampling, Segment, Submit
+from weftline.protocol import (
+    Call,
+    Criterion,
+    InOut,
+    Message,
+    Placeholder,
+    Sampling,
+    Segment,
+    Submit,
+)
 from weftline.watching import Event, Failed, Graph, Value
 from weftline.watching import Part as TextPart
 
@@ -176,20 +185,20 @@ def calls_of(plan: Plan, fields: Mapping[str, Any]) -> tuple[Call, ...]:
     """The plan as the server takes it. Raises Unplannable for fields that calls do not have."""
     fields = dict(fields)
     model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
+    criteria = fields.pop("criteria", None)
     if unknown := fields.keys() - _SAMPLED:
         raise Unplannable(f"requests have fields that graphs do not: {', '.join(sorted(unknown))}")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     sampling = Sampling(**fields, stop=stops)
     model = None if model == "default" else model
+    criterion = None if criteria is None else Criterion(criteria)
     return tuple(
-        _call(draft, index, plan.symbols, sampling, model)
+        replace(_call(draft, index, plan.symbols, sampling), model=model, criteria=criterion)
         for index, draft in enumerate(plan.drafts)
     )
 
 
-def _call(
-    draft: Draft, index: int, symbols: Symbols, sampling: Sampling, model: str | None
-) -> Call:
+def _call(draft: Draft, index: int, symbols: Symbols, sampling: Sampling) -> Call:
     binding = _Binding(symbols)
     parts = zip(draft.messages, draft.pieces, strict=True)
     turns = [
@@ -209,7 +218,6 @@ def _call(
         name=draft.name,
         prompt=prompt,
         placeholders=(*binding.placeholders.values(), output),
-        model=model,
     )
 
 

@@ -44,6 +44,7 @@ from llama_index.llms.weftline.wire import (
 )
 
 from weftline.http import DEFAULT_BASE_URL
+from weftline.protocol import Criterion
 
 
 def _base_url() -> str:
@@ -84,6 +85,10 @@ class Weftline(FunctionCallingLLM):
     stop: list[str] | None = None
     context_window: int | None = Field(
         default=None, gt=0, description="Tokens of the model's context; None asks the server."
+    )
+    criteria: Criterion | None = Field(
+        default=None,
+        description="What is cared for: latency (as without it), ttft, tpot or throughput.",
     )
     is_chat_model: bool = True
     is_function_calling_model: bool = True
@@ -151,6 +156,7 @@ class Weftline(FunctionCallingLLM):
             "top_p": self.top_p,
             "seed": self.seed,
             "stop": self.stop,
+            "criteria": self.criteria,
         }
         given = {key: value for key, value in named.items() if value is not None}
         return {**given, **self.additional_kwargs}
