@@ -34,7 +34,7 @@ OUTPUT = "out"
 STRIP = {"op": "strip"}
 OnGraph = Callable[[Mapping[str, Any]], None]
 
-_SAMPLED = {"temperature", "max_tokens", "top_p", "top_k", "seed", "min_tokens", "ignore_eos"}
+_SAMPLED = {"temperature", "max_tokens", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "constraint"}
 
 
 @dataclass(frozen=True, slots=True)

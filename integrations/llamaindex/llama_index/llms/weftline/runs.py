@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Server
+from llama_index.llms.weftline.ahead import OnGraph, Server
 from llama_index.llms.weftline.structure import Piece, Pieces
 
 from weftline.background import BACKGROUND
@@ -35,6 +35,7 @@ class Run:
     """What one run has at one server. Threads share it."""
 
     closer: Closer
+    on_graph: OnGraph | None = None
     alias: str = field(default_factory=lambda: f"r_{secrets.token_hex(16)}")
     id: str | None = None  # the server's name for it, once an answer has told
     is_over: bool = False
@@ -67,7 +68,10 @@ class Run:
             if not self.is_over or self.under_way or self.id is None:
                 return
             id, self.id = self.id, None
-        self.closer.add(id)
+        if self.on_graph is None:
+            self.closer.add(id)
+        else:
+            BACKGROUND.start(self.closer.show(id, self.on_graph))
 
     def trace(self, pieces: Pieces) -> Pieces:
         """`pieces`, cut where earlier answers of the run stand in them."""
@@ -107,6 +111,17 @@ class Closer:
                 return
             self._is_waiting = True
         BACKGROUND.start(self._flush())
+
+    async def show(self, id: str, on_graph: OnGraph) -> None:
+        """This session is over; `on_graph` is given its graph before it is closed."""
+        try:
+            client = await BACKGROUND.client(self._server.base_url, self._server.api_key)
+            session = client.session()
+            session.id = id
+            on_graph(await session.graph())
+        except Exception as error:  # the run has its answers, and nobody waits for this
+            log.warning("the graph of a run cannot be shown: %s", error)
+        self.add(id)
 
     def take(self) -> list[str]:
         """Sessions to end along with a request that is about to be sent."""

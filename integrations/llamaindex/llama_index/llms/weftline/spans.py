@@ -116,7 +116,7 @@ class Spans:
             return None
         around = list(span.ancestry())[:MAX_ANCESTORS]
         pieces = _pieces(llm, around, texts)
-        run = self._run(llm.asking.server, around[-1])
+        run = self._run(llm, around[-1])
         traced = [run.trace(found) for found in pieces]
         body = {
             "session_id": run.alias,
@@ -126,11 +126,12 @@ class Spans:
         }
         return Said(body, run)
 
-    def _run(self, server: Server, root: Span) -> Run:
+    def _run(self, llm: Any, root: Span) -> Run:
+        server = llm.asking.server
         with self._lock:
             if server not in root.runs:
                 closer = self._closers.setdefault(server, Closer(server))
-                root.runs[server] = Run(closer)
+                root.runs[server] = Run(closer, llm.on_graph)
             return root.runs[server]
 
 
