@@ -35,7 +35,7 @@ from langchain_core.runnables.router import RouterRunnable
 from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lowered import Draft, Server
-from langchain_weftline.parsers import parser_spec, parsers
+from langchain_weftline.parsers import has_transform, parser_spec
 from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
 from langchain_weftline.pure import apply_pure
 from langchain_weftline.sampling import call_options
@@ -95,6 +95,8 @@ class Lowering:
         if is_plain_binding(runnable):
             return (yield from self.binding(step, value))
         lower = _STEPS.get(_class_of(runnable))
+        if lower is None and has_transform(type(runnable)):
+            lower = Lowering._parser
         if lower is None and isinstance(runnable, BasePromptTemplate):
             lower = Lowering._template
         if lower is None or (step.options and lower not in _TAKE_OPTIONS):
@@ -334,7 +336,6 @@ _STEPS: Mapping[type, Callable[[Lowering, Step, Any], Steps]] = MappingProxyType
         RunnableRetry: control.retry,
         RunnableLambda: Lowering._lambda,
         ChatWeftline: Lowering._model,
-        **dict.fromkeys(parsers(), Lowering._parser),
     }
 )
 _TAKE_OPTIONS = (Lowering._sequence, Lowering._model)

@@ -6,7 +6,7 @@ known by name: whoever has one has imported it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,8 @@ def parser_spec(parser: Parser) -> Spec | None:
 
     Raises CannotCompile where its settings ask for what no transform does.
     """
-    spec = _CORE[type(parser)](parser)
+    make = _CORE.get(type(parser)) or _CLASSIC[_full_name(type(parser))]
+    spec = make(parser)
     if spec is None:
         return None
     try:
@@ -42,9 +43,13 @@ def parser_spec(parser: Parser) -> Spec | None:
     return spec
 
 
-def parsers() -> Iterable[type[Any]]:
-    """The classes that have a transform."""
-    return _CORE.keys()
+def has_transform(cls: type[Any]) -> bool:
+    """Whether parsers of exactly this class have a transform."""
+    return cls in _CORE or _full_name(cls) in _CLASSIC
+
+
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _json(parser: Parser) -> Spec:
@@ -75,5 +80,43 @@ _CORE: Mapping[type[Any], Callable[[Any], Spec | None]] = MappingProxyType(
         NumberedListOutputParser: _list("numbered_list"),
         MarkdownListOutputParser: _list("markdown_list"),
         XMLOutputParser: _xml,
+    }
+)
+
+
+def _fields(op: str, *names: str) -> Callable[[Any], Spec]:
+    """The transform `op` with the parser's own settings of these names."""
+    return lambda parser: {"op": op, **{name: getattr(parser, name) for name in names}}
+
+
+def _structured(parser: Any) -> Spec:
+    return {"op": "structured", "keys": [schema.name for schema in parser.response_schemas]}
+
+
+def _combining(parser: Any) -> Spec:
+    specs = [parser_spec(one) if has_transform(type(one)) else None for one in parser.parsers]
+    if None in specs:
+        raise CannotCompile(parser, "it combines a parser that has no transform")
+    return {"op": "combining", "parsers": specs}
+
+
+# Those whose values are objects of Python's (an enum's member, a datetime) stay in the client.
+_CLASSIC: Mapping[str, Callable[[Any], Spec]] = MappingProxyType(
+    {
+        f"langchain_classic.{name}": make
+        for name, make in {
+            "output_parsers.boolean.BooleanOutputParser": _fields(
+                "boolean", "true_val", "false_val"
+            ),
+            "output_parsers.regex.RegexParser": _fields(
+                "regex", "regex", "output_keys", "default_output_key"
+            ),
+            "output_parsers.regex_dict.RegexDictParser": _fields(
+                "regex_dict", "output_key_to_format", "no_update_value", "regex_pattern"
+            ),
+            "output_parsers.structured.StructuredOutputParser": _structured,
+            "output_parsers.combining.CombiningOutputParser": _combining,
+            "retrievers.multi_query.LineListOutputParser": _fields("line_list"),
+        }.items()
     }
 )

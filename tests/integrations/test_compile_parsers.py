@@ -1,0 +1,104 @@
+"""Compiled chains with every parser that has a transform: its own values and exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import pytest
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    MarkdownListOutputParser,
+    NumberedListOutputParser,
+    PydanticOutputParser,
+    StrOutputParser,
+    XMLOutputParser,
+)
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+from pydantic import BaseModel
+
+from langchain_weftline import ChatWeftline, compile_chain
+from tests.integrations.test_transforms_like_langchain import SEEDS, mutated
+
+classic = pytest.importorskip("langchain_classic.output_parsers")
+structured = pytest.importorskip("langchain_classic.output_parsers.structured")
+multi_query = pytest.importorskip("langchain_classic.retrievers.multi_query")
+
+# The null engine echoes the prompt: "user: " and the text, and a last line with the next role.
+TEXT = ChatPromptTemplate.from_template("\n{text}\n")
+AGAIN = ChatPromptTemplate.from_template("Again: {made}")
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Point(BaseModel):
+    a: int
+
+
+def _structured(*keys: str) -> Any:
+    schemas = [structured.ResponseSchema(name=key, description="") for key in keys]
+    return classic.StructuredOutputParser.from_response_schemas(schemas)
+
+
+_SCORE = classic.RegexParser(regex=r"Score: (\d)", output_keys=["score"])
+_LABELS = classic.RegexDictParser(output_key_to_format={"who": "Name"}, no_update_value="N/A")
+PARSERS: list[tuple[BaseOutputParser[Any], tuple[str, ...]]] = [
+    *((parser, SEEDS) for parser in (StrOutputParser(), JsonOutputParser())),
+    (CommaSeparatedListOutputParser(), ("a, b", 'x, "y, z"')),
+    (NumberedListOutputParser(), ("1. a\n2. b", "none")),
+    (MarkdownListOutputParser(), ("- a\n* b", "none")),
+    (XMLOutputParser(), ("```<a><b>1</b></a>```", "<a>", "```<a/>```")),
+    (classic.BooleanOutputParser(), ("YES", "no", "both YES and NO", "neither")),
+    (_SCORE, ("Score: 7", "none")),
+    (_LABELS, ("Name: Ann.", "Name: N/A.", "none")),
+    (_structured("a"), ('```json\n{"a": 1}\n```', '```json\n{"b": 1}\n```', "```json\n[1]\n```")),
+    (multi_query.LineListOutputParser(), ("a\nb",)),
+    (classic.CombiningOutputParser(parsers=[_structured("a"), _SCORE]), ('{"a": 1}\n\nScore: 1',)),
+    (classic.EnumOutputParser(enum=Color), ("red", "blue")),
+    (classic.DatetimeOutputParser(), ("2023-07-04T14:30:00.0Z", "x")),
+    (PydanticOutputParser(pydantic_object=Point), ('```json\n{"a": 1}\n```', '{"a": "x"}', "x")),
+]
+
+
+def outcome(act: Callable[[Any], Any], text: str) -> tuple[Any, ...]:
+    """What `act` gives, or the type and the words of what it raises."""
+    try:
+        value = act({"text": text})
+    except Exception as error:
+        return type(error), str(error)
+    if isinstance(value, str):
+        return (str, str(value))  # LangChain's texts may be of a class of their own
+    return type(value), value if not isinstance(value, (Enum, datetime)) else str(value)
+
+
+@pytest.mark.parametrize(("parser", "seeds"), PARSERS, ids=lambda p: type(p).__name__)
+def test_values_and_exceptions_are_the_parsers_own(
+    echo_url: str, parser: BaseOutputParser[Any], seeds: tuple[str, ...]
+) -> None:
+    """As the chain's result, 2,000 texts in all, and on the way into another prompt."""
+    llm = ChatWeftline(base_url=echo_url)
+    last: Runnable[Any, Any] = TEXT | llm | parser
+    between = last | (lambda made: {"made": made}) | AGAIN | llm | StrOutputParser()
+    for chain, more in ((last, 140), (between, 8)):
+        compiled = compile_chain(chain)
+        for text in mutated(seed=1, count=more, seeds=seeds, edits=3):
+            expected = outcome(chain.invoke, text)
+            assert outcome(compiled.invoke, text) == expected, text
+
+
+def test_which_parsers_run_in_the_server(echo_url: str) -> None:
+    """All but those whose values are objects of Python's."""
+    llm = ChatWeftline(base_url=echo_url)
+    kept = []
+    for parser, _ in PARSERS:
+        explained = compile_chain(TEXT | llm | parser).explain({"text": "x"})
+        if any(type(parser).__name__ in step.step for step in explained.in_client):
+            kept.append(type(parser).__name__)
+    assert kept == ["EnumOutputParser", "DatetimeOutputParser", "PydanticOutputParser"]
