@@ -140,6 +140,16 @@ def test_criterion(proxy: Recording) -> None:
     assert {call["objective"] for call in graph["calls"]} == {"throughput"}
 
 
+def test_constraint(proxy: Recording) -> None:
+    """A constraint on the answers is one on every call of a graph."""
+    choice = {"choice": ["Yes.", "No."]}
+    llm = bounded(proxy.url, additional_kwargs={"constraint": choice})
+    synthesizer("accumulate", llm).synthesize("What?", nodes())
+    assert counts(proxy) == (1, 0)
+    outputs = [call["placeholders"][-1] for call in proxy.bodies(SUBMIT)[0]["calls"]]
+    assert [output["sampling"]["constraint"] for output in outputs] == [choice] * 4
+
+
 def test_use_async_inside_a_sync_call(proxy: Recording) -> None:
     """LlamaIndex then runs the calls in a loop of its own: they are matched all the same."""
     made = synthesizer("accumulate", bounded(proxy.url), use_async=True)

@@ -286,6 +286,19 @@ def test_pydantic_programs(start_script: StartServer) -> None:
     assert [body.get("response_format") for body in bodies] == [None, schema, None]
 
 
+def test_objects_without_tools(start_script: StartServer) -> None:
+    """Without tools LlamaIndex asks for JSON in the text: the server holds it to that."""
+    with recorded(start_script([("schema", TIBER.model_dump_json())])) as proxy:
+        llm = ours(proxy.url, is_function_calling_model=False)
+        prompt = PromptTemplate(PROMPT)
+        assert llm.structured_predict(River, prompt, city="Rome") == TIBER
+        assert asyncio.run(llm.astructured_predict(River, prompt, city="Rome")) == TIBER
+        bodies = proxy.bodies("/v1/chat/completions")
+    wanted = {"name": "River", "schema": River.model_json_schema()}
+    assert [body["response_format"]["json_schema"] for body in bodies] == [wanted] * 2
+    assert all("tools" not in body for body in bodies)
+
+
 def test_output_parser_of_the_llm(start_script: StartServer) -> None:
     """A parser set on the LLM runs on every answer, as with any LLM: nothing is sent ahead then."""
 

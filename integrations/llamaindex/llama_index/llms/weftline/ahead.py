@@ -34,7 +34,8 @@ OUTPUT = "out"
 STRIP = {"op": "strip"}
 OnGraph = Callable[[Mapping[str, Any]], None]
 
-_SAMPLED = {"temperature", "max_tokens", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "constraint"}
+_TOKENS = {"max_tokens", "min_tokens", "ignore_eos", "constraint"}
+_SAMPLED = {"temperature", "top_p", "top_k", "seed", *_TOKENS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import (
+    BaseModel,
     Field,
     PrivateAttr,
     SecretStr,
@@ -28,7 +29,9 @@ from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.prompts.base import PromptTemplate
 from llama_index.core.tools.types import BaseTool
+from llama_index.core.types import Model
 from llama_index.llms.weftline.ahead import OnGraph, Server
 from llama_index.llms.weftline.asking import Asked, Asking
 from llama_index.llms.weftline.spans import listen
@@ -260,6 +263,41 @@ class Weftline(FunctionCallingLLM):
             return self._asking.chunks(asked), TextSoFar().take
         asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
         return self._asking.chunks(asked), lambda chunk: _as_completion(so_far.take(chunk))
+
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """As in every LLM; without tools the server holds the text to the class's JSON schema."""
+        options = self._held_to(output_cls, llm_kwargs)
+        made: Model = super().structured_predict(output_cls, prompt, options, **prompt_args)
+        return made
+
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """The same by await."""
+        options = self._held_to(output_cls, llm_kwargs)
+        made: Model = await super().astructured_predict(output_cls, prompt, options, **prompt_args)
+        return made
+
+    def _held_to(
+        self, output_cls: type[BaseModel], options: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        if self.is_function_calling_model:
+            return options  # the call of a tool is held to its schema anyway
+        schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
+        return {
+            "response_format": {"type": "json_schema", "json_schema": schema},
+            **(options or {}),
+        }
 
     def _prepare_chat_with_tools(
         self,
