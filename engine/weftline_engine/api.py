@@ -268,6 +268,8 @@ class Description:
     is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
     count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere. An
     engine that `takes_messages` renders chats itself, by a template that only it knows.
+    `step_profile` was measured at start (Parrot's Figure 10): pairs of the tokens in flight and the
+    seconds of a step in which all their sequences decode, ascending; empty where it is not known.
     """
 
     model: str
@@ -286,6 +288,7 @@ class Description:
     takes_messages: bool = False
     capabilities: tuple[Capability, ...] = tuple(Capability)
     default_sampling: dict[str, float] = field(default_factory=dict)
+    step_profile: tuple[tuple[int, float], ...] = ()
 
     @property
     def lacking(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from weftline_engine.embedded.device_model import DeviceModel
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import Model
 from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.profile import step_profile
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
@@ -79,6 +80,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         dtype=str(options.dtype),
         device=devices.name(device),
         default_sampling=default_sampling(directory),
+        step_profile=step_profile(decoder, core.cache, config),
     )
     return core, description
 

@@ -50,7 +50,8 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """`predicts` False evicts the least recently used. A part of an answer has `part_tokens`."""
+    """`predicts` False evicts the least recently used. A part of an answer has `part_tokens`.
+    `bounds` False announces no profile of its steps."""
 
     cost: StepCost = StepCost()
     kv_tokens: int = 65_536
@@ -58,6 +59,7 @@ class SimulatedConfig:
     max_running: int = 64
     step_tokens: int = 512
     predicts: bool = True
+    bounds: bool = True
     words: int = 2048
     part_tokens: int = 1
     model: str = "simulated"
@@ -116,7 +118,13 @@ class SimulatedEngine:
             kv_tokens=self.config.kv_tokens,
             max_running=self.config.max_running,
             device="simulated",
+            step_profile=self._profile() if self.config.bounds else (),
         )
+
+    def _profile(self) -> tuple[tuple[int, float], ...]:
+        """Of sequences of 512 tokens, up to all that fit."""
+        counts = (1, max(2, min(self.config.max_running, self.config.kv_tokens // 512)))
+        return tuple((n * 512, self.config.cost.seconds(0, n, n * 512)) for n in counts)
 
     def submit(self, op: api.Op) -> None:
         self._later(self._submit, op)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule.policy import AGING_S, EngineLoad, Placement, Queued, place
+from weftline_server.schedule.capacity import latency_tokens
+from weftline_server.schedule.policy import (
+    AGING_S,
+    PATIENCE_S,
+    EngineLoad,
+    Placement,
+    Queued,
+    place,
+)
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
@@ -111,11 +120,37 @@ def test_latency_and_throughput_keep_apart() -> None:
 
 def test_a_latency_call_bounds_what_runs_beside_it() -> None:
     """The measured profile says how many tokens an engine may have in flight (Figure 10)."""
-    busy = engine("e", latency=900, running=1, latency_tokens=1000)
-    assert placed([queued("a", tokens=200)], [busy]) == {}
-    bulk = engine("e", throughput=900, running=1, latency_tokens=1000)
-    assert placed([queued("j", tokens=200, criterion="throughput")], [bulk]) == {"j": "e"}
+    user, job = queued("a", tokens=200), queued("a", tokens=200, criterion="throughput")
+    member = queued("a", tokens=200, group="g")
+    chatting = engine("e", latency=900, bounded=900, running=1, latency_tokens=1000)
+    for item in (user, job, member):
+        assert placed([item], [chatting]) == {}
+        assert placed([item], [chatting], now=PATIENCE_S + 1) == {"a": "e"}
+    bulk = engine("e", throughput=600, latency=300, running=2, latency_tokens=1000)
+    for item in (user, job, member):
+        assert placed([item], [bulk]) == {"a": "e"}  # the bulk pauses for a user
+    mixed = engine("e", throughput=600, latency=300, bounded=300, running=2, latency_tokens=1000)
+    assert placed([user], [mixed]) == {"a": "e"}
+    assert placed([job], [mixed]) == placed([member], [mixed]) == {}
     assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ((), None),
+        (((512, 0.010),), None),
+        (((512, 0.010), (2048, 0.010)), None),  # more tokens make no step longer
+        (((512, 0.010), (2048, 0.020)), 5120),  # on to 40 ms
+        (((512, 0.010), (2048, 0.030), (8192, 0.050)), 5120),  # half way to the third point
+        (((512, 0.030), (2048, 0.090)), 1280),  # twice the smallest step
+    ],
+)
+def test_the_bound_from_the_profile(
+    profile: tuple[tuple[int, float], ...], expected: int | None
+) -> None:
+    """Steps keep to 40 ms, or to twice the smallest where that is longer."""
+    assert latency_tokens(profile) == expected
 
 
 def test_no_room_is_not_now() -> None:

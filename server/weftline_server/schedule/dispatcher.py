@@ -223,7 +223,7 @@ class Dispatcher:
             assert slot.engine is not None
             slot.running[work.op.id] = work
             slot.remember(work)
-            slot.engine.submit(work.op)
+            slot.engine.submit(work.op_beside(slot.latency_tokens))
             if not work.op.open:
                 self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
         for model, slots in self._by_model().items():

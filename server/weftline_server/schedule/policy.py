@@ -24,6 +24,9 @@ from weftline_engine.api import Hints
 # step of priority is worth as much.
 AGING_S = 10.0
 
+# After so many seconds in the queue a call may make the steps of others longer.
+PATIENCE_S = 60.0
+
 # A member of its group on an engine is worth so many tokens of load there: a short answer's worth,
 # so that a group stays together where it fits and splits where that would queue it.
 GROUP_TOKENS = 256
@@ -49,14 +52,25 @@ class Queued:
     def throughput(self) -> bool:
         return self.hints.criterion == "throughput"
 
+    @property
+    def bounded(self) -> bool:
+        return is_bounded(self.hints)
+
+
+def is_bounded(hints: Hints) -> bool:
+    """Whether somebody waits for each token, so that steps must stay short: not where only the end
+    of all the results counts, nor in a task group, which is done when its last member is."""
+    return hints.criterion != "throughput" and not hints.group
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """An engine that is ready, and what it has in hand.
 
-    `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a latency
-    call (Parrot's Figure 10), both in tokens and None where unbounded. `latency` and `throughput`
-    are the tokens in flight of either kind.
+    `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a call whose
+    tokens somebody waits for (Parrot's Figure 10), both in tokens and None where unbounded.
+    `latency` and `throughput` are the tokens in flight of either kind, `bounded` those of `latency`
+    that keep the others within `latency_tokens`.
     """
 
     name: str
@@ -65,6 +79,7 @@ class EngineLoad:
     max_running: int = 64
     latency: int = 0
     throughput: int = 0
+    bounded: int = 0
     kv_tokens: int | None = None
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
@@ -82,17 +97,18 @@ class Placement:
 class _Engine:
     """An engine while a round of placements adds to it."""
 
-    __slots__ = ("fresh", "groups", "latency", "load", "running", "throughput")
+    __slots__ = ("bounded", "fresh", "groups", "latency", "load", "running", "throughput")
 
     def __init__(self, load: EngineLoad) -> None:
         self.load = load
         self.running = load.running
         self.latency = load.latency
         self.throughput = load.throughput
+        self.bounded = load.bounded
         self.groups = dict(load.groups)
         self.fresh: set[str] = set()  # prefixes that this round brings here
 
-    def has_room(self, item: Queued, throughput: bool) -> bool:
+    def has_room(self, item: Queued, now: float) -> bool:
         """An early fill gets half of the places: it must not hold up the calls it waits for."""
         load = self.load
         if self.running >= (load.max_running // 2 if item.open else load.max_running):
@@ -104,7 +120,10 @@ class _Engine:
         if load.kv_tokens is not None and tokens > load.kv_tokens:
             return False
         bound = load.latency_tokens
-        return bound is None or tokens <= bound or (throughput and self.latency == 0)
+        if bound is None or tokens <= bound or self.bounded == 0 or now - item.queued > PATIENCE_S:
+            return True
+        # For a call that somebody waits for, the engine lets what is not bounded pause.
+        return item.bounded and self.bounded + item.tokens <= bound
 
     def take(self, item: Queued) -> None:
         self.running += 1
@@ -112,6 +131,8 @@ class _Engine:
             self.throughput += item.tokens
         else:
             self.latency += item.tokens
+        if item.bounded:
+            self.bounded += item.tokens
         if item.hints.group:
             self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
         self.fresh.update(hash for hash, _ in item.prefixes)
@@ -177,7 +198,7 @@ def place(
             continue
         best, least, throughput = None, float("inf"), item.throughput
         for engine in by_model[item.model]:  # the least busy first, which wins a tie
-            if engine.has_room(item, throughput):
+            if engine.has_room(item, now):
                 score = cost(engine, item, throughput)
                 if score < least:
                     best, least = engine, score

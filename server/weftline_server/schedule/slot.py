@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.policy import EngineLoad
+from weftline_server.schedule.capacity import latency_tokens
+from weftline_server.schedule.policy import EngineLoad, is_bounded
 
 MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
 UNKNOWN_POOL = 1 << 20  # tokens, of an engine that does not say what its KV cache holds
@@ -51,6 +52,14 @@ class Work:
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
     stays: bool = False  # its session may send calls that nobody knows yet
+
+    def op_beside(self, latency_tokens: int | None) -> api.Op:
+        """The op for an engine that may have so many tokens in flight while each of its own tokens
+        is waited for: the engine lets others pause."""
+        if latency_tokens is None or not is_bounded(self.op.hints):
+            return self.op
+        bound = max(0, latency_tokens - self.tokens)
+        return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
 
     def fed(self, part: tuple[int, ...], last: bool) -> Work:
         """The same with more of its prompt: what another attempt would start with."""
@@ -106,14 +115,21 @@ class Slot:
         self.prefixes.clear()
         self.held = 0
 
+    @property
+    def latency_tokens(self) -> int | None:
+        """What may be in flight beside a call whose tokens somebody waits for."""
+        return latency_tokens(self.description.step_profile) if self.description else None
+
     def load(self) -> EngineLoad:
         """What the policy sees of it."""
         assert self.description is not None, "a ready engine has described itself"
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
+        bounded = 0
         for work in self.running.values():
             hints = work.op.hints
             tokens[hints.criterion == "throughput"] += work.tokens
+            bounded += work.tokens if is_bounded(hints) else 0
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
         return EngineLoad(
@@ -123,7 +139,9 @@ class Slot:
             max_running=self.description.max_running,
             latency=tokens[False],
             throughput=tokens[True],
+            bounded=bounded,
             kv_tokens=self.description.kv_tokens,
+            latency_tokens=self.latency_tokens,
             groups=groups,
             prefixes=self.prefixes,
         )
