@@ -125,7 +125,8 @@ class Hints:
     `group` names the calls that should finish together; `depth` is the longest distance to a sink
     (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
     monotonic clock; `work_left` the tokens that the application has still to compute, as far as its
-    graph is known; `token_bound` those that may be in flight beside this op; `priority`
+    graph is known; `token_bound` those that may be in flight beside this op where an op without a
+    bound is among them; `priority`
     the client's, lower first, a step as much as ten seconds of waiting. After the op's end the
     context that it made will be continued in `expected_pause` seconds, or `kept_tokens` of it.
     """

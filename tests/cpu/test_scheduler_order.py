@@ -114,8 +114,17 @@ def test_the_strictest_bound_limits_what_else_is_in_flight() -> None:
 def test_a_bound_below_one_prompt_still_lets_the_first_run() -> None:
     scheduler = make_scheduler()
     add(scheduler, "a", 30, token_bound=0)
-    add(scheduler, "b", 3, token_bound=100)
+    add(scheduler, "b", 3)
     assert names(run(scheduler)) == ["a"]
+
+
+def test_those_with_a_bound_do_not_hold_each_other_up() -> None:
+    """The server has placed both, and knows what they share; what is beside them waits."""
+    scheduler = make_scheduler()
+    add(scheduler, "a", 30, token_bound=0)
+    add(scheduler, "b", 30, token_bound=0)
+    add(scheduler, "c", 3)
+    assert names(run(scheduler)) == ["a", "b"]
 
 
 def test_open_prompts_that_wait_take_no_place() -> None:

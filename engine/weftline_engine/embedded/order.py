@@ -59,7 +59,8 @@ def _score(sequence: Sequence) -> float:
 
 class TokenBound:
     """The tokens of a step's sequences: at most what its strictest latency sequence bears beside
-    it, and without one any number."""
+    it, and without one any number. How many of these sequences bear each other the server knows,
+    which counts what they share once: here they are let in, and hold up the others."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -67,6 +68,8 @@ class TokenBound:
 
     def allows(self, sequence: Sequence) -> bool:
         """Whether one more may join; the first always may."""
+        if sequence.hints.token_bound is not None and not bulk(sequence):
+            return True
         return not self._tokens or self._tokens + len(sequence.tokens) <= self._most
 
     def add(self, sequence: Sequence) -> None:

@@ -70,7 +70,8 @@ class EngineLoad:
     `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a call whose
     tokens somebody waits for (Parrot's Figure 10), both in tokens and None where unbounded.
     `latency` and `throughput` are the tokens in flight of either kind, `bounded` those of `latency`
-    that keep the others within `latency_tokens`.
+    that keep the others within `latency_tokens`; a beginning that several have in common, one of
+    the hashes `shared`, counts once.
     """
 
     name: str
@@ -84,6 +85,7 @@ class EngineLoad:
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
     prefixes: Collection[str] = frozenset()  # hashes of what its cache should hold
+    shared: Collection[str] = frozenset()  # of these, what its calls in flight begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,16 @@ class Placement:
 
     id: str
     engine: str
+
+
+def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
+    """Of a prompt, the tokens up to the longest beginning that is known with all before it."""
+    found = 0
+    for hash, tokens in prefixes:
+        if hash not in known:
+            break
+        found = tokens
+    return found
 
 
 class _Engine:
@@ -106,7 +118,7 @@ class _Engine:
         self.throughput = load.throughput
         self.bounded = load.bounded
         self.groups = dict(load.groups)
-        self.fresh: set[str] = set()  # prefixes that this round brings here
+        self.fresh = set(load.shared)  # beginnings of what is in flight
 
     def has_room(self, item: Queued, now: float) -> bool:
         """An early fill gets half of the places: it must not hold up the calls it waits for."""
@@ -116,23 +128,28 @@ class _Engine:
         in_flight = self.latency + self.throughput
         if in_flight == 0:
             return True  # alone it runs anywhere, or it could never run
+        kv, bound = load.kv_tokens, load.latency_tokens
         tokens = in_flight + item.tokens
-        if load.kv_tokens is not None and tokens > load.kv_tokens:
+        if (kv is None or tokens <= kv) and (bound is None or tokens <= bound):
+            return True
+        own = item.tokens - common(item.prefixes, self.fresh)
+        tokens = in_flight + own
+        if kv is not None and tokens > kv:
             return False
-        bound = load.latency_tokens
         if bound is None or tokens <= bound or self.bounded == 0 or now - item.queued > PATIENCE_S:
             return True
         # For a call that somebody waits for, the engine lets what is not bounded pause.
-        return item.bounded and self.bounded + item.tokens <= bound
+        return item.bounded and self.bounded + own <= bound
 
     def take(self, item: Queued) -> None:
         self.running += 1
+        own = item.tokens - common(item.prefixes, self.fresh)
         if item.throughput:
-            self.throughput += item.tokens
+            self.throughput += own
         else:
-            self.latency += item.tokens
+            self.latency += own
         if item.bounded:
-            self.bounded += item.tokens
+            self.bounded += own
         if item.hints.group:
             self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
         self.fresh.update(hash for hash, _ in item.prefixes)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.capacity import latency_tokens
-from weftline_server.schedule.policy import EngineLoad, is_bounded
+from weftline_server.schedule.policy import EngineLoad, common, is_bounded
 
 MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
 UNKNOWN_POOL = 1 << 20  # tokens, of an engine that does not say what its KV cache holds
@@ -126,10 +126,13 @@ class Slot:
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
         bounded = 0
+        shared: set[str] = set()
         for work in self.running.values():
             hints = work.op.hints
-            tokens[hints.criterion == "throughput"] += work.tokens
-            bounded += work.tokens if is_bounded(hints) else 0
+            own = work.tokens - common(work.prefixes, shared)
+            shared.update(hash for hash, _ in work.prefixes)
+            tokens[hints.criterion == "throughput"] += own
+            bounded += own if is_bounded(hints) else 0
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
         return EngineLoad(
@@ -144,4 +147,5 @@ class Slot:
             latency_tokens=self.latency_tokens,
             groups=groups,
             prefixes=self.prefixes,
+            shared=shared,
         )
