@@ -6,7 +6,7 @@ import pytest
 
 from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.admission import PATIENCE_S, Pool, admit
+from weftline_server.schedule.admission import PATIENCE_S, Pool, admit, peak
 from weftline_server.schedule.applications import GROWTH, Application, Habits
 from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
 
@@ -173,13 +173,29 @@ def names(found: tuple[Application, ...]) -> list[str]:
     return [one.id for one in found]
 
 
-def test_an_application_needs_what_it_will_have_on_average() -> None:
-    """Half way from its 200 tokens to the 1,000 of its like; unknown, to three times its first."""
-    assert app("a", 0.0, 200, 1000.0).needs == 600.0
-    assert app("a", 0.0, 200).needs == (200 + 200 * GROWTH) / 2
+def test_an_application_grows_to_the_size_of_its_like() -> None:
+    """From its 200 tokens to the 1,000 of those before it; unknown, to three times its first."""
+    assert (app("a", 0.0, 200, 1000.0).own, app("a", 0.0, 200, 1000.0).growth) == (200.0, 800.0)
+    assert app("a", 0.0, 200).growth == 200 * (GROWTH - 1)
     known = app("a", 0.0, 200, 1000.0)
-    known.habits.shared = 100.0
-    assert known.needs == 500.0
+    known.habits.shared = 150.0
+    assert (known.own, known.growth) == (50.0, 800.0)
+    assert app("a", 0.0, 1200, 1000.0).growth == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ((), 0.0),
+        ((200,), 1000.0),
+        ((200, 200, 200), 3000.0),  # those that began together are large together
+        ((1000, 600, 200), 1800.0),  # now; 400 tokens later two have 1,600, then one has 1,000
+        ((600, 200), 1600.0),  # when the older one ends; now they have 800
+    ],
+)
+def test_the_most_that_applications_will_hold_at_once(sizes: tuple[int, ...], most: float) -> None:
+    """All grow alike to 1,000 tokens, and leave then."""
+    assert peak(app(str(size), 0.0, size, 1000.0) for size in sizes) == most
 
 
 SATED = Pool(tokens=1000, recomputed=0.0, busy=1.0)

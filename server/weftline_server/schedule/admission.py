@@ -8,7 +8,7 @@ computed again stays under a tenth of the prefill, or while engines stand idle i
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +16,8 @@ from weftline_server.schedule.applications import Application
 
 # Of the prefill, what may be computed again before nobody more is let in.
 MOST_RECOMPUTED = 0.1
+# Of the cache, what those that are let in are expected to fill at most.
+FILLED = 0.9
 # Beyond what fits, nobody is let in to engines that are busy all the time: it would only slow the
 # others down. Where they are idle for more than a fifth of it, computing again costs nobody's time.
 SATURATED = 0.95
@@ -58,25 +60,38 @@ def admit(
     waiting: Iterable[Application], inside: Iterable[Application], pool: Pool, now: float
 ) -> Admission:
     """Who may start now, in the order of arrival; whoever does not fit holds the later ones up."""
-    queue = deque(sorted(waiting, key=_arrival))
+    queue = sorted(waiting, key=_arrival)
     inside = sorted(inside, key=_arrival)
-    room = pool.tokens - sum(one.needs for one in inside)
-    room -= max((one.habits.shared for one in inside), default=0.0)
+    room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
     costly = pool.recomputed >= MOST_RECOMPUTED
     may_change = pool.changed > PROBATION_S
-    crowded = room < 0 and costly and pool.busy > SATURATED
-    enter: list[Application] = []
-    while queue and (queue[0].needs <= room or not (inside or enter)):
-        enter.append(queue.popleft())
-        room -= enter[-1].needs
+    crowded = sum(one.own for one in inside) > room and costly and pool.busy > SATURATED
+    # More of them never need less, so that half of the candidates need not be looked at.
+    count = bisect_right(
+        range(len(queue)), FILLED * room, key=lambda n: peak((*inside, *queue[: n + 1]))
+    )
+    enter = queue[: count or (0 if inside else 1)]
+    queue = queue[len(enter) :]
     late = queue and now - queue[0].since > PATIENCE_S and pool.forced > PATIENCE_S / 4
     spare = pool.busy < IDLE or (not costly and pool.busy < SATURATED)
     beyond = queue and may_change and spare
     if late or beyond:
-        enter.append(queue.popleft())
+        enter.append(queue[0])
     # The youngest goes out; what it runs goes on. The oldest never does.
     out = inside[1:][-1:] if crowded and may_change else []
     return Admission(tuple(enter), tuple(out), beyond=bool(beyond), forced=bool(late))
+
+
+def peak(applications: Iterable[Application]) -> float:
+    """The most tokens that these will hold at once, if all grow alike and each leaves when it has
+    grown to its last size: those that began together are large together."""
+    most = held = 0.0
+    for count, (growth, own) in enumerate(
+        sorted(((one.growth, one.own) for one in applications), reverse=True), start=1
+    ):
+        held += own
+        most = max(most, held + count * growth)
+    return most
 
 
 def _arrival(one: Application) -> float:

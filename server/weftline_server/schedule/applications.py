@@ -92,11 +92,15 @@ class Application:
         return UNKNOWN_PAUSE_S if known is None else known
 
     @property
-    def needs(self) -> float:
-        """Tokens of KV cache for itself alone, in the mean of the time that it still has: half way
-        from what it has now to what one like it has in the end."""
+    def own(self) -> float:
+        """Tokens of KV cache that it holds for itself alone."""
+        return max(0.0, self.size - self.habits.shared)
+
+    @property
+    def growth(self) -> float:
+        """How many more tokens it will hold in the end, if it is like the others before it."""
         last = GROWTH * self.first if self.habits.size is None else self.habits.size
-        return max(0.0, max(self.size, (self.size + last) / 2) - self.habits.shared)
+        return max(0.0, last - self.size)
 
     def queued(self, tokens: int, now: float) -> None:
         """A call of so many tokens has come."""
