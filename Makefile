@@ -1,8 +1,8 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-vllm \
-  bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine \
+  bench-server bench-vllm bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,6 +62,9 @@ $(PEER)/.installed:
 
 bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
 	$(BIN)/python bench/bench_engine.py $(ARGS)
+
+bench-server: install ## what the server costs by itself, and what admission and retention earn
+	PYTHONPATH=. $(BIN)/python bench/bench_server.py $(ARGS)
 
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm

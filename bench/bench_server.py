@@ -1,28 +1,36 @@
-"""What the server itself costs: placing, growing a session, and the whole path with no model.
+"""What the server itself costs, and what its admission and retention earn.
 
-    python bench/bench_server.py [--sessions 1000]
+    make bench-server [ARGS="--sessions 1000 --agents 32 --out"]
 
-Prints JSON. Three curves: a placement round over 16 engines by the length of the queue; adding one
-call to a session by its size; and CPU seconds of the server process per call, many sessions at once
-on the null engine, with how many values came back wrong or not at all.
+Prints JSON, and with --out writes it below bench/results. Two curves: a placement round over 16
+engines by the length of the queue, and adding a call to a session by its size. The CPU time of the
+server process per call, many sessions at once on the null engine, with how many values came back
+wrong or not at all. And in simulated time, many agents whose KV pool holds a third of them: ours,
+LRU that admits everybody, and LRU behind a semaphore in the client, of the best size for its rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
-import platform
 import random
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from bench.harness import machine
+from bench.harness.results import RESULTS
+from bench.simulator.agents import Agents, simulate
 from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import Hints
+from weftline_engine.simulated import SimulatedConfig
 from weftline_server.graph.graph import Node
 from weftline_server.schedule.policy import EngineLoad, Queued, place
 from weftline_server.session import events as ev
@@ -30,6 +38,9 @@ from weftline_server.session.session import Session
 
 CALLS_PER_SESSION = 5
 AT_ONCE = 64  # requests in flight from the one client process
+LENGTHS = (10, 100, 1000, 10_000)
+# Sizes of the client's semaphore, as shares of the agents; between them the best one lies.
+ROOMS = (0.25, 0.31, 0.34, 0.38, 0.41, 0.44, 0.5)
 
 
 def placing(length: int, engines: int = 16) -> float:
@@ -129,18 +140,60 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def agents(count: int) -> dict[str, Any]:
+    """Applications a minute of so many agents on a pool for a third of them, in three ways."""
+    load = Agents(agents=count, applications=4 * count)
+    ours = SimulatedConfig(kv_tokens=load.pool, part_tokens=10)
+    plain = replace(ours, predicts=False)
+    off = frozenset({"retention", "admission"})
+
+    def row(load: Agents, config: SimulatedConfig, without: frozenset[str]) -> dict[str, float]:
+        result = simulate(load, config, without)
+        assert len(result.lasted) == load.applications, "an application was lost"
+        return result.row
+
+    by_room = {
+        room: row(replace(load, at_once=room), plain, off)
+        for room in sorted({max(1, round(count * share)) for share in ROOMS})
+    }
+    best = max(by_room, key=lambda room: by_room[room]["applications_per_minute"])
+    found = {"ours": row(load, ours, frozenset()), "lru": row(load, plain, off)}
+    found["lru_behind_best_semaphore"] = by_room[best]
+    rates = {name: one["applications_per_minute"] for name, one in found.items()}
+    return {
+        "agents": count,
+        "applications": load.applications,
+        "pool_tokens": load.pool,
+        **found,
+        "best_semaphore": best,
+        "rate_by_semaphore": {n: one["applications_per_minute"] for n, one in by_room.items()},
+        "ours_to_lru": round(rates["ours"] / rates["lru"], 2),
+        "ours_to_best_semaphore": round(rates["ours"] / rates["lru_behind_best_semaphore"], 2),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--agents", type=int, default=32)
+    parser.add_argument("--out", action="store_true", help="write below bench/results as well")
     args = parser.parse_args()
+    about = machine.describe()
     found = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-        "place_ms_by_queue": {n: round(placing(n), 2) for n in (10, 100, 1000, 10_000)},
-        "add_call_us_by_session": {n: round(growing(n), 1) for n in (10, 100, 1000, 10_000)},
+        "machine": about,
+        "place_ms_by_queue": {n: round(placing(n), 2) for n in LENGTHS},
+        "add_call_us_by_session": {n: round(growing(n), 1) for n in LENGTHS},
         "whole_path": asyncio.run(whole_path(args.sessions)),
+        "agents": agents(args.agents),
     }
-    print(json.dumps(found, indent=2))
+    text = json.dumps(found, indent=2)
+    print(text)
+    if args.out:
+        today = datetime.date.today().isoformat()
+        folder = RESULTS / f"{today}-{machine.slug(about['cores'])}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "server.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

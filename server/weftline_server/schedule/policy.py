@@ -132,6 +132,9 @@ class _Engine:
         tokens = in_flight + item.tokens
         if (kv is None or tokens <= kv) and (bound is None or tokens <= bound):
             return True
+        longest = item.prefixes[-1][1] if item.prefixes else 0
+        if kv is not None and tokens - longest > kv:
+            return False  # whatever it shares; so ends the look at most of a long queue
         own = item.tokens - common(item.prefixes, self.fresh)
         tokens = in_flight + own
         if kv is not None and tokens > kv:
