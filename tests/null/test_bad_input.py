@@ -104,6 +104,27 @@ async def test_a_bad_body(serve: Serve, body: bytes, status: int, param: str) ->
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body"),
+        (b'{"value": "\xff"}', "body"),
+        (b'{"value": "\\ud800"}', None),
+        (b'{"value": Infinity}', None),
+    ],
+    ids=["deep", "not utf-8", "lone surrogate", "infinite"],
+)
+async def test_a_bad_value(serve: Serve, body: bytes, param: str | None) -> None:
+    """The variable stays empty, and can be set afterwards."""
+    server = await serve()
+    path = f"/v1/session/{await server.session()}/variable/v"
+    answer = await server.http.put(path, content=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "InvalidRequest")
+    assert param is None or error["param"] == param
+    assert (await server.http.put(path, json={"value": 1})).status_code == 200
+
+
 async def test_nan_inside_a_value(serve: Serve) -> None:
     """A value may be any JSON, and NaN is none."""
     server = await serve()

@@ -12,7 +12,13 @@ from weftline.errors import InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule import engine_metrics
-from weftline_server.schedule.dispatcher import UNAVAILABLE_S, Dispatcher, Outcome, Sent
+from weftline_server.schedule.dispatcher import (
+    MAX_ATTEMPTS,
+    UNAVAILABLE_S,
+    Dispatcher,
+    Outcome,
+    Sent,
+)
 from weftline_server.schedule.slot import EngineState, Work
 
 
@@ -148,6 +154,41 @@ async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -
     back = Puppet(node="a")
     await bench.dispatcher.join("one", back, back.description)
     assert set(bench.dispatcher.states.values()) == {EngineState.READY}
+
+
+async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -> None:
+    """Three die under it before a word of it was said: it fails with the last one's reason."""
+    bench = await started(benches)
+    for number in range(MAX_ATTEMPTS):
+        engine = Puppet()
+        await bench.dispatcher.join(f"e{number}", engine, engine.description)
+        if number == 0:
+            await bench.call("c")
+        await settle()
+        (op,) = engine.ops
+        assert (op.id, op.attempt) == ("s/c/0", number)
+        await engine.die(f"signal {number}")
+    (*_, failed) = bench.outcomes("c")
+    assert isinstance(failed, api.Failed) and failed.error == "EngineFailed"
+    assert failed.message == "engine e2 died while it ran this call: signal 2"
+    spare = Puppet()
+    await bench.dispatcher.join("spare", spare, spare.description)
+    await bench.call("next")
+    assert [op.id for op in spare.ops] == ["s/next/0"]
+
+
+async def test_what_was_read_in_part_is_not_run_again(benches: list[Bench]) -> None:
+    """Another attempt might say it otherwise, and a reader has seen the beginning."""
+    bench = await started(benches)
+    first, second = Puppet(), Puppet()
+    await bench.dispatcher.join("one", first, first.description)
+    await bench.call("c")
+    await bench.dispatcher.join("two", second, second.description)
+    await first.say(part(first.ops[0], "Once"))
+    await first.die("signal 9")
+    (*_, failed) = bench.outcomes("c")
+    assert isinstance(failed, api.Failed) and "signal 9" in failed.message
+    assert second.ops == []
 
 
 async def test_joining_again_fences_the_former_self(benches: list[Bench]) -> None:

@@ -1,0 +1,101 @@
+"""What `--without` leaves out is missed: each switch against the same load, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.simulator.virtual import VirtualLoop, run
+from bench.simulator.world import World, world
+from tests.null.asgi import Serve
+from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline_engine.null import NullConfig
+from weftline_engine.simulated import SimulatedConfig, StepCost
+from weftline_server.config import OPTIMISATIONS, ServerConfig
+
+# 10 ms a step and 1 ms a prompt token: what is computed twice, or too late, is seen.
+CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
+
+
+def step(prompt: tuple[Segment, ...], writes: str, *reads: str, tokens: int = 10) -> Call:
+    """A call of so many tokens; an input has the name of the variable that it reads."""
+    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=writes, sampling=sampling)
+    inputs = (Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads)
+    return Call(name=writes, prompt=(*prompt, Segment(output="o")), placeholders=(out, *inputs))
+
+
+def words(first: int, count: int) -> Segment:
+    return Segment(text="".join(f"w{first + i} " for i in range(count)))
+
+
+async def a_chain(made: World) -> float:
+    """Seconds for a call of 50 tokens and one on its answer behind 400 tokens of instructions."""
+    session = made.driver.open("t")
+    first = step((words(0, 20),), "draft", tokens=50)
+    second = step((words(500, 400), Segment(input="draft")), "final", "draft")
+    await made.driver.submit(session, Submit(calls=(first, second)))
+    await made.driver.get(session, "final")
+    return made.now
+
+
+async def three_topics(made: World) -> float:
+    """Prompt tokens that three engines compute for four rounds of calls on three long prompts,
+    which come in another order each time."""
+    for turn in range(4):
+        for place in range(3):
+            topic = (place + turn) % 3
+            session = made.driver.open("t")
+            prompt = (words(600 * topic, 400), words(turn, 3))
+            await made.driver.submit(session, Submit(calls=(step(prompt, "v"),)))
+            await asyncio.sleep(0.0)
+        await asyncio.sleep(5.0)
+    return sum(engine.computed for engine in made.engines)
+
+
+def measured(load: object, engines: int, *without: str) -> float:
+    async def main(loop: VirtualLoop) -> float:
+        async with world(loop, CONFIG, engines, without=frozenset(without)) as made:
+            assert callable(load)
+            found: float = await load(made)
+            return found
+
+    return run(main)
+
+
+def test_a_prompt_that_is_filled_early_does_not_wait_for_its_input() -> None:
+    """400 ms of filling pass on one engine while the first call decodes on the other, or after."""
+    early, late = measured(a_chain, 2), measured(a_chain, 2, "prefill_early")
+    assert late - early > 0.35
+
+
+def test_calls_go_where_their_prefix_is() -> None:
+    """Each long prompt is computed once, or wherever a call happens to go."""
+    assert measured(three_topics, 3) < 3 * 400 + 12 * 20
+    assert measured(three_topics, 3, "affinity") > 1.5 * measured(three_topics, 3)
+
+
+@pytest.mark.parametrize("switch", sorted(OPTIMISATIONS))
+async def test_values_are_the_same_without(serve: Serve, switch: str) -> None:
+    """A map-reduce over the whole server with each switch off."""
+    server = await serve(NullConfig(), ServerConfig(without=frozenset({switch})))
+    maps = [
+        {
+            "name": f"map{i}",
+            "prompt": f"part {i} {{{{output:o}}}}",
+            "placeholders": [{"name": "o", "in_out": "out", "semantic_var_id": f"m{i}"}],
+        }
+        for i in range(3)
+    ]
+    reduce = {
+        "name": "reduce",
+        "prompt": "all: {{input:m0}}{{input:m1}}{{input:m2}}{{output:o}}",
+        "placeholders": [
+            {"name": "o", "in_out": "out", "semantic_var_id": "all"},
+            *({"name": f"m{i}", "in_out": "in", "semantic_var_id": f"m{i}"} for i in range(3)),
+        ],
+    }
+    body = {"calls": [*maps, reduce], "get": ["all"], "close": True}
+    answer = await server.http.post("/v1/submit", json=body)
+    assert answer.json()["values"]["all"] == "all: part 0 part 1 part 2 "
