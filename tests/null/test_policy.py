@@ -120,32 +120,44 @@ def test_latency_and_throughput_keep_apart() -> None:
 
 
 def test_a_latency_call_bounds_what_runs_beside_it() -> None:
-    """The measured profile says how many tokens an engine may have in flight (Figure 10)."""
+    """The measured profile says how many tokens an engine may have in flight (Figure 10): bulk
+    keeps to it beside a user's call, and everything beside one that wants each token in time."""
     user, job = queued("a", tokens=200), queued("a", tokens=200, criterion="throughput")
-    member = queued("a", tokens=200, group="g")
-    chatting = engine("e", latency=900, bounded=900, running=1, latency_tokens=1000)
-    for item in (user, job, member):
-        assert placed([item], [chatting]) == {}
-        assert placed([item], [chatting], now=PATIENCE_S + 1) == {"a": "e"}
-    bulk = engine("e", throughput=600, latency=300, running=2, latency_tokens=1000)
-    for item in (user, job, member):
-        assert placed([item], [bulk]) == {"a": "e"}  # the bulk pauses for a user
-    mixed = engine("e", throughput=600, latency=300, bounded=300, running=2, latency_tokens=1000)
-    assert placed([user], [mixed]) == {"a": "e"}
-    assert placed([job], [mixed]) == placed([member], [mixed]) == {}
+    member, typist = queued("a", tokens=200, group="g"), queued("a", tokens=200, criterion="tpot")
+
+    def takes(item: Queued, now: float = 0.0, **load: Any) -> bool:
+        """Beside so many tokens, on an engine that bears 1,000."""
+        return bool(placed([item], [engine("e", running=1, latency_tokens=1000, **load)], now=now))
+
+    chatting = {"latency": 900, "bounded": 900}
+    assert [takes(x, **chatting) for x in (user, job, member, typist)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert all(takes(x, PATIENCE_S + 1, **chatting) for x in (user, job, member, typist))
+    typing = {"latency": 900, "bounded": 900, "strict": 900}
+    assert not any(takes(x, **typing) for x in (user, job, member, typist))
+    bulk = {"throughput": 600, "latency": 300}
+    assert all(takes(x, **bulk) for x in (user, job, member, typist))  # it pauses for a user
+    mixed = {"throughput": 600, "latency": 300, "bounded": 300, "strict": 300}
+    assert [takes(x, **mixed) for x in (user, job, member, typist)] == [True, False, False, True]
     assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
 
 
 def test_what_calls_share_counts_once() -> None:
     """A system prompt of 900 tokens: ten calls of 1,000 fit where the cache holds two thousand, and
     a step that reads it once for all of them bears ten."""
+    more: dict[str, Any] = {"tokens": 1000, "criterion": "tpot"}
     prefixes = (("short", 64), ("long", 900))
-    queue = [queued(f"q{i}", at=i, tokens=1000, prefixes=prefixes) for i in range(12)]
+    queue = [queued(f"q{i}", at=i, prefixes=prefixes, **more) for i in range(12)]
     for limit in ("kv_tokens", "latency_tokens"):
         assert len(placed(queue, [engine("e", **{limit: 1900})])) == 10
-        some = engine("e", latency=1000, bounded=1000, running=1, shared={"short", "long"})
+        held = {"latency": 1000, "bounded": 1000, "strict": 1000, "running": 1}
+        some = engine("e", shared={"short", "long"}, **held)
         assert len(placed(queue, [replace(some, **{limit: 1900})])) == 9
-        other = [queued(f"q{i}", at=i, tokens=1000, prefixes=(("else", 900),)) for i in range(2)]
+        other = [queued(f"q{i}", at=i, prefixes=(("else", 900),), **more) for i in range(2)]
         assert len(placed(other, [replace(some, **{limit: 1999})])) == 0
 
 

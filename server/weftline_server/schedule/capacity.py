@@ -1,4 +1,4 @@
-"""How much may run beside a call whose tokens somebody waits for, from the engine's own profile.
+"""How much may run beside a call that somebody waits for, from the engine's own profile.
 
 Parrot's Figure 10: a step that decodes takes longer the more tokens are in flight, since the KV of
 all of them is read. The engine measures that when it starts; here it becomes a number of tokens.

@@ -56,10 +56,15 @@ class Queued:
     def bounded(self) -> bool:
         return is_bounded(self.hints)
 
+    @property
+    def strict(self) -> bool:
+        return is_bounded(self.hints) and self.hints.criterion == "tpot"
+
 
 def is_bounded(hints: Hints) -> bool:
-    """Whether somebody waits for each token, so that steps must stay short: not where only the end
-    of all the results counts, nor in a task group, which is done when its last member is."""
+    """Whether somebody waits for this very call, so that its steps must stay short: not where only
+    the end of all the results counts, nor in a task group, which is done when its last member is.
+    """
     return hints.criterion != "throughput" and not hints.group
 
 
@@ -67,11 +72,11 @@ def is_bounded(hints: Hints) -> bool:
 class EngineLoad:
     """An engine that is ready, and what it has in hand.
 
-    `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a call whose
-    tokens somebody waits for (Parrot's Figure 10), both in tokens and None where unbounded.
-    `latency` and `throughput` are the tokens in flight of either kind, `bounded` those of `latency`
-    that keep the others within `latency_tokens`; a beginning that several have in common, one of
-    the hashes `shared`, counts once.
+    `kv_tokens` bounds what may run there at all, `latency_tokens` what may run beside a call that
+    somebody waits for (Parrot's Figure 10), both in tokens and None where unbounded. `latency` and
+    `throughput` are the tokens in flight of either kind, `bounded` those of `latency` that keep
+    throughput and groups within `latency_tokens`, `strict` those that keep all within; a beginning
+    that several have in common, one of the hashes `shared`, counts once.
     """
 
     name: str
@@ -81,6 +86,7 @@ class EngineLoad:
     latency: int = 0
     throughput: int = 0
     bounded: int = 0
+    strict: int = 0
     kv_tokens: int | None = None
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
@@ -109,7 +115,7 @@ def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
 class _Engine:
     """An engine while a round of placements adds to it."""
 
-    __slots__ = ("bounded", "fresh", "groups", "latency", "load", "running", "throughput")
+    __slots__ = ("bounded", "fresh", "groups", "latency", "load", "running", "strict", "throughput")
 
     def __init__(self, load: EngineLoad) -> None:
         self.load = load
@@ -117,6 +123,7 @@ class _Engine:
         self.latency = load.latency
         self.throughput = load.throughput
         self.bounded = load.bounded
+        self.strict = load.strict
         self.groups = dict(load.groups)
         self.fresh = set(load.shared)  # beginnings of what is in flight
 
@@ -139,10 +146,15 @@ class _Engine:
         tokens = in_flight + own
         if kv is not None and tokens > kv:
             return False
-        if bound is None or tokens <= bound or self.bounded == 0 or now - item.queued > PATIENCE_S:
+        if bound is None or tokens <= bound or now - item.queued > PATIENCE_S:
             return True
-        # For a call that somebody waits for, the engine lets what is not bounded pause.
-        return item.bounded and self.bounded + own <= bound
+        if not item.bounded:
+            return self.bounded == 0
+        # The engine lets what is not bounded pause. Among themselves calls are sooner done in one
+        # large batch than one after the other, but for those that want each token in time.
+        if item.strict or self.strict:
+            return self.bounded + own <= bound
+        return True
 
     def take(self, item: Queued) -> None:
         self.running += 1
@@ -153,6 +165,7 @@ class _Engine:
             self.latency += own
         if item.bounded:
             self.bounded += own
+            self.strict += own if item.strict else 0
         if item.hints.group:
             self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
         self.fresh.update(hash for hash, _ in item.prefixes)

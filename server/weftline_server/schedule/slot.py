@@ -125,14 +125,16 @@ class Slot:
         assert self.description is not None, "a ready engine has described itself"
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
-        bounded = 0
+        bounded = strict = 0
         shared: set[str] = set()
         for work in self.running.values():
             hints = work.op.hints
             own = work.tokens - common(work.prefixes, shared)
             shared.update(hash for hash, _ in work.prefixes)
             tokens[hints.criterion == "throughput"] += own
-            bounded += own if is_bounded(hints) else 0
+            if is_bounded(hints):
+                bounded += own
+                strict += own if hints.criterion == "tpot" else 0
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
         return EngineLoad(
@@ -143,6 +145,7 @@ class Slot:
             latency=tokens[False],
             throughput=tokens[True],
             bounded=bounded,
+            strict=strict,
             kv_tokens=self.description.kv_tokens,
             latency_tokens=self.latency_tokens,
             groups=groups,
