@@ -19,7 +19,7 @@ from bench.harness import machine, runner
 from bench.harness.fleet import Fleet
 from bench.harness.results import RESULTS
 from bench.harness.servers import Setup
-from bench.harness.systems import ABLATION, EXACT, ON_NULL, SYSTEMS, USUAL
+from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
 from weftline.errors import WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
@@ -34,9 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     try:
         if args.name == "report":
-            from bench.report.page import write_page
+            from bench.report.page import write_headline, write_page
 
             print(write_page(args.folder or RESULTS))
+            write_headline(args.folder or RESULTS)
             return 0
         return asyncio.run(_run(args))
     except (WeftlineError, ModelUnavailable) as error:
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ablation", action="store_true", help="weftline with each optimisation left out in turn"
     )
-    parser.add_argument("--names", help="with all: only these workloads, by comma")
+    parser.add_argument("--names", help="with all: only these workloads, in this order, by comma")
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, help="repetitions of each point")
     parser.add_argument("--delays", metavar="MS", help="round trips in ms, by comma")
     parser.add_argument("--only", default="", metavar="POINT", help="points that begin so")
+    parser.add_argument("--first", action="store_true", help="the first point: the headline's")
     parser.add_argument("--warm", action="store_true", help="again behind each run: warm caches")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -81,7 +83,9 @@ async def _run(args: argparse.Namespace) -> int:
     scale = _scale(args)
     about = machine.describe()
     today = datetime.date.today().isoformat()
-    folder = args.folder or RESULTS / f"{today}-{machine.slug(about['cores'])}"
+    # Numbers without a model say nothing about speed, so they never lie among the results.
+    kept = Path("out/bench-null") if args.null else RESULTS
+    folder = args.folder or kept / f"{today}-{machine.slug(about['cores'])}"
     ordinary = Setup(model=model, dtype=args.dtype)
     # Eight servers at once, and floats of twice the size: none may take much of the memory.
     exactly = Setup(model=model, dtype="float32", kv_tokens=16_384)
@@ -90,13 +94,8 @@ async def _run(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    chosen = names() if args.name == "all" else [args.name]
-    if args.names:
-        chosen = [name for name in chosen if name in args.names.split(",")]
-    # Those with a pool of their own come last, for they need the servers started anew.
-    chosen.sort(key=lambda name: load(name).kv_tokens is not None)
     async with Fleet(say) as fleet:
-        for name in chosen:
+        for name in _workloads(args):
             plan = runner.Plan(
                 workload=name,
                 systems=_systems(args, load(name)),
@@ -107,12 +106,26 @@ async def _run(args: argparse.Namespace) -> int:
                 delays_ms=(0,) if args.exact else _delays(args),
                 warm=args.warm,
                 only=args.only,
+                first=args.first,
                 suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
                 same_texts=args.exact,
                 say=say,
             )
             say(f"wrote {await runner.run(plan, fleet)}")
     return 0
+
+
+def _workloads(args: argparse.Namespace) -> list[str]:
+    """Those with a pool of their own come last, for they need the servers started anew."""
+    if args.name != "all":
+        return [args.name]
+    if not args.names:
+        return sorted(names(), key=lambda name: load(name).kv_tokens is not None)
+    chosen: list[str] = args.names.split(",")
+    for name in chosen:
+        if name not in names():
+            raise WeftlineError(f"there is no workload {name!r}: there are {', '.join(names())}")
+    return chosen
 
 
 def _scale(args: argparse.Namespace) -> Scale:
@@ -134,7 +147,9 @@ def _systems(args: argparse.Namespace, workload: Workload) -> tuple[str, ...]:
         return EXACT
     if args.null:
         return ON_NULL
-    return ABLATION if args.ablation else workload.systems or USUAL
+    if args.ablation:
+        return ABLATION
+    return workload.systems or (IN_TEN_MINUTES if args.quick else USUAL)
 
 
 def _delays(args: argparse.Namespace) -> tuple[int, ...] | None:

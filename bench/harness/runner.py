@@ -36,6 +36,7 @@ class Plan:
     delays_ms: tuple[int, ...] | None = None
     warm: bool = False
     only: str = ""  # points whose name begins so
+    first: bool = False  # no other point than the first
     suffix: str = ""  # of the file's name
     same_texts: bool = False  # for all systems, to compare what they answer and not how fast
     say: Callable[[str], None] = print
@@ -113,6 +114,8 @@ async def _run_all(bench: _Bench, write: Callable[[bool], Path]) -> None:
         for point in workload.points(plan.scale, bench.prepared)
         if point.name.startswith(plan.only) and (point.quick or not plan.scale.quick)
     ]
+    if plan.first:
+        points = points[:1]
     for number, name in enumerate(plan.systems, 1):
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, number)
         await workload.run(stage, points[0])
@@ -166,4 +169,4 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
 def _stage(bench: _Bench, system: System, delay: int, seed: int, salt: int) -> Stage:
     texts = Texts(bench.count, salt)
     url = bench.fleet.url(system.server, delay)
-    return Stage(system.llm(url), system.compile, texts, bench.plan.scale, seed, system.turnstile())
+    return Stage(system, url, texts, bench.plan.scale, seed)

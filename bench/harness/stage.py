@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable
 
+from bench.harness.systems import System
 from bench.harness.texts import Texts
 from bench.harness.workload import Scale
 
@@ -58,41 +59,32 @@ class App:
 class Stage:
     """One system during one run of a workload.
 
-    `llm(n)` makes the chat model that always answers n tokens, as the system's user would make it;
-    `compiled(chain)` is what he does to a chain before he calls it (nothing, where there is nothing
-    to do); `app(kind)` surrounds one run of an application, whose failure is counted and not
-    raised.
+    `compiled(chain)` is what its user does to a chain before he calls it (nothing, where there is
+    nothing to do); `app(kind)` surrounds one run of an application, whose failure is counted and
+    not raised.
     """
 
-    def __init__(
-        self,
-        llm: Callable[[int], BaseChatModel],
-        compiled: Callable[[Runnable[Any, Any], Any], Runnable[Any, Any]],
-        texts: Texts,
-        scale: Scale,
-        seed: int,
-        turnstile: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
-    ) -> None:
-        self._llm = llm
-        self._compile = compiled
+    def __init__(self, system: System, url: str, texts: Texts, scale: Scale, seed: int) -> None:
+        self._system = system
+        self._url = url
         self.texts = texts
         self.scale = scale
         self.rng = random.Random(seed)
         self.seed = seed
-        self._turnstile = turnstile
+        self._turnstile = system.turnstile()
         self.apps: list[App] = []
         self.prompts: list[str] = []  # of the calls that LangChain makes itself
         self._began = time.perf_counter()
 
     def llm(self, tokens: int) -> BaseChatModel:
         """A greedy chat model that answers exactly `tokens` tokens."""
-        model = self._llm(tokens)
+        model = self._system.llm(self._url, tokens)
         model.callbacks = [_Watch(self._now, self.prompts)]
         return model
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as this system's user runs it."""
-        return self._compile(chain, self._take_graph)
+        return self._system.compile(chain, self._take_graph)
 
     @asynccontextmanager
     async def app(self, kind: str) -> AsyncIterator[App]:

@@ -73,7 +73,8 @@ class Workload:
     points: Callable[[Scale, Mapping[str, float]], Sequence[Point]]
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
-    target: Mapping[str, float] = field(default_factory=dict)  # ratio to reach, by point or delay
+    target: Mapping[str, float] = field(default_factory=dict)  # ratio to reach, by round trip
+    beside: Mapping[str, float] = field(default_factory=dict)  # and at the same time, by metric
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None
     systems: tuple[str, ...] | None = None  # None: the usual ones
     kv_tokens: Callable[[Scale], int] | None = None  # the pool of every engine; None: ample

@@ -118,7 +118,7 @@ def distribution(report: Report, path: Path) -> Path:
                     if run["system"] == name and app["kind"] == kind and not app["error"]
                 )
                 shares = [(i + 1) / len(seconds) for i in range(len(seconds))]
-                axes.step(seconds, shares, where="post", color=colour,
+                axes.step(seconds, shares, ".-", where="post", color=colour, markersize=2,
                           label=report["systems"][name]["title"])  # fmt: skip
             axes.set_xlabel(f"seconds of a {kind}")
             axes.set_ylabel("share done")
@@ -202,20 +202,21 @@ def ablation(reports: Mapping[str, Report], path: Path) -> Path:
     """For each workload, weftline's time and, stacked on it, what is lost without each part."""
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(reports) + 1.3))
-        seen: dict[str, str] = {}
+        # Green is weftline; the rest of the palette is for what is left out of it.
+        seen = {"weftline": COLOURS[2]}
+        free = [colour for colour in COLOURS if colour != COLOURS[2]]
         for row, report in enumerate(reports.values()):
-            parts = losses(report)
             at = 0.0
-            for name, value in parts.items():
-                colour = seen.setdefault(name, COLOURS[-(len(seen) % len(COLOURS)) - 1])
-                axes.barh(row, value, left=at, color="#009e73" if name == "weftline" else colour)
+            for name, value in losses(report).items():
+                colour = seen.setdefault(name, free[(len(seen) - 1) % len(free)])
+                axes.barh(row, value, left=at, color=colour)
                 at += value
         axes.set_yticks(range(len(reports)))
         axes.set_yticklabels([report["title"] for report in reports.values()])
         axes.set_xlabel("time, as a multiple of weftline's")
         for name, colour in seen.items():
-            axes.barh(0, 0, color="#009e73" if name == "weftline" else colour, label=name)
-        _legend(axes)
+            axes.barh(0, 0, color=colour, label=name)
+        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
         return _save(figure, path)
 
 
@@ -233,9 +234,8 @@ def losses(report: Report) -> dict[str, float]:
     for name, measured in found.items():
         if name != "weftline" and "ratio" in measured:
             # The ratio is weftline's time by this one's, as weftline is the baseline there.
-            parts[report["systems"][name]["title"].removeprefix("weftline")] = max(
-                0.0, 1 / measured["ratio"]["median"] - 1
-            )
+            title = report["systems"][name]["title"].removeprefix("weftline").lstrip(", ")
+            parts[title] = max(0.0, 1 / measured["ratio"]["median"] - 1)
     return parts
 
 

@@ -14,6 +14,9 @@ from bench.workloads.chain_summary import chunks, refine_chain
 PAPER = paper("fig12a_background")
 WORDS, OUTPUT = PAPER["background_prompt_words"], PAPER["output_tokens"]
 PROMPT = round(WORDS * 1.3)  # tokens
+# A client that cannot keep up with its own background would never be done; a real model answers
+# a chain before so many have come.
+MOST = 100
 
 
 async def prepare(stage: Stage) -> Mapping[str, float]:
@@ -39,7 +42,7 @@ async def run(stage: Stage, point: Point) -> None:
     async def background() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        for number, at in enumerate(_load.poisson(stage.rng, rate)):
+        for number, at in zip(range(MOST), _load.poisson(stage.rng, rate), strict=False):
             await asyncio.sleep(max(0.0, began + at - loop.time()))
             one = _load.chat(stage, "background", number, PROMPT, OUTPUT)
             requests.add(asyncio.create_task(one))
@@ -72,4 +75,5 @@ WORKLOAD = Workload(
         "background p90": percentile(0.9, "background"),
     },
     target={"250": 2.0},
+    beside={"background p90": 0.83},  # at most 1.2 times as long
 )

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.harness.workload import load, names
-from bench.report.page import write_page
+from bench.report.page import write_headline, write_page
 
 BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 
@@ -57,6 +57,12 @@ def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> 
     for picture in pictures:
         assert ElementTree.parse(tmp_path / picture).getroot().tag.endswith("svg")
     assert "Partial" not in page
+    readme = tmp_path / "README.md"
+    readme.write_text("one\n<!-- benchmarks -->\nold\n<!-- end of benchmarks -->\ntwo\n")
+    assert write_headline(results, readme)
+    table = readme.read_text().splitlines()
+    assert (table[0], table[-1], "old" in table) == ("one", "two", False)
+    assert "| [Map-reduce summary](docs/benchmarks.md#map-reduce-summary) |" in readme.read_text()
     again = {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
     write_page(results, tmp_path)
     assert again == {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}

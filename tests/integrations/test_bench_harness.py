@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import servers, systems
+from bench.harness.__main__ import main as harness
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
 from bench.harness.relay import relay
 from bench.harness.repeated import repeated_share
@@ -18,7 +19,7 @@ from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, TINY, Point, Workload, load, names
-from bench.report import page
+from bench.report import others, page
 from bench.report.rates import rate_within, sentence
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
@@ -117,6 +118,26 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     )
 
 
+def test_the_page_shows_what_is_not_of_the_harness() -> None:
+    """The simulator's errors and sizes; a query engine's seconds."""
+    foretold = {"workload": "copilot", "point": "8 users", "error": -0.04}
+    size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
+    simulated = {
+        "calibrated_on": "independent_chat",
+        "cost": {"step_s": 0.02, "fill_s": 0.0005, "sequence_s": 0.001, "token_s": 0.0},
+        "mean_error": 0.04,
+        "foretold": [foretold | {"measured_s": 2.5, "simulated_s": 2.4}],
+        "sizes": [size | {"cached": 0.3, "busy": 0.8}],
+    }
+    lines = others.simulation(simulated)
+    assert "| copilot | 8 users | 2.50 s | 2.40 s | -4% |" in lines
+    assert "| 64 | app | 9 | 2.00 s | 3.00 s | 30% | 80% |" in lines
+    assert "20 ms each" in " ".join(lines)
+    found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
+    rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
+    assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})
+
+
 def test_the_rate_within_a_bound() -> None:
     """Between two points on a straight line; where all are within it, the last."""
     curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
@@ -199,6 +220,42 @@ async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) ->
             raise AssertionError("it serves")
     assert str(raised.value).startswith("ours ended with exit code 2: weftline serve: error: ")
     assert str(raised.value).endswith(f"(all of it: {tmp_path / 'ours.txt'})")
+
+
+async def test_a_port_in_use_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody was quicker to take the port that was free a moment ago."""
+    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    monkeypatch.setattr(servers, "free_port", lambda: port)
+    with pytest.raises(EngineUnavailable, match=r"^ours ended with exit code \d+: .*in use"):
+        async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours"):
+            raise AssertionError("it serves")
+    taken.close()
+
+
+def test_the_command_says_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence each, before anything is measured: no vLLM, no model for it, unknown names."""
+    words = ["copilot", "--null", "--folder", str(tmp_path)]
+    monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
+    cases = {
+        "run `make install-bench`": [*words, "--systems", "langchain-vllm"],
+        "there is no system 'x'": [*words, "--systems", "x"],
+        "there is no workload 'x'": ["all", "--names", "x", *words[1:]],
+        "there are no results in": ["report", "--folder", str(tmp_path)],
+    }
+    for expected, arguments in cases.items():
+        assert harness(arguments) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("weftline bench: ") and said.count("\n") == 1, said
+        assert expected in said
+    monkeypatch.setattr(servers, "VLLM_PYTHON", Path(__file__))
+    assert harness(cases["run `make install-bench`"]) == 1
+    assert "leave out --null" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.json")) == []
 
 
 async def test_the_relay_changes_nothing() -> None:

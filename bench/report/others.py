@@ -1,0 +1,75 @@
+"""Sections of the report that are not of the harness: the simulator, and LlamaIndex."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+
+
+def simulation(report: Report) -> list[str]:
+    """How well the simulator foretells what was measured, and what it says of many engines."""
+    cost = {name: f"{1000 * value:.3g} ms" for name, value in report["cost"].items()}
+    fitted = report["calibrated_on"]
+    lines = [
+        *("## Many engines, simulated", ""),
+        "`weftline bench simulate` runs the server's own sessions, passes and policy, and the",
+        "embedded engine's scheduler, on engines whose steps take a given time: "
+        f"{cost['step_s']} each,",
+        f"{cost['fill_s']} for a prompt token and {cost['sequence_s']} for a sequence that",
+        f"decodes, fitted to `{fitted}`. The other workloads were not looked at; the mean error of",
+        f"their mean completion is {report['mean_error']:.0%}.",
+        "",
+        "| workload | point | measured | simulated | error |",
+        "|---|---|---|---|---|",
+    ]
+    for one in report["foretold"]:
+        note = ", fitted" if one["workload"] == fitted else ""
+        lines.append(
+            f"| {one['workload']}{note} | {one['point']} | {one['measured_s']:.2f} s "
+            f"| {one['simulated_s']:.2f} s | {one['error']:+.0%} |"
+        )
+    if report["sizes"]:
+        lines += _sizes(report)
+    return [*lines, ""]
+
+
+def _sizes(report: Report) -> list[str]:
+    lines = [
+        "",
+        "Chains, map-reduce summaries, users of sixteen copilots and chats, arriving at random at",
+        "the same rate for each engine:",
+        "",
+        "| engines | policy | calls | mean completion | p90 | prompts cached | engines busy |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in report["sizes"]:
+        lines.append(
+            f"| {one['engines']} | {one['policy']} | {one['calls']} | {one['mean_s']:.2f} s "
+            f"| {one['p90_s']:.2f} s | {one['cached']:.0%} | {one['busy']:.0%} |"
+        )
+    return lines
+
+
+def llamaindex(report: Report) -> list[str]:
+    """`weftline bench llamaindex`: a query engine's synthesizers over a plain OpenAI-like LLM."""
+    lines = [
+        *("## LlamaIndex query engines", ""),
+        "`make bench-llamaindex`, one weftline server: the seconds of a synthesis with the",
+        "OpenAI-like LLM of LlamaIndex, with the swapped class, and with WeftlineSynthesizer.",
+        "",
+        "| synthesizer | round trip | LLM | seconds | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        for name, found in row["systems"].items():
+            ratio = found["times_faster"]["median"]
+            lines.append(
+                f"| {row['case']} | {row['delay_ms']} ms | {name} "
+                f"| {found['seconds']['median']:.3g} s | {ratio:.2f} |"
+            )
+    return [*lines, ""]
+
+
+SECTIONS = {"simulation": simulation, "llamaindex": llamaindex}  # by the name of their file
