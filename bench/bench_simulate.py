@@ -1,0 +1,107 @@
+"""The server's own sessions, passes and policy on simulated engines, at sizes no machine here has.
+
+    weftline bench simulate --engines 4,16,64 --calls 10000
+
+The engines' latency profile is fitted to the newest measured run of independent chats, and the
+other measured workloads tell how far it can be trusted: the error of their mean completion. Then a
+mix of applications arrives at more and more engines, under both policies, in simulated time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.harness.results import RESULTS, write
+from bench.report.page import find
+from bench.simulator.calibration import (
+    CALIBRATED_ON,
+    Case,
+    Foretold,
+    calibrate,
+    cases,
+    foretell,
+    start_from,
+)
+from bench.simulator.sizes import simulate
+from weftline.errors import InvalidRequest, WeftlineError
+from weftline_engine.simulated import SimulatedConfig
+
+POLICIES = ("app", "request")
+
+
+def main() -> int:
+    """0 done, 1 with a sentence where there is nothing to calibrate on."""
+    parser = argparse.ArgumentParser(
+        prog="weftline bench simulate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--engines", default="4,16,64", help="how many, by comma")
+    parser.add_argument("--calls", type=int, default=10_000, help="at least so many at each size")
+    parser.add_argument("--load", type=float, default=0.6, help="of what an engine can take")
+    parser.add_argument("--folder", type=Path, help="of the measured results")
+    args = parser.parse_args()
+    try:
+        folder, reports = find(args.folder or RESULTS)
+        if CALIBRATED_ON not in reports:
+            raise InvalidRequest(
+                f"{folder} has no {CALIBRATED_ON}.json to calibrate on: run "
+                f"`weftline bench {CALIBRATED_ON}` first"
+            )
+    except WeftlineError as error:
+        print(f"weftline bench simulate: {error}", file=sys.stderr)
+        return 1
+    measured = [case for report in reports.values() for case in cases(report)]
+    config, foretold = _calibrated(measured)
+    report: dict[str, Any] = {
+        "simulation": True,
+        "calibrated_on": CALIBRATED_ON,
+        "cost": asdict(config.cost),
+        "foretold": [{**asdict(one), "error": one.error} for one in foretold],
+        "mean_error": mean_error(foretold),
+        "load": args.load,
+        "sizes": [],
+    }
+    for engines in map(int, args.engines.split(",")):
+        for policy in POLICIES:
+            began = time.perf_counter()
+            outcome = simulate(engines, args.calls, policy, config, args.load)
+            took = time.perf_counter() - began
+            report["sizes"].append({**asdict(outcome), "took_s": round(took, 1)})
+            print(
+                f"{engines} engines, {policy}: {outcome.calls} calls, mean {outcome.mean_s:.2f} s, "
+                f"p90 {outcome.p90_s:.2f} s, {outcome.cached:.0%} cached, engines "
+                f"{outcome.busy:.0%} busy; took {took:.0f} s",
+                flush=True,
+            )
+            write(folder, "simulation", report)
+    return 0
+
+
+def _calibrated(measured: list[Case]) -> tuple[SimulatedConfig, list[Foretold]]:
+    config = calibrate([c for c in measured if c.workload == CALIBRATED_ON], start_from())
+    print(f"calibrated on {CALIBRATED_ON}: {json.dumps(asdict(config.cost))}", flush=True)
+    foretold = foretell(measured, config)
+    for one in foretold:
+        print(
+            f"{one.workload}, {one.point}: measured {one.measured_s:.2f} s, simulated "
+            f"{one.simulated_s:.2f} s, {one.error:+.0%}",
+            flush=True,
+        )
+    print(f"mean error of the others: {mean_error(foretold):.0%}", flush=True)
+    return config, foretold
+
+
+def mean_error(foretold: list[Foretold]) -> float:
+    """Mean of the absolute errors of the workloads that the profile was not fitted to."""
+    errors = [abs(one.error) for one in foretold if one.workload != CALIBRATED_ON]
+    return fmean(errors) if errors else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

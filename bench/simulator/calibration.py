@@ -1,0 +1,227 @@
+"""Fits the simulator's latency profile to one measured workload, and foretells others with it.
+
+A measured report of the harness holds, for every call, its tokens and when it began. `replay` runs
+applications of the same shapes and sizes on one simulated engine, in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from weftline_engine.simulated import SimulatedConfig, StepCost
+
+from .programs import Program, Step, perform
+from .virtual import VirtualLoop, run
+from .world import World, world
+
+Report = Mapping[str, Any]
+Array: TypeAlias = npt.NDArray[np.float64]
+Runs = Callable[[World, "Case"], Awaitable[list[float]]]
+
+SYSTEM = "weftline"
+CALIBRATED_ON = "independent_chat"
+PARTS = ("step_s", "fill_s", "sequence_s")  # of the profile, that are fitted
+NUDGE = 0.05  # of a part's logarithm, to see what it does
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point of a workload as it was measured: the applications of a repetition, and the mean
+    seconds of each over all repetitions."""
+
+    workload: str
+    point: str
+    apps: Sequence[Mapping[str, Any]]
+    seconds: float
+    overhead_s: float  # of an application, outside of its calls
+    shared: int  # tokens of a common beginning
+
+    @property
+    def name(self) -> str:
+        """Its texts are unlike those of any other."""
+        return f"{self.workload} {self.point}"
+
+
+def cases(report: Report) -> Iterator[Case]:
+    """The points of a report that have a replay, without a delay between client and server."""
+    name = report["workload"]
+    runs = [r for r in report["runs"] if r["system"] == SYSTEM and r["cache"] == "cold"]
+    for point in dict.fromkeys(r["point"] for r in runs):
+        found = [r for r in runs if r["point"] == point and r["delay_ms"] == 0]
+        if name not in REPLAYS or not found or any(a["error"] for r in found for a in r["apps"]):
+            continue
+        first = min(found, key=lambda r: int(r["repeat"]))
+        seconds = fmean(app["seconds"] for r in found for app in r["apps"])
+        yield Case(name, point, first["apps"], seconds, _overhead(first["apps"]), _shared(report))
+
+
+def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
+    """From the first call's start to the last one's end is the server's time; what is left of an
+    application is the client's."""
+    spans = [
+        max(c["start"] + c["seconds"] for c in app["calls"]) - min(c["start"] for c in app["calls"])
+        for app in apps
+        if app["calls"]
+    ]
+    return max(0.0, fmean(app["seconds"] for app in apps) - fmean(spans)) if spans else 0.0
+
+
+def _shared(report: Report) -> int:
+    """Tokens that the most similar calls found in the cache: their common beginning."""
+    found = [
+        call["cached"] or 0
+        for run in report["runs"]
+        if run["system"] == SYSTEM
+        for app in run["apps"]
+        for call in app.get("calls", ())
+    ]
+    return int(sorted(found)[len(found) // 2]) if found else 0
+
+
+async def _all_at_once(made: World, case: Case) -> list[float]:
+    made_of = PROGRAMS[case.workload]
+    programs = [made_of(case, app) for app in case.apps]
+    return list(
+        await asyncio.gather(
+            *(perform(made, p, f"{case.name} {i}") for i, p in enumerate(programs))
+        )
+    )
+
+
+async def _when_they_came(made: World, case: Case) -> list[float]:
+    made_of = PROGRAMS[case.workload]
+    origin = min(app["start"] for app in case.apps)
+
+    async def one(number: int, app: Mapping[str, Any]) -> float:
+        await asyncio.sleep(app["start"] - origin)
+        return await perform(made, made_of(case, app), f"{case.name} {number}")
+
+    return list(await asyncio.gather(*(one(i, app) for i, app in enumerate(case.apps))))
+
+
+async def _turn_by_turn(made: World, case: Case) -> list[float]:
+    """So many users as start at once, each with as many applications as there are of his."""
+    users = int(case.point.split()[0])
+    seconds: list[float] = []
+
+    async def user(number: int) -> None:
+        for app in case.apps[number::users]:
+            program = PROGRAMS[case.workload](case, app)
+            seconds.append(await perform(made, program, f"{case.name} {number} {app['start']}"))
+            await asyncio.sleep(case.overhead_s)
+
+    await asyncio.gather(*map(user, range(users)))
+    return seconds
+
+
+def _calls(app: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(app["calls"], key=lambda call: float(call["start"] + call["seconds"]))
+
+
+def _chain(case: Case, app: Mapping[str, Any]) -> Program:
+    calls = _calls(app)
+    steps = [Step(own=calls[0]["prompt"], output=calls[0]["output"])]
+    for i, (before, call) in enumerate(pairwise(calls)):
+        own = call["prompt"] - before["output"]
+        late = case.point != "text first"
+        steps.append(Step(own=own, output=call["output"], reads=(i,), late_text=late))
+    return steps
+
+
+def _map_reduce(case: Case, app: Mapping[str, Any]) -> Program:
+    *each, last = _calls(app)
+    own = last["prompt"] - sum(call["output"] for call in each)
+    reduce = Step(own=max(1, own), output=last["output"], reads=tuple(range(len(each))))
+    return [*(Step(own=c["prompt"], output=c["output"]) for c in each), reduce]
+
+
+def _single(case: Case, app: Mapping[str, Any]) -> Program:
+    call = app["calls"][0]
+    shared = min(case.shared, call["prompt"] - 1)
+    return [Step(own=call["prompt"] - shared, output=call["output"], role=case.name, shared=shared)]
+
+
+PROGRAMS: Mapping[str, Callable[[Case, Mapping[str, Any]], Program]] = {
+    "independent_chat": _single,
+    "chain_summary": _chain,
+    "many_chains": _chain,
+    "map_reduce": _map_reduce,
+    "copilot": _single,
+}
+REPLAYS: Mapping[str, Runs] = {
+    "independent_chat": _turn_by_turn,
+    "chain_summary": _when_they_came,
+    "many_chains": _all_at_once,
+    "map_reduce": _when_they_came,
+    "copilot": _all_at_once,
+}
+
+
+def replay(found: Sequence[Case], config: SimulatedConfig) -> list[float]:
+    """Mean seconds of each case's applications on one simulated engine, one case behind another."""
+
+    async def main(loop: VirtualLoop) -> list[float]:
+        async with world(loop, config) as made:
+            return [fmean(await REPLAYS[c.workload](made, c)) + c.overhead_s for c in found]
+
+    return run(main)
+
+
+def calibrate(
+    found: Sequence[Case], config: SimulatedConfig, rounds: int = ROUNDS
+) -> SimulatedConfig:
+    """The profile under which the simulator comes closest to what was measured.
+
+    Gauss and Newton's method on the logarithms of the profile's parts and of the seconds, so that
+    a point counts by its relative error. Tokens in flight stay free: where all contexts are about
+    as long, their cost cannot be told from that of their sequences.
+    """
+    measured = np.log([case.seconds for case in found])
+
+    def logs(parts: Array) -> Array:
+        cost = StepCost(**dict(zip(PARTS, np.exp(parts).tolist(), strict=True)))
+        return np.log(replay(found, replace(config, cost=cost)))
+
+    parts = np.log([getattr(config.cost, part) for part in PARTS])
+    for _ in range(rounds):
+        now = logs(parts)
+        slopes = np.stack([(logs(parts + row) - now) / NUDGE for row in NUDGE * np.eye(len(PARTS))])
+        change = np.linalg.lstsq(slopes.T, measured - now, rcond=0.02)[0]
+        parts = parts + np.clip(change, -1.0, 1.0)
+    return replace(config, cost=StepCost(**dict(zip(PARTS, np.exp(parts).tolist(), strict=True))))
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """What the simulator says of a point, beside what was measured."""
+
+    workload: str
+    point: str
+    measured_s: float
+    simulated_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the mean completion time."""
+        return self.simulated_s / self.measured_s - 1
+
+
+def foretell(found: Sequence[Case], config: SimulatedConfig) -> list[Foretold]:
+    """All points with one profile."""
+    said = replay(found, config)
+    return [Foretold(c.workload, c.point, c.seconds, s) for c, s in zip(found, said, strict=True)]
+
+
+def start_from() -> SimulatedConfig:
+    """A profile of about the right size for two cores."""
+    cost = StepCost(step_s=0.02, fill_s=0.0005, sequence_s=0.001)
+    return SimulatedConfig(cost=cost, part_tokens=8)

@@ -1,0 +1,79 @@
+"""Applications for the simulator: graphs of calls whose prompts are so many words long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+
+from .world import World
+
+WORDS = 2048  # of the simulated engine's language
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One call: `own` tokens of text, the outputs of the steps that it `reads`, by their numbers,
+    and `output` tokens of answer. With `late_text` what it reads stands before its own text, which
+    then cannot be computed early. All steps of the same `role` begin with the same `shared` tokens.
+    """
+
+    own: int
+    output: int
+    reads: tuple[int, ...] = ()
+    late_text: bool = False
+    role: str = ""
+    shared: int = 0
+
+
+Program = Sequence[Step]
+
+
+def chain(steps: int, own: int, output: int, late_text: bool = True) -> Program:
+    """A chain summary: each step reads the one before it."""
+    first = [Step(own=own, output=output)]
+    return first + [
+        Step(own=own, output=output, reads=(i - 1,), late_text=late_text) for i in range(1, steps)
+    ]
+
+
+def map_reduce(chunks: int, own: int, output: int, joined: int = 32) -> Program:
+    """All chunks at once, and one call that reads what they gave."""
+    each = [Step(own=own, output=output) for _ in range(chunks)]
+    return [*each, Step(own=joined, output=output, reads=tuple(range(chunks)))]
+
+
+def text(rng: random.Random, tokens: int) -> str:
+    """So many words with a space behind each, unlike any other text."""
+    return "".join([f"w{rng.randrange(WORDS)} " for _ in range(tokens)])
+
+
+async def perform(made: World, program: Program, seed: object) -> float:
+    """Run one application as compile_chain does, all calls in one request; the seconds it took."""
+    began = made.now
+    rng = random.Random(f"{seed}")
+    calls = tuple(_call(number, step, rng) for number, step in enumerate(program))
+    read = {number for step in program for number in step.reads}
+    session = made.driver.open("simulated", stays=False)
+    await made.driver.submit(session, Submit(calls=calls))
+    wanted = [number for number in range(len(program)) if number not in read]
+    await asyncio.gather(*(made.driver.get(session, f"v{number}") for number in wanted))
+    made.driver.close(session)
+    return made.now - began
+
+
+def _call(number: int, step: Step, rng: random.Random) -> Call:
+    sampling = Sampling(max_tokens=step.output, temperature=0.0)
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=f"v{number}", sampling=sampling)
+    given = tuple(
+        Placeholder(name=f"i{i}", in_out=InOut.IN, semantic_var_id=f"v{i}") for i in step.reads
+    )
+    inputs = [Segment(input=one.name) for one in given]
+    own = [Segment(text=text(rng, step.own))] if step.own else []
+    role = [Segment(text=text(random.Random(step.role), step.shared))] if step.shared else []
+    body = [*inputs, *own] if step.late_text else [*own, *inputs]
+    prompt = (*role, *body, Segment(output="o"))
+    return Call(name=f"call{number}", prompt=prompt, placeholders=(*given, out))

@@ -1,0 +1,112 @@
+"""The simulator against itself: a profile is found again from what it has made, and foretells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.simulator.calibration import Case, calibrate, cases, foretell, replay
+from bench.simulator.programs import Step, chain, map_reduce, perform
+from bench.simulator.sizes import compare, mix, prompt_tokens, simulate
+from bench.simulator.virtual import VirtualLoop, run
+from bench.simulator.world import world
+from weftline_engine.simulated import SimulatedConfig, StepCost
+
+HIDDEN = SimulatedConfig(cost=StepCost(step_s=0.03, fill_s=0.001, sequence_s=0.004))
+
+
+def call(start: float, seconds: float, prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
+    """As the harness writes it down."""
+    sizes = {"prompt": prompt, "output": output, "cached": cached}
+    return {"start": start, "seconds": seconds, **sizes}
+
+
+def app(start: float, seconds: float, *calls: dict[str, Any]) -> dict[str, Any]:
+    return {"start": start, "seconds": seconds, "error": None, "calls": list(calls)}
+
+
+def case(workload: str, point: str, *apps: dict[str, Any]) -> Case:
+    """A point that the hidden profile has measured."""
+    made = Case(workload, point, apps, 1.0, 0.0, 0)
+    return Case(workload, point, apps, replay([made], HIDDEN)[0], 0.0, 0)
+
+
+def chats(users: int) -> Case:
+    """So many users of two turns each."""
+    apps = [app(t, 1, call(0, 1, 80 + user, 8)) for t in (0.0, 1.0) for user in range(users)]
+    return case("independent_chat", f"{users} at once", *apps)
+
+
+CHATS = [chats(1), chats(4)]
+STEPS = [call(0, 1, 100, 6), call(1, 1, 106, 6), call(2, 1, 106, 6)]
+
+
+def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
+    """80 tokens of prompt in a step of 0.03 + 0.08 s, then seven tokens in 0.034 s each."""
+    assert replay(CHATS[:1], HIDDEN) == pytest.approx([0.03 + 0.08 + 7 * 0.034])
+
+
+@pytest.mark.parametrize("point", ("summary first", "text first"))
+def test_what_is_read_is_waited_for(point: str) -> None:
+    """Three steps of a chain, 100 words, then 6 and 100 twice. Where the text stands first it is
+    computed while its step waits: on an engine that has no time to spare, that is all the same."""
+    found = case("chain_summary", point, app(0, 1, *STEPS))
+    each = 0.03 + 5 * 0.034
+    assert found.seconds == pytest.approx(3 * each + 0.001 * (100 + 106 + 106))
+
+
+def test_a_profile_is_found_again_and_foretells_other_workloads() -> None:
+    """From a start that is off by half, within 15 % on what it was not fitted to."""
+    start = SimulatedConfig(cost=StepCost(step_s=0.015, fill_s=0.0005, sequence_s=0.002))
+    found = calibrate(CHATS, start, rounds=3)
+    others = [
+        case("chain_summary", "text first", app(0, 1, *STEPS)),
+        case("map_reduce", "output 6", app(0, 1, *STEPS[:2], call(3, 1, 20, 6))),
+    ]
+    assert all(one.error < -0.4 for one in foretell(others, start))
+    assert [one.error for one in foretell(others, found)] == pytest.approx([0, 0], abs=0.15)
+
+
+def test_the_points_of_a_report() -> None:
+    """Those of ours without a delay; what an application takes outside of its calls is noted."""
+    runs = [
+        {"system": system, "point": point, "delay_ms": delay, "cache": "cold", "repeat": repeat}
+        | {"apps": [app(0.0, 2.0 + repeat, call(0.25, 1.5, 50, 4, 32))]}
+        for system in ("langchain-vllm", "weftline")
+        for point, delay in (("2 users", 0), ("3 users", 250))
+        for repeat in (0, 1)
+    ]
+    found = list(cases({"workload": "copilot", "runs": runs}))
+    assert [(one.point, one.seconds, one.overhead_s, one.shared) for one in found] == [
+        ("2 users", 2.5, 0.5, 32)
+    ]
+    assert list(cases({"workload": "agent_loop", "runs": runs})) == []
+
+
+def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
+    """Two calls that are not joined: as long as the longer one takes."""
+
+    async def main(loop: VirtualLoop) -> float:
+        async with world(loop, HIDDEN) as made:
+            return await perform(made, [Step(own=10, output=2), Step(own=10, output=5)], 0)
+
+    assert run(main) == pytest.approx(0.03 + 0.02 + 0.038 + 3 * 0.034)
+
+
+def test_a_mix_of_applications_on_several_engines() -> None:
+    """All applications end, in the same simulated time whenever it is run; `app` brings the users
+    of one system prompt together, which `request` does by chance alone."""
+    found = [simulate(3, 80, policy, HIDDEN) for policy in ("app", "request")]
+    for one in found:
+        assert sum(len(mix(i)[1]) for i in range(one.applications)) == one.calls >= 80
+        assert 0.2 < one.busy <= 1.0
+    assert found[0].cached > found[1].cached
+    assert list(compare(found)) == [3]
+    assert simulate(3, 80, "app", HIDDEN) == found[0]
+
+
+def test_the_shapes_of_the_mix() -> None:
+    """What a call reads counts as its prompt."""
+    assert prompt_tokens(chain(3, own=10, output=4)) == 10 + 14 + 14
+    assert prompt_tokens(map_reduce(3, own=10, output=4, joined=5)) == 30 + 5 + 12
