@@ -217,7 +217,9 @@ class Dispatcher:
             for work in self._queue.values()
             if self._memory.may_start(work.op.hints.application)
         ]
-        for placement in place(queue, self._loads(), self._policy, self._now()):
+        # What 256 engines have in hand takes milliseconds to sum up: not where nothing waits.
+        loads = self._loads() if queue else []
+        for placement in place(queue, loads, self._policy, self._now()):
             work = self._queue.pop(placement.id)
             slot = self._fleet.slots[placement.engine]
             assert slot.engine is not None
