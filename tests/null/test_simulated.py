@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -129,3 +130,14 @@ def test_admission_and_retention_serve_more_agents_than_lru() -> None:
     assert rate("admission")[0] < both
     assert lru < rate("retention")[0] < both
     assert slowest < lru_slowest
+
+
+def test_admission_finds_what_a_client_would_have_to_guess() -> None:
+    """As many applications a minute, but for a tenth, as LRU behind the best of all semaphores."""
+    config = SimulatedConfig(kv_tokens=AGENTS.pool, part_tokens=10)
+    ours = simulate(AGENTS, config, frozenset())
+    plain = replace(config, predicts=False)
+    off = frozenset({"retention", "admission"})
+    rooms = (replace(AGENTS, at_once=room) for room in range(1, AGENTS.agents + 1))
+    best = max(simulate(one, plain, off).rate for one in rooms)
+    assert ours.rate > 0.9 * best
