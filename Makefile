@@ -1,8 +1,8 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine \
-  bench-server bench-vllm bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-server \
+  bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -76,6 +76,10 @@ test-ray: install ## replicas on two real Ray nodes, which it starts
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
 	$(BIN)/python bench/bench_vllm.py $(ARGS)
+
+bench-affinity: install ## a call to where its prefix is, against engines in turn
+	PYTHONPATH=. $(BIN)/python bench/bench_affinity.py $(ARGS)
+
 bench-langchain: install ## LangChain programs far from their server, in every tier
 	$(BIN)/python bench/bench_langchain.py $(ARGS)
 
