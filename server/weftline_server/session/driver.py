@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from weftline_server.schedule.memory import Want
 from weftline_server.schedule.prompter import Payload, Prompter
 from weftline_server.schedule.slot import Work
 from weftline_server.session import events as ev
+from weftline_server.session.containment import Containment
 from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.future import want
 from weftline_server.session.lowering import (
@@ -80,7 +81,7 @@ class Driver:
         self._by_id: dict[str, Session] = {}
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
         self._prepared: dict[PrimitiveId, Payload] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._contained = Containment(self.close)
         self.observers: tuple[CallObserver, ...] = ()
 
     def attach(self, dispatcher: Dispatcher) -> None:
@@ -97,10 +98,12 @@ class Driver:
 
     def close(self, session: Session, reason: str = "the session was closed") -> None:
         """Cancel what the session still runs, and forget it."""
-        self._apply(session, ev.SessionClosed(now=self._now(), reason=reason))
-        self.registry.forget(session)
-        self._by_id.pop(session.id, None)
-        self.dispatcher.forget(session.id)
+        try:
+            self._apply(session, ev.SessionClosed(now=self._now(), reason=reason))
+        finally:
+            self.registry.forget(session)
+            self._by_id.pop(session.id, None)
+            self.dispatcher.forget(session.id)
 
     def sweep(self) -> None:
         """Close the sessions that nobody has used for the registry's idle time."""
@@ -253,9 +256,9 @@ class Driver:
                     for signal in self._signals.get((session.id, variable), ()):
                         signal.set()
                 case ev.Run(call, index):
-                    self._spawn(self._run(session, call, index))
+                    self._contained.spawn(session, self._run(session, call, index))
                 case ev.Fill(call, index) if self._may_fill(session, call, index):
-                    self._spawn(self._fill(session, call, index))
+                    self._contained.spawn(session, self._fill(session, call, index))
                 case ev.Stop(call, index):
                     id = PrimitiveId(session.id, call, index)
                     self._prepared.pop(id, None)
@@ -266,11 +269,6 @@ class Driver:
             for run in ended:
                 for observer in self.observers:
                     observer.call_ended(session, run)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, session: Session, call: str, index: int) -> None:
         """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
@@ -347,8 +345,11 @@ class Driver:
     def on_outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """The dispatcher's sink: turn what an engine says into what a session understands."""
         session = self._by_id.get(id.session)
-        if session is None:
-            return
+        if session is not None:
+            with self._contained.inside(session):
+                self._hear(session, id, outcome)
+
+    def _hear(self, session: Session, id: PrimitiveId, outcome: Outcome) -> None:
         now, call, index = self._now(), id.call, id.index
         match outcome:
             case Sent(engine, at, node):
@@ -386,7 +387,7 @@ class Driver:
             self._tell(session, finish(id, finished, made))
 
         if is_large(node.outputs[id.index].transforms, text):
-            self._spawn(elsewhere())
+            self._contained.spawn(session, elsewhere())
         else:
             self._tell(session, finish(id, finished, work()))
 
@@ -394,4 +395,4 @@ class Driver:
         """Close every session and wait for the tasks that this leaves."""
         for session in list(self._by_id.values()):
             self.close(session, "the server is shutting down")
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._contained.settle()

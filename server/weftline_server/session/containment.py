@@ -1,0 +1,49 @@
+"""Keeps an error of our own in the session where it happened: that one ends, the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+
+from weftline_server.session.session import Session
+
+log = logging.getLogger("weftline.driver")
+REASON = "the server made an error in this session and closed it: its log says which"
+
+
+class Containment:
+    """Runs what must not raise; `close` is how a session ends."""
+
+    def __init__(self, close: Callable[[Session, str], None]) -> None:
+        self._close = close
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def inside(self, session: Session) -> Iterator[None]:
+        """Whatever is raised in the block ends `session`, soon and with a log entry.
+
+        Without it the task that listens to an engine would die of one call, and with it every
+        session that waits for this engine.
+        """
+        try:
+            yield
+        except Exception:
+            log.exception("session %s ends: an error in the server", session.id)
+            asyncio.get_running_loop().call_soon(self._close, session, REASON)
+
+    def spawn(self, session: Session, work: Coroutine[object, object, None]) -> None:
+        """Start `work` for `session` as a task of its own."""
+
+        async def contained() -> None:
+            with self.inside(session):
+                await work
+
+        task = asyncio.create_task(contained())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait for the tasks that there are."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,46 @@
+"""An error in the server itself ends the session that met it, and no other."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline_server.routes.state import state_of
+from weftline_server.session.call import CallRun
+from weftline_server.session.session import Session
+
+
+class Broken:
+    """A part of the server that fails on one session."""
+
+    session = ""
+
+    def call_ended(self, session: Session, run: CallRun) -> None:
+        if session.id == self.session:
+            raise RuntimeError("a bug of ours")
+
+
+async def test_an_error_in_a_session_leaves_the_others_alone(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both run on one engine, which goes on; who waits in the broken one is told."""
+    server = await serve()
+    driver, broken = state_of(server.app).driver, Broken()
+    driver.observers = (*driver.observers, broken)
+    bad, good = await server.session(), await server.session()
+    broken.session = bad
+    with caplog.at_level(logging.ERROR, "weftline.driver"):
+        calls = (
+            call("a", "1{{output:x}}", x="x"),
+            call("b", "{{input:x}}{{output:z}}", x="x", z="z"),
+        )
+        await server.submit(bad, *calls)
+        answer = await server.get(bad, "z")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "Cancelled")
+    assert "its log says which" in answer.json()["error"]["message"]
+    assert "a bug of ours" in caplog.text
+    assert (await server.get(bad, "x")).status_code == 404
+    await server.submit(good, call("a", "1{{output:x}}", x="x"))
+    assert (await server.get(good, "x")).json()["value"] == "1"
