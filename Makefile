@@ -37,6 +37,7 @@ test: install ## every test that needs no GPU
 	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
 	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
+	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
 
 check: install ## lint, types, layers, and the README's programs from built wheels

@@ -1,4 +1,4 @@
-"""LangChain's own test suites for chat models, over ChatWeftline."""
+"""LangChain's own integration tests for chat models, over ChatWeftline and a scripted model."""
 
 from __future__ import annotations
 
@@ -6,37 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from langchain_tests.unit_tests import ChatModelUnitTests
-from syrupy.assertion import SnapshotAssertion
 
 from langchain_weftline import ChatWeftline
 from tests.integrations.conftest import StartServer
-
-
-class TestUnit(ChatModelUnitTests):
-    """Construction, parameters, tools and serialisation; nothing is sent."""
-
-    @property
-    def chat_model_class(self) -> type[ChatWeftline]:
-        return ChatWeftline
-
-    @property
-    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
-        return (
-            {"WEFTLINE_API_KEY": "a key", "WEFTLINE_BASE_URL": "http://there:1"},
-            {},
-            {"openai_api_key": "a key", "openai_api_base": "http://there:1/v1"},
-        )
-
-    @pytest.mark.xfail(
-        reason="langchain-core's load() revives classes of other packages only when they are "
-        "listed in allowed_objects; test_chat_weftline.py lists ours",
-        strict=False,  # older cores load by namespace
-    )
-    def test_serdes(self, model: BaseChatModel, snapshot: SnapshotAssertion) -> None:
-        super().test_serdes(model, snapshot)
 
 
 def tool(name: str, **arguments: Any) -> str:

@@ -1,0 +1,96 @@
+"""Draws the timelines of the pages in this folder: their chain, 250 ms away from a null engine.
+
+python docs/langchain/draw.py [--step-s 0.03] [--rtt-s 0.25] [--output docs/langchain]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_weftline import ChatWeftline, compile_chain
+from weftline import Client, timeline
+from weftline.local import local_server
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "cookbook" / "langchain"))
+
+from delay import delayed  # noqa: E402
+
+REPLIES = {
+    "Improve": "Each weft thread crosses every warp thread.",
+    "What is wrong": "It does not say which weft.",
+    "Write a line": "The weft crosses the warp.",
+}
+INPUT = {"topic": "weaving"}
+
+
+def program(tier: str) -> str:
+    """The program of a tier's page."""
+    page = (HERE / f"{tier}.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def script(folder: Path) -> Path:
+    """The rules of the null engine, in a file."""
+    path = folder / "script.json"
+    path.write_text(json.dumps([{"when": w, "reply": r} for w, r in REPLIES.items()]))
+    return path
+
+
+def chain(llm: ChatWeftline) -> Any:
+    """The chain of the pages with another model."""
+    lines = program("t0").splitlines()
+    names: dict[str, Any] = {"llm": llm}  # the program is our own page
+    kept = (one for one in lines if not one.startswith(("llm =", "print(")))
+    exec(compile("\n".join(kept), "t0.md", "exec"), names)  # noqa: S102
+    return names["chain"]
+
+
+def graphs(url: str) -> Mapping[str, Any]:
+    """What the server saw: of T0, T1 and T3."""
+    found: dict[str, Any] = {}
+    with Client(url) as client:
+        for tier in ("t0", "t1"):
+            # A session that is named stays until it is closed.
+            session = client.session()
+            llm = ChatWeftline(
+                base_url=url, provenance=tier == "t1", extra_body={"session_id": session.id}
+            )
+            chain(llm).invoke(INPUT)
+            found[tier] = session.graph()
+            session.close()
+    seen: list[Any] = []
+    compile_chain(chain(ChatWeftline(base_url=url)), on_graph=seen.append).invoke(INPUT)
+    return found | {"t3": seen[0]}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write t0.svg, t1.svg and t3.svg."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--step-s", type=float, default=0.03, help="seconds a word")
+    parser.add_argument("--rtt-s", type=float, default=0.25)
+    parser.add_argument("--output", type=Path, default=HERE)
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--null-mode", "script", "--null-script", str(script(Path(folder))))
+        pace = ("--null-step-s", str(args.step_s))
+        with (
+            local_server("--engine", "null", *options, *pace) as near,
+            delayed(near, args.rtt_s) as url,
+        ):
+            for tier, graph in graphs(url).items():
+                picture = timeline.svg({tier.upper(): graph})
+                (args.output / f"{tier}.svg").write_text(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The pages of docs/langchain: their programs run, and what they say reached the server did."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.conftest import StartServer
+from tests.integrations.recording import Recording, recorded
+
+PAGES = Path(__file__).parents[2] / "docs" / "langchain"
+DRAW = runpy.run_path(str(PAGES / "draw.py"))
+REPLIES: dict[str, str] = DRAW["REPLIES"]
+ANSWER = REPLIES["Improve"]
+
+
+@pytest.fixture(scope="module")
+def url(start_script: StartServer) -> str:
+    return start_script(list(REPLIES.items()))
+
+
+def block(tier: str, language: str) -> str:
+    """The page's block that says what reached the server."""
+    found = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{tier}.md").read_text(), re.DOTALL)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def run(tier: str, proxy: Recording) -> str:
+    """What the page's program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW["program"](tier)],
+        env=os.environ | {"WEFTLINE_BASE_URL": proxy.url},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def told(bodies: list[Any]) -> str:
+    """The calls with their values' names, and the edges between them, out of what was sent."""
+    calls = {body["weftline"]["name"]: body["weftline"]["messages"] for body in bodies}
+    made = dict(zip(reversed(REPLIES.values()), calls, strict=True))
+    lines, edges = [], []
+    for call, messages in calls.items():
+        pieces = [piece for message in messages for piece in message]
+        named = ("{{input:" + p["name"] + "}}" if "name" in p else p["text"] for p in pieces)
+        lines.append(f"{call}  user: " + "".join(named).replace("\n", "\\n"))
+        edges += [f"{made[p['text']]} → {call}" for p in pieces if "from_var" in p]
+    return "\n".join([*lines, *sorted(edges, key=lambda edge: list(calls).index(edge.split()[0]))])
+
+
+def test_t0_sends_messages(url: str) -> None:
+    """Three requests, each with its rendered text and no word of weftline."""
+    with recorded(url) as proxy:
+        assert run("t0", proxy) == ANSWER + "\n"
+        bodies = proxy.bodies("/v1/chat/completions")
+    lines = [json.loads(line) for line in block("t0", "json").splitlines()]
+    assert [{"messages": body["messages"]} for body in bodies] == lines
+    assert not any("weftline" in body for body in bodies)
+
+
+def test_t1_says_what_the_messages_are_made_of(url: str) -> None:
+    """The same three requests, with names and edges."""
+    with recorded(url) as proxy:
+        assert run("t1", proxy) == ANSWER + "\n"
+        bodies = proxy.bodies("/v1/chat/completions")
+    assert told(bodies) == block("t1", "text").rstrip("\n")
+
+
+@pytest.mark.parametrize("tier", ["t2", "t3"])
+def test_t2_and_t3_send_one_graph(tier: str, url: str) -> None:
+    """One request, and the explanation that stands on the page."""
+    with recorded(url) as proxy:
+        assert run(tier, proxy) == block(tier, "text") + ANSWER + "\n"
+        assert len(proxy.bodies("/v1/submit")) == 1
+        assert proxy.bodies("/v1/chat/completions") == []
+
+
+def test_pictures_can_be_drawn_again(tmp_path: Path) -> None:
+    """Three bars in each; T3's are one after the other with nothing between."""
+    DRAW["main"](["--step-s", "0.001", "--rtt-s", "0", "--output", str(tmp_path)])
+    for tier in ("t0", "t1", "t3"):
+        for picture in (tmp_path / f"{tier}.svg", PAGES / f"{tier}.svg"):
+            assert picture.read_text().count("out</text>") == 3
