@@ -24,7 +24,7 @@ $(INSTALLED): $(LISTS)
 	  f"weftline needs Python 3.11 or newer, this is {v[0]}.{v[1]}: set PYTHON=")'
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install -q -c constraints.txt --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,dev]' -e integrations/langchain -e integrations/llamaindex
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
 demo: install ## a LangChain summary, plain and as one graph, on a real model

@@ -1,0 +1,55 @@
+"""A batch over fifty documents for throughput, beside a user who asks and waits."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+from llama_index.core.extractors import SummaryExtractor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import TextNode
+
+from cookbook.rag.gain import Answer, Side, main
+from cookbook.rag.library import passages
+from cookbook.rag.retriever import Library
+
+DOCUMENTS = 50
+AT_ONCE = 8
+QUESTIONS = ("What is a session?", "What is a transform?", "What is a context?")
+
+
+def run(side: Side) -> Answer:
+    batch = side.llm(criteria="throughput", max_tokens=8)
+    summaries = SummaryExtractor(
+        llm=batch,
+        num_workers=AT_ONCE,
+        show_progress=False,
+        prompt_template="{context_str}\n\nWrite a title for this text.",
+    )
+    llm = side.llm(max_tokens=16, context_window=2048)
+    engine = RetrieverQueryEngine.from_args(Library(side.store, k=2), llm=llm)
+    answers, waits, sources = [], [], []
+
+    def job() -> tuple[list[dict[str, Any]], float]:
+        nodes = [TextNode(text=p.text[:240]) for p in passages()[:DOCUMENTS]]
+        began = time.perf_counter()
+        return summaries.extract(nodes), time.perf_counter() - began
+
+    with ThreadPoolExecutor(1) as pool:
+        job_done = pool.submit(job)
+        for question in QUESTIONS:
+            began = time.perf_counter()
+            response = engine.query(question)
+            answers.append(str(response))
+            waits.append(time.perf_counter() - began)
+            sources += [found.node.node_id for found in response.source_nodes]
+        found, took = job_done.result()
+    titles = [metadata["section_summary"] for metadata in found]
+    text = "\n".join([*answers, f"and {len(titles)} titles, the first: {titles[0].strip()}"])
+    return Answer(text, sources, {"the user": median(waits), "the batch": took})
+
+
+if __name__ == "__main__":
+    main(run)

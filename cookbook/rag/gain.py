@@ -1,0 +1,165 @@
+"""What the recipes share: runs one on the plain LLM and on weftline, and prints what changed.
+
+A recipe is `run(side)`, which answers a question, with its sources. Both sides are the same program
+on the same model. On the plain side each call is a request as OpenAI's clients send it; on the
+other the server is given the graph, and what each call is for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from llama_index.llms.weftline import Weftline
+
+from cookbook.langchain.delay import delayed
+from cookbook.rag.library import Store, lance
+from cookbook.rag.postgres import postgres
+from langchain_weftline import ChatWeftline, compile_chain
+from weftline import Client, timeline
+from weftline.local import local_server
+
+SHOWN = 24  # lines of a timeline
+GRAPHS_S = 10.0  # the graphs of runs come just after their answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a recipe found; `waits` are seconds that somebody waited, by who."""
+
+    text: str
+    sources: list[str]
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Where a recipe runs; its models are greedy, so both sides must say the same."""
+
+    url: str
+    store: Store
+    session: str | None  # of the plain side, so that its calls have a timeline too
+    graphs: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def chat_model(self, criteria: str = "latency", **options: Any) -> ChatWeftline:
+        """The LLM of LangChain's programs."""
+        extra = {"criteria": criteria} if self.session is None else {"session_id": self.session}
+        options = {"base_url": self.url, "temperature": 0, **options}
+        return ChatWeftline(extra_body=extra, provenance=self.session is None, **options)
+
+    def compiled(self, chain: Any) -> Any:
+        """`chain` as one graph, or as LangChain runs it."""
+        return compile_chain(chain, on_graph=self.graphs.append) if self.session is None else chain
+
+    def llm(self, criteria: str = "latency", **options: Any) -> Weftline:
+        """The LLM of LlamaIndex's programs, where nothing else differs."""
+        options = {"base_url": self.url, "temperature": 0, **options}
+        if self.session is None:
+            return Weftline(criteria=criteria, on_graph=self.graphs.append, **options)
+        extra = {**options.pop("additional_kwargs", {}), "session_id": self.session}
+        return Weftline(ahead=False, provenance=False, additional_kwargs=extra, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of a recipe: its answer, what it took, and the graphs of its calls."""
+
+    answer: Answer
+    seconds: float
+    counts: Mapping[str, int]
+    graphs: list[Mapping[str, Any]]
+
+
+Run = Callable[[Side], Answer]
+STORES: Mapping[str, Callable[[], AbstractContextManager[Store]]] = {
+    "lance": lance,
+    "postgres": postgres,
+}
+_COUNTED = {
+    "calls": r'weftline_calls_total\{.*state="done".*\} (\S+)',
+    "requests": r'weftline_http_requests_total\{method="POST",route="/v1/[sc][^"]*".*\} (\S+)',
+    "cached tokens": r"weftline_prompt_cached_tokens_total\{.*\} (\S+)",
+    "open": r"\nweftline_sessions_open (\S+)",
+}
+
+
+def compare(
+    run: Run, store: Store, *server: str, url: str | None = None, rtt_s: float = 0.0
+) -> dict[str, Result]:
+    """The recipe on both sides, each on a server that was just started unless `url` is given."""
+    found = {}
+    for name, answer in (("plain", _plain), ("weftline", _weftline)):
+        with ExitStack() as stack:
+            near = url or stack.enter_context(local_server(*server))
+            target = stack.enter_context(delayed(near, rtt_s)) if rtt_s else near
+            found[name] = answer(run, store, target)
+    return found
+
+
+def _plain(run: Run, store: Store, url: str) -> Result:
+    with Client(url) as client:
+        session = client.session()
+        answer, seconds, counts = _measured(run, Side(url, store, session.id))
+        graph = session.graph()
+        session.close()
+    return Result(answer, seconds, counts, [graph])
+
+
+def _weftline(run: Run, store: Store, url: str) -> Result:
+    side = Side(url, store, None)
+    answer, seconds, counts = _measured(run, side)
+    deadline = time.monotonic() + GRAPHS_S
+    while _counts(url)["open"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return Result(answer, seconds, counts, side.graphs)
+
+
+def _measured(run: Run, side: Side) -> tuple[Answer, float, dict[str, int]]:
+    before, began = _counts(side.url), time.perf_counter()
+    answer = run(side)
+    seconds = time.perf_counter() - began
+    after = _counts(side.url)
+    return answer, seconds, {name: after[name] - before[name] for name in after if name != "open"}
+
+
+def _counts(url: str) -> dict[str, int]:
+    metrics = httpx.get(f"{url}/metrics").text
+    return {
+        name: round(sum(map(float, re.findall(pattern, metrics))))
+        for name, pattern in _COUNTED.items()
+    }
+
+
+def report(found: Mapping[str, Result]) -> str:
+    """Answer, sources, both timelines, and the gain."""
+    plain, ours = found["plain"], found["weftline"]
+    lines = [ours.answer.text.strip(), "", "sources: " + ", ".join(ours.answer.sources)]
+    for name, result in found.items():
+        chart = "\n".join(map(timeline.text, result.graphs)).splitlines()
+        left = [f"… and {len(chart) - SHOWN} more"] if len(chart) > SHOWN else []
+        lines += ["", f"{name}:", *chart[:SHOWN], *left]
+    lines += ["", f"{'':16}{'plain':>10}{'weftline':>10}"]
+    for name in plain.counts:
+        lines.append(f"{name:16}{plain.counts[name]:>10}{ours.counts[name]:>10}")
+    waits = {"seconds": (plain.seconds, ours.seconds)}
+    waits |= {who: (plain.answer.waits[who], wait) for who, wait in ours.answer.waits.items()}
+    for name, (slow, fast) in waits.items():
+        lines.append(f"{name:16}{slow:>10.2f}{fast:>10.2f}   {slow / fast:.2f} times faster")
+    return "\n".join(lines)
+
+
+def main(run: Run) -> None:
+    """Run a recipe from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", choices=tuple(STORES), default="lance")
+    parser.add_argument("--rtt-ms", type=float, default=0.0, help="a round trip to the server")
+    parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
+    args = parser.parse_args()
+    with STORES[args.store]() as store:
+        print(report(compare(run, store, *args.server, rtt_s=args.rtt_ms / 1e3)))

