@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
@@ -39,6 +39,7 @@ PARTS = st.lists(st.text("ab <&", max_size=4) | st.sampled_from(["{x}", "{y}"]),
 
 
 @pytest.mark.parametrize("form", ["f-string", "mustache"])
+@settings(deadline=None)  # the first example pays for imports
 @given(PARTS, WORDS, WORDS)
 def test_a_template_adds_up(form: Any, parts: list[str], x: str, y: str) -> None:
     """Through its JSON and back, a template's pieces are what LangChain renders."""
