@@ -39,11 +39,7 @@ JITTER = 0.2  # of the mean round trip, to either side
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`chunks` prompts from as many texts of `words` words, in a window of `window` tokens.
-
-    The tree's window is too small for all answers of its leaves, as in long documents: it has
-    three levels.
-    """
+    """`chunks` prompts from as many texts of `words` words, in a window of `window` tokens."""
 
     mode: str
     chunks: int
@@ -53,9 +49,9 @@ class Case:
 
 
 CASES = (
-    Case("tree_summarize", 12, 80, 300, 24),
-    Case("accumulate", 8, 30, 660, 64),
-    Case("refine", 6, 60, 1400, 24),
+    Case("tree_summarize", 12, 300, 660, 24),
+    Case("accumulate", 8, 60, 660, 24),
+    Case("refine", 6, 120, 1400, 24),
 )
 
 
