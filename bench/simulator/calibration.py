@@ -129,25 +129,41 @@ def _calls(app: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _chain(case: Case, app: Mapping[str, Any]) -> Program:
     calls = _calls(app)
-    steps = [Step(own=calls[0]["prompt"], output=calls[0]["output"])]
+    steps = [_step(case, calls[0])]
+    late = case.point != "text first"
     for i, (before, call) in enumerate(pairwise(calls)):
-        own = call["prompt"] - before["output"]
-        late = case.point != "text first"
-        steps.append(Step(own=own, output=call["output"], reads=(i,), late_text=late))
+        steps.append(_step(case, call, before["output"], (i,), late))
     return steps
 
 
 def _map_reduce(case: Case, app: Mapping[str, Any]) -> Program:
     *each, last = _calls(app)
-    own = last["prompt"] - sum(call["output"] for call in each)
-    reduce = Step(own=max(1, own), output=last["output"], reads=tuple(range(len(each))))
-    return [*(Step(own=c["prompt"], output=c["output"]) for c in each), reduce]
+    given = sum(call["output"] for call in each)
+    return [*(_step(case, c) for c in each), _step(case, last, given, tuple(range(len(each))))]
 
 
 def _single(case: Case, app: Mapping[str, Any]) -> Program:
-    call = app["calls"][0]
-    shared = min(case.shared, call["prompt"] - 1)
-    return [Step(own=call["prompt"] - shared, output=call["output"], role=case.name, shared=shared)]
+    return [_step(case, app["calls"][0])]
+
+
+def _step(
+    case: Case,
+    call: Mapping[str, Any],
+    given: int = 0,
+    reads: tuple[int, ...] = (),
+    late: bool = False,
+) -> Step:
+    """A call as it was measured; `given` tokens of its prompt come from those that it reads."""
+    text = call["prompt"] - given
+    shared = max(0, min(case.shared, text - 1))
+    return Step(
+        own=text - shared,
+        output=call["output"],
+        reads=reads,
+        late_text=late,
+        role=case.name,
+        shared=shared,
+    )
 
 
 PROGRAMS: Mapping[str, Callable[[Case, Mapping[str, Any]], Program]] = {
