@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     known = ("all", "report", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--quick", action="store_true", help="small sizes: all in ten minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes, fewer points")
     parser.add_argument("--scale", choices=tuple(SCALES), help="instead of full and quick")
     parser.add_argument(
         "--systems", help=f"by comma, the baseline first; of {', '.join(SYSTEMS)}", metavar="NAMES"
