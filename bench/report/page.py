@@ -32,9 +32,9 @@ DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 # Whoever reads a ratio must know what part of it is the processor's.
 SLOW = (
-    " (torch, and vLLM with it, then multiplies bfloat16 more slowly than float32, while weftline's "
-    "own decoder keeps bfloat16 weights and computes in float32: part of every ratio over vLLM is "
-    "this)"
+    " (torch, and vLLM with it, then multiplies bfloat16 more slowly than float32, while the "
+    "decoder of weftline keeps bfloat16 weights and computes in float32: part of every ratio over "
+    "vLLM is this)"
 )
 INTRODUCTION = """# Benchmarks
 
@@ -111,10 +111,10 @@ def about(report: Report) -> str:
     """The machine and what ran there, in a paragraph."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    bf16 = "with" if machine["bf16_instructions"] else "without"
+    bf16, note = ("with", "") if machine["bf16_instructions"] else ("without", SLOW)
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {bf16} bfloat16 "
-        f"instructions{'' if machine['bf16_instructions'] else SLOW}; {report['model'] or 'the null engine'} in {report['dtype']}; Python "
+        f"instructions{note}; {report['model'] or 'the null engine'} in {report['dtype']}; Python "
         f"{machine['python']}, {versions}; weftline at {machine['commit']}. Sizes: the paper's "
         f"lengths times {report['scale']['length']:g}, its counts times "
         f"{report['scale']['count']:g}."
