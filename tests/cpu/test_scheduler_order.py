@@ -48,7 +48,7 @@ def test_who_has_least_left_comes_first() -> None:
     """Latency before throughput, then the application with the least work left, its deepest call
     first, then arrival; open prompts last, whatever their hints."""
     scheduler = make_scheduler()
-    add(scheduler, "open", 3, open=True, application="a", work_left=1)
+    add(scheduler, "open", 17, open=True, application="a", work_left=1)
     add(scheduler, "bulk", 3, application="b", work_left=10, criterion="throughput")
     add(scheduler, "long", 3, application="c", work_left=4000)
     add(scheduler, "sink", 3, application="d", work_left=900)

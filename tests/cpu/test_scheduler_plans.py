@@ -62,6 +62,31 @@ def test_several_prompts_share_a_step() -> None:
     assert ranges(scheduler.plan()) == [("a", 0, 3, True), ("b", 0, 4, True), ("c", 0, 3, False)]
 
 
+def test_prompts_that_grow_by_the_same_text_are_computed_once() -> None:
+    """Two open prompts get the same tokens in pieces of 5, as reviews of a file that is being
+    written do; blocks are of 4. What is no whole block waits, so both stand at a border."""
+    scheduler = make_scheduler()
+    text = list(range(1, 21))
+    both = [add(scheduler, name, []) for name in "ab"]
+    for one in both:
+        one.open = True
+    found = []
+    for begin in range(0, 20, 5):
+        for one in both:
+            one.tokens += text[begin : begin + 5]
+        found.append(ranges(run(scheduler)))
+    assert found == [
+        [("a", 0, 4, False)],
+        [("a", 4, 8, False)],
+        [("a", 8, 12, False)],
+        [("a", 12, 16, False)],
+    ]
+    for one, last in zip(both, (30, 31), strict=True):
+        one.tokens.append(last)
+        one.prompt, one.open = len(one.tokens), False
+    assert ranges(run(scheduler)) == [("a", 16, 21, True), ("b", 20, 21, True)]
+
+
 def test_equal_prefixes_meet_within_one_step() -> None:
     """Of two equal prompts of 10 the second computes only what is no whole block of the first."""
     scheduler = make_scheduler()

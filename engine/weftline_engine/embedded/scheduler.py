@@ -86,7 +86,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit the pool."""
-        sequence.born = self.step
+        sequence.born, sequence.grain = self.step, self.config.block_size
         self.waiting.append(sequence)
 
     def plan(self, now: float = 0.0) -> StepPlan:

@@ -60,6 +60,7 @@ class Sequence:
     filled: bool = False  # the whole prompt has been computed once
     hints: Hints = field(init=False)
     born: int = 0
+    grain: int = 1  # tokens that an open prompt is computed by: a block
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 
     def __post_init__(self) -> None:
@@ -75,14 +76,21 @@ class Sequence:
 
     @property
     def ready(self) -> int:
-        """How many tokens may be computed now. The last of an open prompt waits for the next
-        one: what it predicts is wanted only if it stays the last."""
-        return len(self.tokens) - (1 if self.open and self.generates else 0)
+        """How many tokens may be computed now.
+
+        The last of an open prompt waits for the next one: what it predicts is wanted only if it
+        stays the last. The others go by whole blocks, so that prompts which grow by the same text
+        meet at the border of each, and one computes it for all.
+        """
+        if not self.open:
+            return len(self.tokens)
+        known = len(self.tokens) - (1 if self.generates else 0)
+        return known - known % self.grain
 
     @property
     def left(self) -> int:
         """Tokens that may be computed now and are not."""
-        return self.ready - self.computed
+        return max(0, self.ready - self.computed)
 
     @property
     def complete(self) -> bool:
