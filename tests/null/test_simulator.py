@@ -97,13 +97,13 @@ def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
 def test_a_mix_of_applications_on_several_engines() -> None:
     """All applications end, in the same simulated time whenever it is run; `app` brings the users
     of one system prompt together, which `request` does by chance alone."""
-    found = [simulate(3, 80, policy, HIDDEN) for policy in ("app", "request")]
+    found = [simulate(3, 200, policy, HIDDEN) for policy in ("app", "request")]
     for one in found:
-        assert sum(len(mix(i)[1]) for i in range(one.applications)) == one.calls >= 80
+        assert sum(len(mix(i)[1]) for i in range(one.applications)) == one.calls >= 200
         assert 0.2 < one.busy <= 1.0
-    assert found[0].cached > found[1].cached
+    assert found[0].cached > 1.2 * found[1].cached > 0
     assert list(compare(found)) == [3]
-    assert simulate(3, 80, "app", HIDDEN) == found[0]
+    assert simulate(3, 200, "app", HIDDEN) == found[0]
 
 
 def test_the_shapes_of_the_mix() -> None:
