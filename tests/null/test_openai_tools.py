@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from tests.null.asgi import Serve, Server, call
+from weftline.protocol import Call, InOut, Placeholder
+from weftline.tools import Function, Tool
 from weftline_engine import null
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_server.graph.tool_format import ToolFormat, constraint
 
 WEATHER = {
     "type": "function",
@@ -131,6 +134,31 @@ async def test_one_call_at_most(serve: Serve) -> None:
     for flag, count in ((True, 2), (False, 1)):
         choice = (await chat(server, USER, tools=[WEATHER], parallel_tool_calls=flag))["choices"][0]
         assert len(choice["message"]["tool_calls"]) == count
+
+
+async def test_a_model_that_has_to_call_a_tool_calls_it_once(serve: Serve) -> None:
+    """Unless the client asks for more."""
+    server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", CALL * 2),)))
+    for more, count in (({}, 1), ({"parallel_tool_calls": True}, 2)):
+        answer = await chat(server, USER, tools=[WEATHER], tool_choice="required", **more)
+        assert len(answer["choices"][0]["message"]["tool_calls"]) == count
+
+
+def test_arguments_are_those_that_the_schema_names() -> None:
+    """Nothing is made up for a function that takes nothing; who takes anything says so."""
+    open_schema = {"type": "object", "properties": {}, "additionalProperties": True}
+    functions = (Function(name="now"), Function(name="any", parameters=open_schema))
+    asks = Call(
+        name="c",
+        prompt="{{output:x}}",
+        placeholders=(Placeholder(name="x", in_out=InOut.OUT),),
+        tools=tuple(Tool(function=function) for function in functions),
+        tool_choice="required",
+    )
+    held = constraint(asks, None, ToolFormat.HERMES)
+    assert held is not None
+    tags = json.loads(held)["structural_tag"]["tags"]
+    assert [tag["schema"]["additionalProperties"] for tag in tags] == [False, True]
 
 
 async def test_an_agent_loop_runs_in_the_server(serve: Serve) -> None:

@@ -85,5 +85,8 @@ def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:
     tags = []
     for tool in tools:
         begin, end = written(format, tool.function.name)
-        tags.append({"begin": begin, "schema": tool.function.schema, "end": end})
+        schema = tool.function.schema
+        if "properties" in schema:  # it means these, unless it says that it takes more
+            schema = {"additionalProperties": False, **schema}
+        tags.append({"begin": begin, "schema": schema, "end": end})
     return tags

@@ -188,6 +188,14 @@ class ChatRequest(Completion):
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs)
 
+    @property
+    def _parallel(self) -> bool:
+        """One call at most where one is asked for and nothing is said: a small model that has to
+        call something goes on calling it."""
+        if self.parallel_tool_calls is None:
+            return self.tool_choice != "required"
+        return self.parallel_tool_calls
+
     def calls(self, session: Session) -> tuple[Call, ...]:
         """The same request as calls of one output each, in `session`; one for each choice."""
         if not self.messages:
@@ -217,7 +225,7 @@ class ChatRequest(Completion):
             criteria=self.criteria,
             tools=self.tools or (),
             tool_choice=self.tool_choice,
-            parallel_tool_calls=self.parallel_tool_calls is not False,
+            parallel_tool_calls=self._parallel,
         )
         return self.choices(call)
 
