@@ -1,7 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench demo test test-vllm test-ray check bench bench-engine bench-server \
+.PHONY: help install install-bench demo test test-vllm test-ray test-langchain-core check bench bench-engine bench-server \
   bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
@@ -69,6 +69,9 @@ bench-server: install ## what the server costs by itself, and what admission and
 
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm
+
+test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive
+	$(BIN)/python .ci/check_langchain_core.py
 
 test-ray: install ## replicas on two real Ray nodes, which it starts
 	@$(BIN)/python -c 'import ray' 2>/dev/null || \

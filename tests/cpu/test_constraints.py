@@ -30,18 +30,50 @@ SCHEMA = {
 CHOICES = ["yes", "no", 'perh\u00e4ps "so"']
 
 
+TAGS = [{"begin": "a", "schema": SCHEMA, "end": "b"}]
+
+
 @pytest.fixture
-def make(make_bench: Make, tiny_directory: Path) -> Make:
+def grammars(tiny_directory: Path) -> TokenGrammars:
     tokenizer = Tokenizer.from_file(str(tiny_directory / "tokenizer.json"))
     # Forced text is tokenised as the tokenizer would: it must read bytes and not characters.
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    grammars = TokenGrammars(tokenizer.to_str(), 256, [0])
+    return TokenGrammars(tokenizer.to_str(), 256, [0])
+
+
+@pytest.fixture
+def make(make_bench: Make, grammars: TokenGrammars) -> Make:
     return lambda **options: make_bench(grammars=grammars, **options)
 
 
 def options(constraint: dict[str, Any], **more: Any) -> dict[str, Any]:
     text = json.dumps(constraint)
     return {"constraint": text, "max_tokens": 60, "temperature": 1.0, "seed": 1, **more}
+
+
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": EMPTY},
+        {"structural_tag": {"tags": [{"begin": "", "schema": EMPTY, "end": "b"}]}},
+        {"structural_tag": {"tags": TAGS, "otherwise": {"json_schema": EMPTY}}},
+    ],
+)
+def test_space_between_the_parts_of_an_object_comes_to_an_end(
+    form: dict[str, Any], grammars: TokenGrammars
+) -> None:
+    """A model that likes spaces best can write 40 of them, and has to close the object then."""
+    matcher = grammars.compile(json.dumps(form))
+    found = []
+    for byte in b"{" + b" " * 40:
+        grammars.advance([matcher], [byte])
+        [words] = grammars.masks([matcher])
+        found.append([n for n in range(256) if words[n // 32] >> (n % 32) & 1])
+    assert all(ord(" ") in allowed for allowed in found[:-1])
+    assert found[-1] == [ord("}")]
 
 
 def test_outputs_are_what_their_constraints_allow(
