@@ -31,12 +31,13 @@ RULES = [
 ]
 
 # Calls, and the requests that carry them on weftline: LlamaIndex's chat engine, planners and
-# rerankers ask one by one, its synthesizers and extractors at once.
-EXPECTED = {
+# rerankers ask one by one, its synthesizers and extractors at once. None: as many calls as the
+# passages fill prompts, which changes with the documentation.
+EXPECTED: dict[str, tuple[int | None, int]] = {
     "naive_langchain": (7, 1),
-    "naive_llamaindex": (4, 1),
+    "naive_llamaindex": (None, 1),
     "advanced_langchain": (13, 3),
-    "advanced_llamaindex": (6, 4),
+    "advanced_llamaindex": (None, 4),
     "chat_langchain": (6, 6),
     "chat_llamaindex": (5, 5),
     "sub_questions_langchain": (5, 2),
@@ -65,7 +66,9 @@ def test_a_recipe(name: str, store: Store, url: str) -> None:
     assert ours.answer.text == plain.answer.text != ""
     assert ours.answer.sources == plain.answer.sources != []
     assert set(ours.answer.sources) <= {passage.source for passage in passages()}
-    calls, requests = EXPECTED[name]
+    known, requests = EXPECTED[name]
+    calls = plain.counts["calls"] if known is None else known
+    assert calls >= max(requests, 3)
     assert (plain.counts["calls"], plain.counts["requests"]) == (calls, calls)
     assert (ours.counts["calls"], ours.counts["requests"]) == (calls, requests)
     shown = [call for graph in ours.graphs for call in graph["calls"]]
@@ -93,7 +96,8 @@ def test_from_the_command_line() -> None:
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "sources: concepts.md" in done.stdout
-    assert re.search(r"^requests +4 +1$", done.stdout, re.MULTILINE)
+    counted = re.search(r"^requests +(\d+) +1$", done.stdout, re.MULTILINE)
+    assert counted is not None and int(counted[1]) >= 3
 
 
 def test_every_recipe_is_listed() -> None:
