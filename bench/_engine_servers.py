@@ -33,7 +33,7 @@ def weftline(model: Path, home: Path | None = None) -> System:
     return System("weftline", command, {} if home is None else {"WEFTLINE_HOME": str(home)})
 
 
-def vllm(python: Path, model: Path, cores: str, cache: Path | None = None) -> System:
+def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None = None) -> System:
     """vLLM with 2 GiB of KV; by itself it would leave one core of two to its HTTP server.
 
     `cores` is the list its threads are bound to, or `auto`.
@@ -41,7 +41,7 @@ def vllm(python: Path, model: Path, cores: str, cache: Path | None = None) -> Sy
     command = (
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"),
         *("--model", str(model), "--served-model-name", "default"),
-        *("--dtype", "bfloat16", "--max-model-len", "4096"),
+        *("--dtype", dtype, "--max-model-len", "4096"),
     )
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -149,6 +149,9 @@ def main() -> None:
     parser.add_argument("--part", choices=(*MEASURES, STARTS))
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     parser.add_argument("--vllm-cores", default=cores, help="or auto (default: all of ours)")
+    # A processor without bfloat16 instructions is slow at it in torch: there vLLM in float32 is the
+    # harder peer, on twice the bytes.
+    parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
     model = resolve(options.model)
     report: dict[str, Any] = {
@@ -157,6 +160,7 @@ def main() -> None:
         "versions": versions(options.vllm),
         "model": model.name,
         "vllm_cores": options.vllm_cores,
+        "vllm_dtype": options.vllm_dtype,
         "tokens": {"prompt": PROMPT, "output": OUTPUT, "shared_output": SHARED_OUTPUT},
         "repeats": options.repeat,
     }
@@ -165,7 +169,9 @@ def main() -> None:
         if options.part in (None, STARTS):
             fresh = (
                 weftline(model, scratch / "home"),
-                vllm(options.vllm, model, options.vllm_cores, scratch / "cache"),
+                vllm(
+                    options.vllm, model, options.vllm_cores, options.vllm_dtype, scratch / "cache"
+                ),
             )
             report["cold_start_s"] = starts(fresh, scratch)  # with nothing compiled
             report["next_start_s"] = starts(fresh, scratch)
@@ -176,10 +182,16 @@ def main() -> None:
             for name, measure in some.items()
         }
         if measures:
-            systems = (weftline(model), vllm(options.vllm, model, options.vllm_cores))
+            peer = vllm(options.vllm, model, options.vllm_cores, options.vllm_dtype)
+            systems = (weftline(model), peer)
             report |= served(systems, model, measures, options.repeat, scratch)
     print(table(report))
-    name = f"engine-{options.part}.json" if options.part else "engine.json"
+    about = (
+        "engine",
+        options.part,
+        options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
+    )
+    name = "-".join(filter(None, about)) + ".json"
     path = write(report, report["date"][:10], report["machine"]["processor"], name)
     print(path.relative_to(ROOT))
 
