@@ -235,7 +235,7 @@ def all_logits(decoder: Model, text: list[int]) -> Tensor:
     while plan := scheduler.plan():
         if not plan.chunks:
             break
-        step = step_input(plan, 16)
+        step = step_input(plan, 16, min_pages_saved=decoder.min_pages_saved)
         every = torch.arange(len(step.tokens_T))
         parts.append(decoder.forward(replace(step, rows_R=every), cache))
         scheduler.apply(plan)
