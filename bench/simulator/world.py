@@ -46,7 +46,13 @@ async def world(
     makers = {f"e{i}": make for i in range(engines)}
     driver = made.driver
     dispatcher = Dispatcher(
-        makers, policy, driver.on_outcome, loop.time, wants=driver.wants, without=without
+        makers,
+        policy,
+        driver.on_outcome,
+        loop.time,
+        wants=driver.wants,
+        without=without,
+        replanned=driver.replanned.take,
     )
     driver.attach(dispatcher)
     await made.driver.dispatcher.start()

@@ -75,7 +75,7 @@ def pause(
         return None
     if isinstance(result, httpx.Response):
         wanted = result.headers.get("retry-after", "")
-        if result.status_code not in (429, 503) or not wanted.isdigit():
+        if result.status_code not in (429, 503) or not wanted.isdecimal():
             return None
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))

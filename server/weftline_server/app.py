@@ -49,6 +49,7 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
             driver.on_outcome,
             wants=driver.wants,
             without=config.without,
+            replanned=driver.replanned.take,
         )
     )
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
 from weftline_server.passes.groups import groups
-from weftline_server.passes.objectives import objectives
+from weftline_server.passes.objectives import objectives, stricter
 from weftline_server.passes.plan import Pass, Plan
 from weftline_server.passes.prefixes import prefixes
 
-__all__ = ["PASSES", "Plan", "affected", "analyse"]
+__all__ = ["PASSES", "Plan", "affected", "analyse", "stricter"]
 
 # Name, as it can be switched off → the field of the plan that it fills, and the pass.
 PASSES: Mapping[str, tuple[str, Pass]] = {

@@ -15,6 +15,11 @@ from weftline_server.passes.plan import Plan
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 
 
+def stricter(one: Criterion, other: Criterion) -> Criterion:
+    """Which of the two the other's reader can live with."""
+    return min(one, other, key=_STRICTEST_FIRST.index)
+
+
 def objectives(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, Criterion]:
     """The strictest of a call's own criteria and its consumers' objectives."""
     found: dict[str, Criterion] = {}

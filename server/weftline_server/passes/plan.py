@@ -23,6 +23,11 @@ class Plan:
     group: dict[str, str] = field(default_factory=dict)
     prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def advice(self, call: str) -> tuple[int, Criterion, str]:
+        """What is said of `call` where it is queued: its depth, objective and group."""
+        objective = self.objective.get(call, Criterion.LATENCY)
+        return self.depth.get(call, 0), objective, self.group.get(call, "")
+
 
 # A pass answers one question about each of some calls, given consumers before producers.
 Pass = Callable[[Graph, Plan, Sequence[str]], Mapping[str, Any]]

@@ -130,7 +130,7 @@ def _offset(last_event_id: str | None) -> int:
     """Where to resume: ids are the character offset after each part."""
     if last_event_id is None:
         return 0
-    if not last_event_id.isdigit() or len(last_event_id) > 12:
+    if not last_event_id.isdecimal() or len(last_event_id) > 12:
         raise InvalidRequest("Last-Event-ID is not one of ours", param="Last-Event-ID")
     return int(last_event_id)
 

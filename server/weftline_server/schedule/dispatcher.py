@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
@@ -35,6 +35,9 @@ Outcome = Sent | api.Part | api.Finished | api.Failed
 Sink = Callable[[PrimitiveId, Outcome], None]
 
 
+Replanned = Callable[[], Iterable[tuple[PrimitiveId, api.Hints]]]
+
+
 def _nothing(id: PrimitiveId) -> Want | None:
     return None
 
@@ -50,12 +53,14 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         wants: Callable[[PrimitiveId], Want | None] = _nothing,
         without: frozenset[str] = frozenset(),
+        replanned: Replanned = tuple,
     ) -> None:
         self._fleet = Fleet(engines, self, clock)
         self._policy = policy
         self._sink = sink
         self._now = clock
         self._memory = Memory(wants, without)
+        self._replanned = replanned
         self._placing = False  # a round is due in this turn of the event loop
         self._queue: dict[str, Work] = {}
         self._expiring: asyncio.Task[None] | None = None
@@ -203,6 +208,9 @@ class Dispatcher:
 
     def _place(self) -> None:
         self._placing = False
+        for id, hints in self._replanned():
+            if (work := self._queue.get(str(id))) is not None:
+                self._queue[str(id)] = replace(work, op=replace(work.op, hints=hints))
         self._admit()
         queue = [
             Queued(

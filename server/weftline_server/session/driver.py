@@ -23,13 +23,13 @@ from weftline_server.schedule.memory import Want
 from weftline_server.schedule.prompter import Payload, Prompter
 from weftline_server.schedule.slot import Work
 from weftline_server.session import events as ev
+from weftline_server.session.advice import Replanned, hints
 from weftline_server.session.containment import Containment
 from weftline_server.session.early_fill import EarlyFill
 from weftline_server.session.future import want
 from weftline_server.session.lowering import (
     asked,
     finish,
-    hints,
     is_constant,
     is_large,
     node_of,
@@ -82,6 +82,7 @@ class Driver:
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
+        self.replanned = Replanned(self._contained)
         self.observers: tuple[CallObserver, ...] = ()
 
     def attach(self, dispatcher: Dispatcher) -> None:
@@ -264,6 +265,7 @@ class Driver:
                     self._prepared.pop(id, None)
                     self.early.forget(id)
                     self.dispatcher.cancel(str(id))
+        self.replanned.note(session)
         if session.ended:
             ended, session.ended = session.ended, []
             for run in ended:

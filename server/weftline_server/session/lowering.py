@@ -276,20 +276,6 @@ def _first(*values: float | None) -> float:
     return next(float(v) for v in values if v is not None)
 
 
-def hints(session: Session, call: str) -> api.Hints:
-    """What the passes found out about `call`, as advice for policy and engine."""
-    plan = session.plan
-    return api.Hints(
-        application=session.id,
-        group=plan.group.get(call, ""),
-        depth=plan.depth.get(call, 0),
-        arrival=session.opened,
-        work_left=session.work_left,
-        criterion=plan.objective.get(call, "latency"),
-        priority=session.calls[call].node.call.priority,
-    )
-
-
 def output_key(id: PrimitiveId) -> str:
     """What names an output for good, so that the ids of its tool calls are the same each time."""
     return f"{id.call}/{id.index}"

@@ -18,13 +18,13 @@ from weftline.errors import (
     UnknownVariable,
     WeftlineError,
 )
-from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph, Node
 from weftline_server.graph.primitive import segments_before
-from weftline_server.passes import Plan, affected, analyse
+from weftline_server.passes import Plan
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.call import CallRun, CallState, Step
+from weftline_server.session.planning import Planning
 from weftline_server.session.reuse import Reuse
 from weftline_server.session.variable import Variable, VariableState
 
@@ -42,7 +42,6 @@ class Session:
     ) -> None:
         self.id = id
         self.spent = Spent(budget or Budget())
-        self.without = without  # passes that are switched off
         self.tenant = tenant
         self.opened = now
         self.touched = now  # when a client last named it
@@ -50,12 +49,9 @@ class Session:
         self.graph = Graph()
         self.variables: dict[str, Variable] = {}
         self.calls: dict[str, CallRun] = {}
-        self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
+        self.planning = Planning(self.graph, without)
         self.readers: dict[str, int] = {}  # variable → open gets and streams
         self.work_left = 0  # tokens of the calls that have not ended, roughly
-        self._plan = Plan(self.criteria)
-        self._changed: dict[str, None] = {}  # calls to be planned anew, with all above them
-        self._started: set[str] = set()  # calls that keep the plan they have
         self.ended: list[CallRun] = []  # calls that have ended since the driver looked
         self.stays = True  # more calls may come than it knows; a route may know better
         self.reuse = Reuse()
@@ -63,14 +59,18 @@ class Session:
     @property
     def plan(self) -> Plan:
         """What the passes say of the graph as it stands; what has changed is planned anew first."""
-        if self._changed:
-            calls = affected(self.graph, self._changed, self._started)
-            analyse(self.graph, self._plan, calls, self.without)
-            for call in calls:
-                if self.calls[call].live:
-                    self.reuse.add(call, self._plan.prefixes.get(call, ()))
-            self._changed.clear()
-        return self._plan
+        self._replan()
+        return self.planning.plan
+
+    def replanned(self) -> Sequence[str]:
+        """Calls that wait, and for which the plan is another than it was: each is given once."""
+        self._replan()
+        return self.planning.take_moved()
+
+    def _replan(self) -> None:
+        for call in self.planning.update():
+            if self.calls[call].live:
+                self.reuse.add(call, self.planning.plan.prefixes.get(call, ()))
 
     def variable(self, id: str) -> Variable:
         if id not in self.variables:
@@ -111,10 +111,10 @@ class Session:
             run = CallRun(node, event.now, event.detach)
             self.calls[node.id] = run
             self.work_left += run.work
-            self._changed[node.id] = None
+            self.planning.add(node.id)
             if node.call.criteria is not None:
                 for var in node.writes:
-                    self._want(var, node.call.criteria)
+                    self.planning.want(var, node.call.criteria)
         for node in event.nodes:
             actions += self._advance(self.calls[node.id], event.now)
         return actions
@@ -149,7 +149,7 @@ class Session:
         self.variables.setdefault(event.variable, Variable(event.variable))
         self.readers[event.variable] = self.readers.get(event.variable, 0) + 1
         if event.criteria is not None:
-            self._want(event.variable, event.criteria)
+            self.planning.want(event.variable, event.criteria)
         return []
 
     def _close_reader(self, event: ev.ReaderClosed) -> list[ev.Action]:
@@ -166,7 +166,7 @@ class Session:
             return []
         if run.state is CallState.QUEUED:  # else another attempt, perhaps on another engine
             run.move_to(CallState.RUNNING)
-            self._started.add(run.node.id)
+            self.planning.start(run.node.id)
         run.steps[-1].sent = event.now
         run.steps[-1].engine, run.steps[-1].node = event.engine, event.node
         return []
@@ -198,7 +198,7 @@ class Session:
         if run.index == len(run.node.writes):
             run.move_to(CallState.DONE)
             self.work_left -= run.work
-            self._started.add(run.node.id)
+            self.planning.start(run.node.id)
             self.reuse.end(run.node.id)
             self.ended.append(run)
             own: list[ev.Action] = []
@@ -301,7 +301,7 @@ class Session:
             run.move_to(state)
             run.error = error
             self.work_left -= run.work
-            self._started.add(run.node.id)
+            self.planning.start(run.node.id)
             self.reuse.end(run.node.id)
             self.ended.append(run)
             for var in run.node.writes[run.index :]:
@@ -310,15 +310,6 @@ class Session:
             below = (self.calls[c] for c in self.graph.downstream(run.node.id))
             ending.extend((child, state) for child in below)
         return actions
-
-    def _want(self, variable: str, criterion: Criterion) -> None:
-        if self.criteria.get(variable) is not criterion:
-            # A latency reader is never slowed by a throughput reader of the same variable.
-            if self.criteria.get(variable) in (None, Criterion.THROUGHPUT):
-                self.criteria[variable] = criterion
-            producer = self.graph.producer.get(variable)
-            if producer is not None and producer not in self._started:
-                self._changed[producer] = None
 
     def _source(self, variable: str) -> str | None:
         """An empty variable without producer that `variable` is or depends on, if any."""

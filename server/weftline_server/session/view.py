@@ -27,7 +27,7 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
                 "state": variable.state.value,
                 "producer": producer.get(variable.id),
                 "consumers": list(consumers.get(variable.id, ())),
-                "criteria": session.criteria.get(variable.id),
+                "criteria": session.planning.criteria.get(variable.id),
                 "chars": len(variable.text),
                 "client_reads": variable.reads,
             }

@@ -1,0 +1,102 @@
+"""Criteria and calls that come later change what waits for an engine, and nothing that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, Server, call
+from tests.null.test_passes import call as node
+from weftline.protocol import Criterion
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.graph.graph import Graph
+from weftline_server.session.planning import Planning
+
+ONE_PLACE = NullConfig(max_running=1, latency=LatencyProfile(step_s=0.02))
+
+
+async def busy(serve: Serve) -> Server:
+    """A server whose only place is taken for a while."""
+    server = await serve(ONE_PLACE)
+    hold = await server.session()
+    await server.submit(hold, call("hold", "one two three four five{{output:x}}", x="x"))
+    while server.app.state.driver.dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    return server
+
+
+async def queued(server: Server, count: int) -> None:
+    while server.app.state.driver.dispatcher.queued < count:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+
+
+def small(name: str, **more: Any) -> dict[str, Any]:
+    return {**call(name, f"{name}{{{{output:o}}}}", o="v"), **more}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "order"), [({}, ["chat", "bulk"]), ({"criteria": "latency"}, ["bulk", "chat"])]
+)
+async def test_a_later_get_moves_a_call_that_waits(
+    serve: Serve, wanted: dict[str, str], order: list[str]
+) -> None:
+    """A bulk call that came first is behind a chat, until somebody asks for its answer now."""
+    server = await busy(serve)
+    bulk, chat = await server.session(), await server.session()
+    await server.submit(bulk, small("bulk", criteria="throughput"))
+    await queued(server, 1)
+    await server.submit(chat, small("chat"))
+    await queued(server, 2)
+    ended: list[str] = []
+
+    async def get(session: str, name: str, **more: str) -> None:
+        assert (await server.get(session, "v", **more)).json()["value"] == name
+        ended.append(name)
+
+    await asyncio.gather(get(bulk, "bulk", **wanted), get(chat, "chat"))
+    assert ended == order
+
+
+async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
+    """Two maps wait when their reduce is submitted: they are a group from then on, and deeper."""
+    server = await busy(serve)
+    session = await server.session()
+    maps = [call(f"m{i}", f"{i}{{{{output:o}}}}", o=f"m{i}") for i in range(2)]
+    await server.submit(session, *maps)
+    await queued(server, 2)
+    dispatcher = server.app.state.driver.dispatcher
+
+    def hints() -> list[tuple[str, int]]:
+        waiting = (work.op.hints for work in dispatcher._queue.values())
+        return [(hint.group, hint.depth) for hint in waiting]
+
+    assert hints() == [("", 0)] * 2
+    reduce = call("sum", "{{input:a}}{{input:b}}{{output:s}}", a="m0", b="m1", s="s")
+    [submitted] = (await server.submit(session, reduce)).json()["calls"]
+    dispatcher._place()
+    assert hints() == [(f"{submitted['call_id']}@1", 1)] * 2
+    assert (await server.get(session, "s")).json()["value"] == "01"
+
+
+def test_what_has_started_keeps_its_plan() -> None:
+    """The stricter of two criteria wins whichever comes first; a started call hears of neither."""
+    graph = Graph()
+    planning = Planning(graph, frozenset())
+    for name in "abc":
+        graph.add([node(name)])
+        planning.add(name)
+    planning.update()
+    planning.start("b")
+    planning.want("c", Criterion.THROUGHPUT)
+    planning.update()
+    planning.start("c")  # before anybody asked
+    assert planning.take_moved() == []
+    for wanted in (Criterion.THROUGHPUT, Criterion.TTFT, Criterion.LATENCY, Criterion.TPOT):
+        for name in "ab":
+            planning.want(name, wanted)
+        planning.update()
+        assert planning.take_moved() == (["a"] if wanted is not Criterion.TPOT else [])
+    assert planning.criteria["a"] is Criterion.LATENCY
+    assert planning.plan.objective["a"] is planning.plan.objective["b"] is Criterion.LATENCY
