@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.harness import machine, runner
+from bench.harness import machine, probe, runner
 from bench.harness.fleet import Fleet
 from bench.harness.results import RESULTS
-from bench.harness.servers import Setup
+from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
 from weftline.errors import WeftlineError
@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm", action="store_true", help="again behind each run: warm caches")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--vllm-dtype",
+        choices=("auto", *probe.DTYPES),
+        default="auto",
+        help="auto: the one that its torch multiplies faster in here, by a probe of six seconds",
+    )
     parser.add_argument("--null", action="store_true", help="no model: checks the harness alone")
     parser.add_argument("--folder", type=Path, help="of the results")
     return parser
@@ -86,19 +92,29 @@ async def _run(args: argparse.Namespace) -> int:
     # Numbers without a model say nothing about speed, so they never lie among the results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or kept / f"{today}-{machine.slug(about['cores'])}"
-    ordinary = Setup(model=model, dtype=args.dtype)
-    # Eight servers at once, and floats of twice the size: none may take much of the memory.
-    exactly = Setup(model=model, dtype="float32", kv_tokens=16_384)
     began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
+    chosen = {name: _systems(args, load(name), scale) for name in _workloads(args)}
+    probed = _probe(args, model, chosen)
+    if probed:
+        say(f"vLLM in {probe.fastest(probed)}: {probed}")
+    vllm_dtype = probe.fastest(probed) if probed else args.vllm_dtype
+    ordinary = Setup(
+        model=model,
+        dtype=args.dtype,
+        vllm_dtype=None if vllm_dtype == "auto" else vllm_dtype,
+        kv_tokens=scale.kv_tokens,
+    )
+    # Eight servers at once, and floats of twice the size: none may take much of the memory.
+    exactly = Setup(model=model, dtype="float32", kv_tokens=16_384)
     async with Fleet(say) as fleet:
-        for name in _workloads(args):
+        for name, systems in chosen.items():
             plan = runner.Plan(
                 workload=name,
-                systems=_systems(args, load(name)),
+                systems=systems,
                 setup=exactly if args.exact else ordinary,
                 scale=scale,
                 folder=folder,
@@ -109,6 +125,7 @@ async def _run(args: argparse.Namespace) -> int:
                 first=args.first,
                 suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
                 same_texts=args.exact,
+                vllm_probe_ms=probed,
                 say=say,
             )
             say(f"wrote {await runner.run(plan, fleet)}")
@@ -136,7 +153,7 @@ def _scale(args: argparse.Namespace) -> Scale:
     return QUICK if args.quick else FULL
 
 
-def _systems(args: argparse.Namespace, workload: Workload) -> tuple[str, ...]:
+def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tuple[str, ...]:
     if args.systems:
         chosen = tuple(args.systems.split(","))
         for name in chosen:
@@ -149,7 +166,20 @@ def _systems(args: argparse.Namespace, workload: Workload) -> tuple[str, ...]:
         return ON_NULL
     if args.ablation:
         return ABLATION
-    return workload.systems or (IN_TEN_MINUTES if args.quick else USUAL)
+    if scale.quick:
+        return workload.quick_systems or workload.systems or IN_TEN_MINUTES
+    return workload.systems or USUAL
+
+
+def _probe(
+    args: argparse.Namespace, model: Path | None, chosen: Mapping[str, Sequence[str]]
+) -> dict[str, float] | None:
+    """What vLLM's dtype is chosen by; None where it is given, or there is no vLLM to ask."""
+    servers = {SYSTEMS[name].server for systems in chosen.values() for name in systems}
+    asked = any(Kind.VLLM in (one.kind, one.engine and one.engine.kind) for one in servers)
+    if args.vllm_dtype != "auto" or model is None or not asked or not VLLM_PYTHON.exists():
+        return None
+    return probe.multiplications(model, dict(os.environ))
 
 
 def _delays(args: argparse.Namespace) -> tuple[int, ...] | None:

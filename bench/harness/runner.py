@@ -14,9 +14,9 @@ from bench.harness.repeated import repeated_share
 from bench.harness.results import Run
 from bench.harness.servers import Setup
 from bench.harness.stage import Stage
-from bench.harness.systems import BASELINE, SYSTEMS, System, Way
+from bench.harness.systems import BASELINE, ONCE, SYSTEMS, System, Way
 from bench.harness.texts import Count, Texts, counter
-from bench.harness.workload import Point, Scale, Workload, load
+from bench.harness.workload import TINY, Point, Scale, Workload, load
 
 WARM_UP_SEED = 1_000_000
 
@@ -39,6 +39,7 @@ class Plan:
     first: bool = False  # no other point than the first
     suffix: str = ""  # of the file's name
     same_texts: bool = False  # for all systems, to compare what they answer and not how fast
+    vllm_probe_ms: Mapping[str, float] | None = None  # what its dtype was chosen by, if it was
     say: Callable[[str], None] = print
 
 
@@ -75,6 +76,8 @@ async def run(plan: Plan, fleet: Fleet) -> Path:
         "scale": {"name": plan.scale.name, "length": plan.scale.length, "count": plan.scale.count},
         "model": None if setup.model is None else setup.model.name,
         "dtype": setup.dtype,
+        "vllm_dtype": setup.vllm_dtype or setup.dtype,
+        "vllm_probe_ms": plan.vllm_probe_ms,
         "kv_tokens": setup.kv_tokens,
         "machine": machine.describe(),
         "systems": {name: _described(fleet, name) for name in plan.systems},
@@ -116,20 +119,34 @@ async def _run_all(bench: _Bench, write: Callable[[bool], Path]) -> None:
     ]
     if plan.first:
         points = points[:1]
-    for number, name in enumerate(plan.systems, 1):
-        stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, number)
-        await workload.run(stage, points[0])
-        if SYSTEMS[name].way is Way.CHAT_OPENAI:  # LangChain makes every call, so all are seen
-            bench.repeated = repeated_share(stage.prompts, bench.count)
-    bench.salt = len(plan.systems)
+    await _warm_up(bench, points[0])
+    turns = [(point, delay) for point in points for delay in plan.delays_ms or point.delays_ms]
     for repeat in range(plan.repeats):
-        for point in points:
-            for delay in plan.delays_ms or point.delays_ms:
-                # Every second repetition backwards: what follows another system has no advantage.
-                order = plan.systems if repeat % 2 == 0 else list(reversed(plan.systems))
-                for name in order:
-                    await _once(bench, name, point, delay, repeat)
-                    write(True)
+        for number, (point, delay) in enumerate(turns):
+            for name in _order(plan, repeat, first=number == 0):
+                await _once(bench, name, point, delay, repeat)
+                write(True)
+
+
+async def _warm_up(bench: _Bench, point: Point) -> None:
+    """Once through the program on every system; in a quick run with texts of the smallest size."""
+    scale = TINY if bench.plan.scale.quick else bench.plan.scale
+    if scale is not bench.plan.scale:
+        point = bench.workload.points(scale, bench.prepared)[0]
+    for name in bench.plan.systems:
+        bench.salt += 1
+        stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, bench.salt, scale)
+        await bench.workload.run(stage, point)
+
+
+def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
+    """Every second repetition backwards: what follows another system has no advantage."""
+    names = [
+        name
+        for number, name in enumerate(plan.systems)
+        if first or number == 0 or not plan.scale.quick or name not in ONCE
+    ]
+    return names if repeat % 2 == 0 else names[::-1]
 
 
 async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
@@ -158,6 +175,9 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
                 others_cpu_s=sum(spent.values()),
             )
         )
+        # LangChain makes every call of this way itself, so all prompts are seen.
+        if bench.repeated is None and system.way is Way.CHAT_OPENAI:
+            bench.repeated = repeated_share(stage.prompts, bench.count)
         failed = sum(app.error is not None for app in stage.apps)
         note = f", {failed} of {len(stage.apps)} failed" if failed else ""
         plan.say(
@@ -166,7 +186,9 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
         )
 
 
-def _stage(bench: _Bench, system: System, delay: int, seed: int, salt: int) -> Stage:
+def _stage(
+    bench: _Bench, system: System, delay: int, seed: int, salt: int, scale: Scale | None = None
+) -> Stage:
     texts = Texts(bench.count, salt)
     url = bench.fleet.url(system.server, delay)
-    return Stage(system, url, texts, bench.plan.scale, seed)
+    return Stage(system, url, texts, scale or bench.plan.scale, seed)

@@ -25,6 +25,7 @@ from weftline.errors import EngineUnavailable, InvalidRequest
 READY_S = 400.0  # vLLM compiles its model at its first start
 STOP_S = 15.0
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+VLLM_BLOCK = 128  # tokens of a block of its KV cache, on CPUs
 PR_SET_PDEATHSIG = 1
 _NOT_FOR_VLLM = {"PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
@@ -51,11 +52,13 @@ class ServerSpec:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What all servers of a benchmark have in common. `model` None is the null engine. All have a
-    KV cache of `kv_tokens`: left alone, each would take what it finds of the memory.
+    KV cache of `kv_tokens`: left alone, each would take what it finds of the memory. vLLM runs in
+    `vllm_dtype`, whichever it is faster in; None: the same as weftline.
     """
 
     model: Path | None
     dtype: str = "bfloat16"
+    vllm_dtype: str | None = None
     kv_tokens: int = 65_536  # the embedded engine's own default
     logs: Path = Path("out/bench-logs")
 
@@ -88,13 +91,22 @@ def command(
         )
     if setup.model is None:
         raise InvalidRequest("vLLM has no engine without a model: leave out --null, or vLLM")
-    pool = str(setup.kv_tokens * kv_bytes_per_token(setup.model, setup.dtype))
+    dtype = setup.vllm_dtype or setup.dtype
+    pool = str(setup.kv_tokens * kv_bytes_per_token(setup.model, dtype))
     return (
         *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)),
-        *("--model", str(setup.model), "--served-model-name", "default", "--dtype", setup.dtype),
+        *("--model", str(setup.model), "--served-model-name", "default", "--dtype", dtype),
         # The second is only checked at the start: the size of the pool is given.
-        *("--kv-cache-memory-bytes", pool, "--gpu-memory-utilization", "0.3", *spec.arguments),
+        *("--kv-cache-memory-bytes", pool, "--gpu-memory-utilization", "0.3"),
+        *(*_longest(setup.model, setup.kv_tokens), *spec.arguments),
     )
+
+
+def _longest(model: Path, kv_tokens: int) -> tuple[str, ...]:
+    """vLLM does not start with a pool that the model's longest context would not fit into."""
+    fits = (kv_tokens // VLLM_BLOCK - 1) * VLLM_BLOCK  # one block is never given away
+    config = json.loads((model / "config.json").read_text())
+    return ("--max-model-len", str(fits)) if fits < config["max_position_embeddings"] else ()
 
 
 def _engine(setup: Setup) -> tuple[str, ...]:

@@ -102,6 +102,7 @@ SYSTEMS: Mapping[str, System] = {
 }
 USUAL = (BASELINE, "openai-weftline", "chat-weftline", "accelerated", OURS, "weftline-vllm")
 IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
+ONCE = ("openai-weftline",)  # of them, those that a quick run asks for the first point alone
 ABLATION = (OURS, "request-policy", *(f"without-{name}" for name in OPTIMISATIONS))
 ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)
 EXACT = (*ON_NULL, *ABLATION[1:])  # vLLM has no engine without a model

@@ -27,6 +27,7 @@ class Scale:
     count: float
     repeats: int
     quick: bool = False  # leaves out the points that are not
+    kv_tokens: int = 65_536  # the pool of every engine: the embedded one's own default
 
     def tokens(self, paper: float) -> int:
         """`paper` tokens at this scale; never none."""
@@ -40,8 +41,11 @@ class Scale:
 # A document of 20,000 tokens in chunks of 1,024 becomes 8 chunks of 512 tokens with 25 to 50 out.
 FULL = Scale("full", length=0.5, count=0.4, repeats=3)
 HALF = Scale("half", length=0.25, count=0.25, repeats=2)
-QUICK = Scale("quick", length=0.125, count=0.2, repeats=1, quick=True)
-TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True)  # for the null engine
+# One pool for all workloads, so that each server starts once: all that one of them has in flight
+# fits, but for the agents that are there to overflow it.
+QUICK = Scale("quick", length=0.125, count=0.2, repeats=1, quick=True, kv_tokens=4096)
+# For the null engine, and to warm up before a quick run.
+TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True, kv_tokens=512)
 PAPER = Scale("paper", length=1.0, count=1.0, repeats=3)  # for a GPU
 SCALES = {scale.name: scale for scale in (FULL, HALF, QUICK, TINY, PAPER)}
 
@@ -77,7 +81,8 @@ class Workload:
     beside: Mapping[str, float] = field(default_factory=dict)  # and at the same time, by metric
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None
     systems: tuple[str, ...] | None = None  # None: the usual ones
-    kv_tokens: Callable[[Scale], int] | None = None  # the pool of every engine; None: ample
+    quick_systems: tuple[str, ...] | None = None
+    kv_tokens: Callable[[Scale], int] | None = None  # the pool of every engine; None: the scale's
 
 
 def names() -> list[str]:

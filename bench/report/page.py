@@ -32,9 +32,8 @@ DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 # Whoever reads a ratio must know what part of it is the processor's.
 SLOW = (
-    " (torch, and vLLM with it, then multiplies bfloat16 more slowly than float32, while the "
-    "decoder of weftline keeps bfloat16 weights and computes in float32: part of every ratio over "
-    "vLLM is this)"
+    ", which torch then multiplies more slowly than float32, while the decoder of weftline keeps "
+    "bfloat16 weights and computes in float32: part of every ratio over vLLM is this"
 )
 INTRODUCTION = """# Benchmarks
 
@@ -90,7 +89,9 @@ def write_headline(results: Path, readme: Path = ROOT / "README.md") -> bool:
         return False
     _, reports = find(results)
     table = [line.replace("](#", "](docs/benchmarks.md#") for line in headline(reports)]
-    readme.write_text("\n".join([before + BEGIN, *table[:-1], END + after]))
+    first = next(iter(reports.values()))
+    ran = f"{first['machine']['cpu']}, {first['machine']['cores']} cores; {dtypes(first)}:"
+    readme.write_text("\n".join([before + BEGIN, ran, "", *table[:-1], END + after]))
     return True
 
 
@@ -111,14 +112,28 @@ def about(report: Report) -> str:
     """The machine and what ran there, in a paragraph."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    bf16, note = ("with", "") if machine["bf16_instructions"] else ("without", SLOW)
+    bf16 = "with" if machine["bf16_instructions"] else "without"
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {bf16} bfloat16 "
-        f"instructions{note}; {report['model'] or 'the null engine'} in {report['dtype']}; Python "
-        f"{machine['python']}, {versions}; weftline at {machine['commit']}. Sizes: the paper's "
-        f"lengths times {report['scale']['length']:g}, its counts times "
+        f"instructions; {dtypes(report)}; "
+        f"Python {machine['python']}, {versions}; weftline at {machine['commit']}. Sizes: the "
+        f"paper's lengths times {report['scale']['length']:g}, its counts times "
         f"{report['scale']['count']:g}."
     )
+
+
+def dtypes(report: Report) -> str:
+    """The model and the type it ran in: ours, and vLLM's with the reason for it."""
+    if report["model"] is None:
+        return "the null engine"
+    dtype, probed = report.get("vllm_dtype", report["dtype"]), report.get("vllm_probe_ms")
+    said = f"{report['model']} in {report['dtype']}, vLLM in {dtype}"
+    if probed:
+        slower = max(probed.values()) / probed[dtype]
+        said += f", the faster one for it here ({slower:.1f} times, by a probe of its torch)"
+    elif dtype == "bfloat16" and not report["machine"]["bf16_instructions"]:
+        said += SLOW
+    return said
 
 
 def headline(reports: Mapping[str, Report]) -> list[str]:

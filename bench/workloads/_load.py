@@ -24,8 +24,9 @@ async def chat(stage: Stage, kind: str, seed: object, prompt: int, output: int) 
         app.result = await chain.ainvoke({"text": text})
 
 
-async def saturation(stage: Stage, prompt: int, output: int, requests: int = 24) -> float:
+async def saturation(stage: Stage, prompt: int, output: int) -> float:
     """Requests a second that a system finishes when it always has CLOSED of them."""
+    requests = CLOSED if stage.scale.quick else CLOSED * 3 // 2
     room = asyncio.Semaphore(CLOSED)
 
     async def one(number: int) -> None:

@@ -67,7 +67,8 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     """Both orders of the prompt at the paper's longest output, and its shorter ones."""
     longest = PAPER["output_tokens"][-1]
     both = [
-        Point(order, {"order": order, "output": longest}, longest, (0, 250)) for order in ORDERS
+        Point(order, {"order": order, "output": longest}, longest, (0, 250), quick=first)
+        for order, first in (("summary first", True), ("text first", False))
     ]
     shorter = [
         Point(f"output {n}", {"order": "summary first", "output": n}, n, (250,), quick=False)

@@ -56,10 +56,24 @@ def turns_of(scale: Scale) -> int:
     return scale.items(TURNS)
 
 
+def turn_tokens(scale: Scale) -> int:
+    """What all turns of an agent add to its context."""
+    return turns_of(scale) * scale.tokens(RESULT + OUTPUT)
+
+
 def kv_tokens(scale: Scale) -> int:
-    """The pool on both sides: a third of what the most agents need at the end of their loops."""
-    longest = scale.tokens(SYSTEM) + turns_of(scale) * scale.tokens(RESULT + OUTPUT)
-    return max(1024, round(POOL * scale.items(AGENTS) * longest))
+    """The pool on both sides: a third of what the most agents need at the end of their loops.
+
+    A quick run has one pool for all workloads, and its agents get longer roles instead.
+    """
+    if scale.quick:
+        return scale.kv_tokens
+    return round(POOL * scale.items(AGENTS) * (scale.tokens(SYSTEM) + turn_tokens(scale)))
+
+
+def role_tokens(scale: Scale) -> int:
+    """An agent's system prompt, with which all contexts together are three times the pool."""
+    return round(kv_tokens(scale) / POOL / scale.items(AGENTS)) - turn_tokens(scale)
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
@@ -71,7 +85,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
             f"{n} agents, {pause:g} s",
             {"agents": n, "pause": pause},
             n,
-            quick=pause < 1 and n != max(2, most // 2),
+            quick=pause < 1 and n == most,
         )
         for pause in (0.5, 8.0)
         for n in counts
@@ -90,7 +104,7 @@ async def run(stage: Stage, point: Point) -> None:
             for i in range(turns - 1)
         ]
         pauses = [rng.expovariate(1 / point.values["pause"]) for _ in texts]
-        role = stage.texts.document(f"role {stage.seed} {number}", stage.scale.tokens(SYSTEM))
+        role = stage.texts.document(f"role {stage.seed} {number}", role_tokens(stage.scale))
         messages = [SystemMessage(role), HumanMessage("Do your work.")]
         async with stage.app("agent") as app:
             graph = agent(llm, texts, pauses)
@@ -114,7 +128,11 @@ WORKLOAD = Workload(
         "mean seconds": mean_seconds("agent"),
         "ms per token": ms_per_token("agent"),
     },
-    systems=("langchain-vllm", "langchain-vllm-8", "langchain-vllm-12", "weftline"),
+    systems=(
+        *("langchain-vllm", "langchain-vllm-4", "langchain-vllm-8", "langchain-vllm-12"),
+        "weftline",
+    ),
+    quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,
     target={"0": 2.5},
 )

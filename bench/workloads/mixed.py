@@ -19,7 +19,7 @@ GROUP, GAP_S = 3, 5.0  # summaries come three at a time
 
 async def prepare(stage: Stage) -> Mapping[str, float]:
     """What the baseline can take of chats alone, in requests a second."""
-    return {"saturation": await _load.saturation(stage, CHAT_PROMPT, CHAT_OUTPUT, requests=16)}
+    return {"saturation": await _load.saturation(stage, CHAT_PROMPT, CHAT_OUTPUT)}
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:

@@ -68,6 +68,18 @@ def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> 
     assert again == {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
 
 
+def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
+    """At the first point and round trip alone, and the pictures leave out what is not there."""
+    words = ["chain_summary", "--null", "--systems", "weftline,openai-weftline"]
+    done = subprocess.run([*BENCH, *words, "--folder", str(tmp_path)], capture_output=True)
+    assert done.returncode == 0
+    report = json.loads((tmp_path / "chain_summary.json").read_text())
+    found = [(run["system"], run["delay_ms"]) for run in report["runs"]]
+    assert found == [("weftline", 0), ("openai-weftline", 0), ("weftline", 250)]
+    assert report["repeated_tokens"] == 0.0  # counted, and no paragraph of the two prompts is
+    assert "| weftline | " in write_page(tmp_path, tmp_path).read_text()
+
+
 def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C in the middle: one sentence, exit code 130, and what was measured is kept."""
     process = subprocess.Popen(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.harness import servers, systems
+from bench.harness import probe, servers, systems
 from bench.harness.__main__ import main as harness
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
 from bench.harness.relay import relay
@@ -18,9 +20,10 @@ from bench.harness.servers import Kind, ServerSpec, Setup, command, environment,
 from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
-from bench.harness.workload import FULL, TINY, Point, Workload, load, names
+from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
 from bench.report import others, page
 from bench.report.rates import rate_within, sentence
+from bench.workloads import many_agents
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
 
@@ -190,7 +193,7 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     """In tokens here, in bytes there: 2 of k and v, 30 layers, 3 heads of 64 in bfloat16."""
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, '
-        '"hidden_size": 576}'
+        '"hidden_size": 576, "max_position_embeddings": 2048}'
     )
     setup = Setup(model=tmp_path, kv_tokens=1000)
     ours = command(ServerSpec(Kind.WEFTLINE), setup, 1)
@@ -200,9 +203,52 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     assert theirs[theirs.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 2)
     wide = command(ServerSpec(Kind.VLLM), replace(setup, dtype="float32"), 1)
     assert wide[wide.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 4)
+    faster = command(ServerSpec(Kind.VLLM), replace(setup, vllm_dtype="float32"), 1)
+    assert faster == wide  # the peer's type is its own, and its pool has as many tokens
+    assert faster[faster.index("--max-model-len") + 1] == "768"  # of eight blocks, one is kept back
+    ample = command(ServerSpec(Kind.VLLM), replace(setup, kv_tokens=65_536), 1)
+    assert "--max-model-len" not in ample
     given = environment(ServerSpec(Kind.VLLM), {"PYTHONPATH": "ours", "HOME": "/h"})
     assert given["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
     assert (given["HOME"], "PYTHONPATH" in given) == ("/h", False)
+
+
+def test_the_page_says_in_which_type_vllm_ran() -> None:
+    """Chosen by the probe; or given, on a machine whose ratios then flatter us."""
+    machine = {"bf16_instructions": False}
+    report = {"model": "m", "dtype": "bfloat16", "machine": machine}
+    probed = {"vllm_dtype": "float32", "vllm_probe_ms": {"bfloat16": 18.0, "float32": 4.5}}
+    assert probe.fastest(probed["vllm_probe_ms"]) == "float32"
+    assert page.dtypes(report | probed) == (
+        "m in bfloat16, vLLM in float32, the faster one for it here (4.0 times, by a probe of its "
+        "torch)"
+    )
+    assert page.dtypes(report | {"vllm_dtype": "bfloat16"}).endswith("over vLLM is this")
+    assert page.dtypes(report | {"vllm_dtype": "float32"}) == "m in bfloat16, vLLM in float32"
+    assert page.dtypes({"model": None}) == "the null engine"
+
+
+def test_the_probe_multiplies_in_both_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the interpreter that vLLM runs in, for which this one stands here."""
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "intermediate_size": 16}')
+    monkeypatch.setattr(probe, "VLLM_PYTHON", Path(sys.executable))
+    monkeypatch.setattr(probe, "SECONDS", 0.01)
+    found = probe.multiplications(tmp_path, dict(os.environ))
+    assert set(found) == {"bfloat16", "float32"} and min(found.values()) > 0
+    monkeypatch.setattr(probe, "PROGRAM", "import no_torch_here")
+    with pytest.raises(EngineUnavailable, match=r"^vLLM's torch does not run: ModuleNotFound"):
+        probe.multiplications(tmp_path, dict(os.environ))
+
+
+def test_agents_overflow_their_pool_at_every_scale() -> None:
+    """All contexts at their longest are three times the pool; the full size is the issue's."""
+    for scale in (TINY, QUICK, FULL):
+        turns, agents = many_agents.turns_of(scale), scale.items(many_agents.AGENTS)
+        longest = many_agents.role_tokens(scale) + many_agents.turn_tokens(scale)
+        assert agents * longest == pytest.approx(3 * many_agents.kv_tokens(scale), rel=0.01)
+    assert (turns, agents, longest, many_agents.kv_tokens(FULL)) == (8, 32, 1200, 12_800)
 
 
 def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

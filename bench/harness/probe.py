@@ -1,0 +1,57 @@
+"""Which type vLLM multiplies faster on this machine: the peer gets what is best for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from bench.harness.servers import VLLM_PYTHON, Kind, ServerSpec, environment
+from weftline.errors import EngineUnavailable
+
+DTYPES = ("bfloat16", "float32")
+SECONDS = 1.5  # of each
+# As its CPU backend multiplies: a prompt's tokens, and a batch that decodes, by the widest matrix.
+PROGRAM = """
+import json, sys, time, torch
+hidden, wide = map(int, sys.argv[1:3])
+found = {}
+for name in sys.argv[4:]:
+    dtype = getattr(torch, name)
+    weight = torch.randn(wide, hidden, dtype=dtype)
+    batches = [torch.randn(rows, hidden, dtype=dtype) for rows in (256, 8)]
+    least = float("inf")
+    until = time.perf_counter() + float(sys.argv[3])
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        for batch in batches:
+            torch.nn.functional.linear(batch, weight)
+        least = min(least, time.perf_counter() - began)
+    found[name] = least * 1e3
+print(json.dumps(found))
+"""
+
+
+def multiplications(model: Path, own: dict[str, str]) -> dict[str, float]:
+    """Milliseconds of the model's widest product in each dtype, with vLLM's own torch; about 6 s.
+
+    `own` is this process's environment. Raises EngineUnavailable if that torch does not run.
+    """
+    config = json.loads((model / "config.json").read_text())
+    sizes = (str(config["hidden_size"]), str(config["intermediate_size"]))
+    done = subprocess.run(
+        [str(VLLM_PYTHON), "-c", PROGRAM, *sizes, str(SECONDS), *DTYPES],
+        env=environment(ServerSpec(Kind.VLLM), own),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise EngineUnavailable(f"vLLM's torch does not run: {last}; run `make install-bench`")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def fastest(found: dict[str, float]) -> str:
+    """The dtype whose product takes the least time."""
+    return min(found, key=lambda name: found[name])
