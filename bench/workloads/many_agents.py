@@ -17,7 +17,8 @@ from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
 
-AGENTS, TURNS = 80, 20  # at the usual scale of 0.4: 32 agents of 8 turns
+AGENTS = 80  # at the usual scale of 0.4: 32
+TURNS, QUICK_TURNS = 8, 3  # the fewest with which a context comes back more than once
 SYSTEM, RESULT, OUTPUT = 800, 120, 80
 POOL = 1 / 3  # of what all contexts need at their longest
 
@@ -53,7 +54,7 @@ def agent(
 
 def turns_of(scale: Scale) -> int:
     """Model calls of each agent."""
-    return scale.items(TURNS)
+    return QUICK_TURNS if scale.quick else TURNS
 
 
 def turn_tokens(scale: Scale) -> int:
