@@ -16,6 +16,7 @@ from httpx_sse import ServerSentEvent, aconnect_sse
 from weftline.errors import WeftlineError
 from weftline.http import (
     LIMITS,
+    MAX_RETRIES,
     TIMEOUT,
     Endpoint,
     OnGraph,
@@ -91,12 +92,14 @@ class AsyncClient:
         body = Submit(calls=tuple(calls), stream=variable, graph=graph, close=True)
         return self._texts("/v1/submit", body, on_graph)
 
-    async def watch(self, submit: Submit) -> AsyncGenerator[Event, None]:
+    async def watch(
+        self, submit: Submit, *, max_retries: int = MAX_RETRIES
+    ) -> AsyncGenerator[Event, None]:
         """Send `submit`, and give what it pushes of the variables that its `watch` names.
 
         Closing the generator before its end leaves them: what nobody else waits for is cancelled.
         """
-        async with aclosing(self._events("/v1/submit", submit)) as events:
+        async with aclosing(self._events("/v1/submit", submit, max_retries)) as events:
             async for event in events:
                 if (said := event_of(event)) is not None:
                     yield said
@@ -153,7 +156,7 @@ class AsyncClient:
                     yield text
 
     async def _events(
-        self, path: str, body: Get | Submit | Mapping[str, Any]
+        self, path: str, body: Get | Submit | Mapping[str, Any], max_retries: int = MAX_RETRIES
     ) -> AsyncGenerator[ServerSentEvent, None]:
         content, headers = to_wire(body), idempotency("POST", path)
         began = False  # what has been given cannot be taken back
@@ -163,7 +166,7 @@ class AsyncClient:
                     self._http, "POST", path, json=content, headers=headers
                 ) as source:
                     began = source.response.is_success
-                    wait = pause(attempt, "POST", path, source.response)
+                    wait = pause(attempt, "POST", path, source.response, max_retries)
                     if began:
                         async for event in source.aiter_sse():
                             yield event
@@ -172,9 +175,9 @@ class AsyncClient:
                         await source.response.aread()
                         body_of(source.response)
             except httpx.TransportError as error:
-                wait = None if began else pause(attempt, "POST", path, error)
+                wait = None if began else pause(attempt, "POST", path, error, max_retries)
                 if wait is None:
-                    raise self._endpoint.unreachable(error) from error
+                    raise self._endpoint.unreachable(error, began=began) from error
             assert wait is not None, "an answer without success raises its error"
             await sleep(wait)
 

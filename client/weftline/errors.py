@@ -230,9 +230,10 @@ class EngineUnavailable(WeftlineError):
 
 
 class ConnectionFailed(WeftlineError):
-    """The client cannot reach the server."""
+    """The client cannot reach the server, or lost it; `began` when an answer was under way."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    began = False
 
 
 def from_name(name: str, default: type[WeftlineError]) -> type[WeftlineError]:

@@ -43,12 +43,14 @@ class Endpoint:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
-    def unreachable(self, error: httpx.TransportError) -> ConnectionFailed:
+    def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> ConnectionFailed:
         """A sentence for a user whose server is not there."""
-        return ConnectionFailed(
+        failed = ConnectionFailed(
             f"no weftline server answers at {self.base_url} ({type(error).__name__}): start one "
             "with `weftline serve`, or set WEFTLINE_BASE_URL"
         )
+        failed.began = began
+        return failed
 
 
 MAX_RETRIES = 2
@@ -64,14 +66,18 @@ def idempotency(method: str, path: str) -> dict[str, str]:
 
 
 def pause(
-    attempt: int, method: str, path: str, result: httpx.Response | httpx.TransportError
+    attempt: int,
+    method: str,
+    path: str,
+    result: httpx.Response | httpx.TransportError,
+    max_retries: int = MAX_RETRIES,
 ) -> float | None:
     """Seconds to wait before the request is sent again, or None if `result` stands.
 
     `attempt` is 0 for the first. A connection that broke is tried again where a second request
     does no harm; a refusal with Retry-After, everywhere.
     """
-    if attempt >= MAX_RETRIES:
+    if attempt >= max_retries:
         return None
     if isinstance(result, httpx.Response):
         wanted = result.headers.get("retry-after", "")
@@ -80,7 +86,7 @@ def pause(
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
     harmless = method == "GET" or path in _KEYED or path == "/v1/get"
-    return FIRST_PAUSE_S * 4**attempt if unsent or harmless else None
+    return FIRST_PAUSE_S * 4 ** min(attempt, 4) if unsent or harmless else None
 
 
 def body_of(response: httpx.Response) -> Any:

@@ -29,13 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextmanager
 def served(*options: str) -> Iterator[str]:
     """The address of a server that runs inside the block."""
+    with started(*options) as (url, _):
+        yield url
+
+
+@contextmanager
+def started(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a server that runs inside the block unless it is killed, and its process."""
     command = [sys.executable, "-m", "weftline_server", "serve", "--engine", "null", "--port", "0"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         url = process.stdout.readline().split()[-1]
         _wait_until_ready(url)
-        yield url
+        yield url, process
     finally:
         process.terminate()
         process.wait()

@@ -6,6 +6,7 @@ letter, each result once; any other call goes to the server as it would have gon
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections import defaultdict, deque
@@ -27,7 +28,7 @@ from langchain_weftline.prompts import messages_as_turns, text_of
 from langchain_weftline.sampling import call_options
 from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
 from weftline import transforms
-from weftline.errors import WeftlineError
+from weftline.errors import Timeout, WeftlineError
 from weftline.watching import Value
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
@@ -54,7 +55,8 @@ class Ahead(BaseCallbackHandler):
         self._shown: defaultdict[Key, deque[Result]] = defaultdict(deque)
         self._feed = Feed(server)
         watch = [draft.var for draft in drafts]
-        self._feed.send(raw_calls(drafts), watch, parts=parts, close=True)
+        # Tried once: a call that finds no result is the model's own, with the model's retries.
+        self._feed.send(raw_calls(drafts), watch, parts=parts, close=True, max_retries=0)
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -169,8 +171,11 @@ class _Chunks:
 
     def fail(self, error: BaseException) -> None:
         """Raise what the model raises whose answer breaks off; nothing if none has begun."""
-        if self._began:
-            raise as_model(error) if isinstance(error, WeftlineError) else error
+        if not self._began:
+            return
+        if isinstance(error, TimeoutError):
+            error = Timeout("the next part of the answer did not come in time")
+        raise as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
 
     def _chunk(
         self, delta: Mapping[str, str] | None, reason: str | None = None, **more: Any
@@ -236,8 +241,8 @@ def take(
         return None
     for run in reversed(runs):  # the innermost first
         if (result := run.take(key)) is not None:
-            timeout = model.request_timeout
-            return Taken(result, timeout if isinstance(timeout, (int, float)) else None)
+            seconds = model.patience.seconds
+            return Taken(result, None if seconds == math.inf else seconds)
     return None
 
 

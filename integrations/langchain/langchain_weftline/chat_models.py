@@ -26,6 +26,7 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from langchain_weftline.ahead import take
+from langchain_weftline.patience import Patience
 from langchain_weftline.provenance import listen
 from langchain_weftline.sending import OURS, Sending, keep_pieces, sending, silence
 from langchain_weftline.transport import async_client
@@ -112,6 +113,11 @@ class ChatWeftline(BaseChatOpenAI):
         """The server's address without the OpenAI prefix."""
         assert self.openai_api_base is not None, "the validator always sets it"
         return self.openai_api_base.removesuffix("/v1")
+
+    @property
+    def patience(self) -> Patience:
+        """How long a call waits, and how often it is tried again."""
+        return Patience.of(self.request_timeout, self.max_retries)
 
     @property
     def _llm_type(self) -> str:

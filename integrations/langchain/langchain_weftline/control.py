@@ -86,6 +86,8 @@ def fallbacks(lowering: Lowering, step: Step, value: Any) -> Steps:
             return (yield from _waited_for(lowering, step, step.of(runnable), value))
         except chain.exceptions_to_handle as error:
             first = first or error
+        if is_symbolic(value):
+            yield Fetch(value)  # an input that has failed is no failure of this step
     assert first is not None, "LangChain has no fallbacks without a runnable"
     raise first
 

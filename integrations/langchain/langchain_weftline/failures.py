@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from http import HTTPStatus
+from typing import Any, cast
 
 import openai
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
@@ -16,7 +18,7 @@ from langchain_weftline.lowered import Tree, specs_of
 from langchain_weftline.symbols import Spec
 from langchain_weftline.transport import httpx
 from weftline import transforms
-from weftline.errors import ConnectionFailed, TransformFailed, WeftlineError
+from weftline.errors import ConnectionFailed, Timeout, TransformFailed, WeftlineError
 from weftline.protocol import Call
 
 _INVALID_JSON = "Invalid json output: "
@@ -34,7 +36,9 @@ _BUILTIN_ERRORS: dict[str, type[Exception]] = {
 
 
 @contextmanager
-def own_failures(tree: Tree, calls: Iterable[Call] = ()) -> Iterator[None]:
+def own_failures(
+    tree: Tree, calls: Iterable[Call] = (), *, streamed: bool = False
+) -> Iterator[None]:
     """Raise what a parser, a step or a model that failed in the server would have raised here.
 
     `tree` is the value that was wanted, `calls` are those that may have failed on the way to it.
@@ -44,7 +48,7 @@ def own_failures(tree: Tree, calls: Iterable[Call] = ()) -> Iterator[None]:
     except TransformFailed as failure:
         raise as_step(failure, [*specs_of(tree), *_specs(calls)]) from failure
     except WeftlineError as failure:
-        raise as_model(failure) from failure
+        raise as_model(failure, streamed=streamed) from failure
 
 
 def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
@@ -68,15 +72,20 @@ def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
             yield from placeholder.transforms
 
 
-def as_model(failure: WeftlineError) -> Exception:
-    """What a ChatWeftline raises when the server answers with `failure`.
+def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
+    """What a ChatWeftline raises when the server answers with `failure`, perhaps amid a stream.
 
     It is asked: LangChain has classes of its own for most errors, and new ones with each version.
     """
+    # A stream has begun with a status of success by the time that its call fails.
+    streamed = streamed and _is_late(failure)
 
     def refuse(request: Any) -> httpx.Response:
-        if isinstance(failure, ConnectionFailed):
-            raise httpx.ConnectError(failure.message, request=request)
+        broken = _transport_error(failure, request)
+        if streamed:
+            return httpx.Response(200, content=_break_off(failure, broken), request=request)
+        if broken is not None:
+            raise broken
         return httpx.Response(failure.status, json=failure.to_body(), request=request)
 
     http = httpx.Client(transport=httpx.MockTransport(refuse))
@@ -87,9 +96,40 @@ def as_model(failure: WeftlineError) -> Exception:
         http_client=http,
         max_retries=0,
     )
+    asked: list[BaseMessage] = [HumanMessage("")]
     try:
-        model._generate([HumanMessage("")])
-    except openai.OpenAIError as error:
+        if streamed:
+            list(model._stream(asked))
+        else:
+            model._generate(asked)
+    except (openai.OpenAIError, httpx.TransportError) as error:
         error.__cause__ = error.__context__ = None  # of our asking
         return error
     raise AssertionError("an error's status is no success")
+
+
+def _is_late(failure: WeftlineError) -> bool:
+    """Whether `failure` comes when an answer is under way."""
+    if isinstance(failure, ConnectionFailed):
+        return failure.began
+    if isinstance(failure, Timeout):
+        return True
+    return failure.call is not None and failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _transport_error(failure: WeftlineError, request: Any) -> Exception | None:
+    """The HTTP client's own exception that `failure` tells of, of the openai client's kind."""
+    if isinstance(failure, Timeout):
+        return httpx.ReadTimeout(failure.message, request=request)
+    if not isinstance(failure, ConnectionFailed):
+        return None
+    cause = failure.__cause__
+    kind = getattr(httpx, type(cause).__name__, httpx.ConnectError)
+    return cast(Exception, kind(str(cause or failure.message), request=request))
+
+
+def _break_off(failure: WeftlineError, broken: Exception | None) -> Iterator[bytes]:
+    """A stream that ends as `failure` says."""
+    if broken is not None:
+        raise broken
+    yield b"data: " + json.dumps(failure.to_body()).encode() + b"\n\n"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from langchain_weftline.background import BACKGROUND
 from langchain_weftline.lowered import Server
 from weftline.aclient import AsyncSession
-from weftline.errors import Cancelled, WeftlineError
+from weftline.errors import Cancelled, Timeout, WeftlineError
+from weftline.http import MAX_RETRIES
 from weftline.protocol import Call, Submit
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
@@ -76,6 +79,35 @@ class _Link:
     next: Future[_Link | None] = field(default_factory=Future)
 
 
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """Which submit of its session one is, and how long it is waited for."""
+
+    follows: bool
+    is_last: bool
+    max_retries: int
+    within: Mapping[str, float]
+
+
+class _Limit:
+    """A time after which something happens, unless it is started again or stopped."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, then: Callable[[], None]) -> None:
+        self.stop()
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, then)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+
 class Feed:
     """A session of one run: what it has submitted, and what came back."""
 
@@ -84,6 +116,7 @@ class Feed:
         self._told = told
         self._session: Future[str] = Future()
         self._is_last = False
+        self._is_overdue = False
         self._work: list[Future[None]] = []
         self.results: dict[str, Result] = {}
         self.graph: Future[dict[str, Any]] = Future()
@@ -101,8 +134,14 @@ class Feed:
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
+        max_retries: int = MAX_RETRIES,
+        within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and follow the variables of `watch`; one with `close` is the last."""
+        """Submit `calls` and follow the variables of `watch`; one with `close` is the last.
+
+        A variable of `within` fails with Timeout when it, or the next part of it, has not come
+        after so many seconds.
+        """
         assert not self._is_last, "nothing follows the last submit"
         follows = bool(self._work)
         for variable in watch:
@@ -119,7 +158,8 @@ class Feed:
                 close=close,
             )
 
-        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), follows, close)))
+        how = _How(follows, close, max_retries, within)
+        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), how)))
 
     def fetch_graph(self) -> Future[dict[str, Any]]:
         """The graph of the session as it is now; the last submit may bring it by itself."""
@@ -129,7 +169,8 @@ class Feed:
         """Leave what is still awaited, which the server cancels, and end the session."""
         if not self._work:
             return
-        if self._is_last and all(result.value.done() for result in self.results.values()):
+        done = all(result.value.done() for result in self.results.values())
+        if self._is_last and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
         if not self._is_last:
             BACKGROUND.start(self._end())
@@ -141,25 +182,37 @@ class Feed:
         self,
         submit: Callable[[str | None], Submit],
         watch: Sequence[str],
-        follows: bool,
-        is_last: bool,
+        how: _How,
     ) -> None:
+        limits = {variable: _Limit(how.within[variable]) for variable in how.within}
+        for variable, limit in limits.items():
+            limit.start(partial(self._expire, variable))
         try:
             session = None
-            if follows:
+            if how.follows:
                 session = await awaited(self._session)
             client = await BACKGROUND.client(self._server)
-            async with aclosing(client.watch(submit(session))) as events:
+            made = client.watch(submit(session), max_retries=how.max_retries)
+            async with aclosing(made) as events:
                 async for event in events:
+                    if isinstance(event, Part) and event.variable in limits:
+                        limits[event.variable].start(partial(self._expire, event.variable))
                     self._take(event)
         except WeftlineError as error:
             self._fail(watch, error)
         finally:
+            for limit in limits.values():
+                limit.stop()
             # Cancelled, or an end that came too soon: nobody may wait for ever.
             ended = Cancelled("the answer ended before this value")
             self._fail(watch, ended)
-            if is_last and not self.graph.done():
+            if how.is_last and not self.graph.done():
                 self.graph.set_exception(ended)
+
+    def _expire(self, variable: str) -> None:
+        if not self.results[variable].value.done():
+            self._is_overdue = True
+            self._settle(Failed(variable, Timeout("the answer did not come in time")))
 
     def _take(self, event: Event) -> None:
         match event:
@@ -167,7 +220,8 @@ class Feed:
                 if not self._session.done():
                     self._session.set_result(session)
             case Part(variable, text):
-                self.results[variable].add(text)
+                if not self.results[variable].value.done():  # else it is overdue
+                    self.results[variable].add(text)
             case Value() | Failed():
                 self._settle(event)
             case Graph(graph):

@@ -36,6 +36,7 @@ from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lowered import Draft, Server
 from langchain_weftline.parsers import has_transform, parser_spec
+from langchain_weftline.patience import Patience
 from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
 from langchain_weftline.pure import apply_pure
 from langchain_weftline.sampling import call_options
@@ -80,6 +81,7 @@ class Lowering:
         self.mode = mode
         self.drafts: list[Draft] = []
         self.server: Server | None = None
+        self.patience: dict[str, Patience] = {}
         self._names: set[str] = set()
         # Rendered prompts with their seams; the prompt value is held so that its id stays its own.
         self._seams: dict[int, tuple[PromptValue, Prompt]] = {}
@@ -259,6 +261,7 @@ class Lowering:
         name = self._call_name(step.path, prompt, model.name)
         draft = Draft(name, prompt.turns, self._mint(), options)
         self.drafts.append(draft)
+        self.patience[draft.var] = model.patience
         self.note(step, f"call {name!r}", in_server=True)
         return Answer(draft.var)
         yield  # a generator, as all steps are

@@ -147,7 +147,11 @@ class Program:
 
 
 def settle(
-    tree: Tree, known: Mapping[str, Value | Failed], calls: Sequence[Call] = ()
+    tree: Tree,
+    known: Mapping[str, Value | Failed],
+    calls: Sequence[Call] = (),
+    *,
+    streamed: bool = False,
 ) -> Outcome | None:
     """What `tree` comes to, None as long as it is not known; failures are LangChain's own.
 
@@ -160,7 +164,7 @@ def settle(
         return None
     values = [event for event in found if isinstance(event, Value)]
     try:
-        with own_failures(tree, calls):
+        with own_failures(tree, calls, streamed=streamed):
             if failed is not None:
                 raise failed.error
             return Outcome(

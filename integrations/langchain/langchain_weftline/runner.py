@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, aclosing, closing
@@ -22,9 +23,10 @@ from langchain_weftline.failures import own_failures
 from langchain_weftline.feed import Feed, Result, awaited
 from langchain_weftline.lowered import Lowered, Variable, facts_of, finish, raw_calls
 from langchain_weftline.lowering import Lowering
+from langchain_weftline.patience import Deadlines
 from langchain_weftline.program import Job, Outcome, Program, settle
 from langchain_weftline.steps import Step
-from weftline.http import OnGraph
+from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
 
@@ -52,6 +54,7 @@ class Execution:
         self._program = Program(self._lowering.step(Step(chain, config), input))
         self._feed: Feed | None = None
         self._watched: set[str] = set()
+        self._deadlines = Deadlines()
 
     def __enter__(self) -> Self:
         return self
@@ -76,9 +79,12 @@ class Execution:
         lowered = self._drive(inbox)
         result = self._streamed(lowered, inbox.put)
         if result is None:
-            yield self._wait(lowered, inbox)
+            yield self._wait(lowered, inbox, streamed=True)
             return
-        with own_failures(lowered.result, lowered.calls), closing(result.parts()) as texts:
+        with (
+            own_failures(lowered.result, lowered.calls, streamed=True),
+            closing(result.parts()) as texts,
+        ):
             for text in texts:
                 yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:
@@ -97,9 +103,9 @@ class Execution:
         lowered = await self._adrive(inbox)
         result = self._streamed(lowered, inbox.put)
         if result is None:
-            yield await self._await(lowered, inbox)
+            yield await self._await(lowered, inbox, streamed=True)
             return
-        with own_failures(lowered.result, lowered.calls):
+        with own_failures(lowered.result, lowered.calls, streamed=True):
             async with aclosing(result.aparts()) as texts:
                 async for text in texts:
                     yield _shown(lowered, text)
@@ -208,7 +214,17 @@ class Execution:
             server = self._lowering.server
             assert server is not None, "a variable has a call, and a call has a model"
             self._feed = Feed(server, told)
-        self._feed.send(calls, watch, **how)
+        patience, now = self._lowering.patience, time.monotonic()
+        self._deadlines.submitted(calls, patience, now)
+        outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
+        retries = [patience[name].retries for name in outputs if name in patience]
+        self._feed.send(
+            calls,
+            watch,
+            max_retries=max(retries, default=MAX_RETRIES),
+            within=self._deadlines.left(watch, now),
+            **how,
+        )
 
     def _streamed(self, lowered: Lowered, told: Told) -> Result | None:
         """The variable to be streamed, once it is asked for; None where there is none."""
@@ -219,26 +235,28 @@ class Execution:
         assert self._feed is not None, "an unknown variable is watched"
         return self._feed.results[final.var]
 
-    def _wait(self, lowered: Lowered, inbox: queue.SimpleQueue[Message]) -> Any:
+    def _wait(
+        self, lowered: Lowered, inbox: queue.SimpleQueue[Message], *, streamed: bool = False
+    ) -> Any:
         self._last(lowered, inbox.put)
-        while (outcome := self._settled(lowered)) is None:
+        while (outcome := self._settled(lowered, streamed)) is None:
             self._take(inbox.get())
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(self._feed.fetch_graph().result())
         return made
 
-    async def _await(self, lowered: Lowered, inbox: _AsyncInbox) -> Any:
+    async def _await(self, lowered: Lowered, inbox: _AsyncInbox, *, streamed: bool = False) -> Any:
         self._last(lowered, inbox.put)
-        while (outcome := self._settled(lowered)) is None:
+        while (outcome := self._settled(lowered, streamed)) is None:
             self._take(await inbox.get(None))
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(await awaited(self._feed.fetch_graph()))
         return made
 
-    def _settled(self, lowered: Lowered) -> Outcome | None:
-        return settle(lowered.result, self._program.known, lowered.calls)
+    def _settled(self, lowered: Lowered, streamed: bool) -> Outcome | None:
+        return settle(lowered.result, self._program.known, lowered.calls, streamed=streamed)
 
 
 class _AsyncInbox:
