@@ -8,6 +8,7 @@ F = H / 2, X = rows of a weight, Y = its columns.
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class NativeDecoder:
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
-        before = sleeps()
+        before, began = sleeps(), time.perf_counter()
         self._forward(
             ctypes.byref(self._model),
             ctypes.byref(
@@ -183,7 +184,7 @@ class NativeDecoder:
                 )
             ),
         )
-        self.governor.after(sleeps() - before)
+        self.governor.after(sleeps() - before, time.perf_counter() - began)
         return logits_RV
 
     def _room(self, name: str, count: int) -> int:
