@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weftline_engine.embedded.threads import ThreadGovernor, sleeps
 
-
 STEP = 0.025  # seconds
 
 
