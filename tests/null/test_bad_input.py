@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
         "q",
     ),
     ("cycle", [call("a", "{{input:i}}{{output:o}}", i="o", o="o")], 422, "CyclicGraph", "a"),
+    (
+        "cycle of two",
+        [
+            call("a", "{{input:i}}{{output:o}}", i="p", o="o"),
+            call("b", "{{input:i}}{{output:o}}", i="o", o="p"),
+        ],
+        422,
+        "CyclicGraph",
+        "a",
+    ),
     ("duplicate", [GOOD, call("b", "hi{{output:x}}", x="x")], 422, "DuplicateProducer", "x"),
     ("taken", [call("b", "hi{{output:o}}", o="old")], 409, "AlreadySet", "old"),
     ("no output", [{"name": "a", "prompt": "hi"}], 400, "InvalidRequest", "a"),
@@ -41,6 +52,27 @@ CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
     (
         "transform",
         [call("a", "{{output:o}}", o={**OUT, "transforms": [{"op": "eval"}]})],
+        400,
+        "InvalidRequest",
+        "transforms",
+    ),
+    (
+        "transform's field",
+        [call("a", "{{output:o}}", o={**OUT, "transforms": [{"op": "enum"}]})],
+        400,
+        "InvalidRequest",
+        "transforms",
+    ),
+    (
+        "transform of an input",
+        [
+            call(
+                "a",
+                "{{input:i}}{{output:o}}",
+                i={"in_out": "in", "value": "x", "transforms": [{"op": "path", "keys": 1}]},
+                o=OUT,
+            )
+        ],
         400,
         "InvalidRequest",
         "transforms",
@@ -68,6 +100,71 @@ async def test_a_bad_submit(
     assert await server.graph(session) == before
     assert (await server.submit(session, GOOD)).status_code == 200
     assert (await server.get(session, "x")).json()["value"] == "hi"
+
+
+async def test_what_two_submits_may_not_make_together(serve: Serve) -> None:
+    """A second producer, and a cycle that a call of before closes: the older call is as it was."""
+    server = await serve()
+    session = await server.session()
+    await server.submit(session, call("a", "{{input:i}}{{output:o}}", i="p", o="o"))
+    before = await server.graph(session)
+    for refused, type_, param in (
+        (call("b", "hi{{output:o}}", o="o"), "DuplicateProducer", "o"),
+        (call("c", "{{input:i}}{{output:o}}", i="o", o="p"), "CyclicGraph", "c"),
+    ):
+        answer = await server.submit(session, GOOD, refused)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (422, type_, param)
+        assert await server.graph(session) == before
+    await server.http.put(f"/v1/session/{session}/variable/p", json={"value": "yes"})
+    assert (await server.get(session, "o")).json()["value"] == "yes"
+
+
+async def test_more_calls_than_a_submit_may_have(serve: Serve) -> None:
+    """The graph may grow as large as its budget, but not in one body."""
+    server = await serve(config=ServerConfig(max_calls=2))
+    session = await server.session()
+    calls = [call(f"c{i}", f"{i}{{{{output:x}}}}", x=f"x{i}") for i in range(3)]
+    answer = await server.submit(session, *calls)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "calls")
+    assert (await server.graph(session))["calls"] == []
+    assert (await server.submit(session, *calls[:2])).status_code == 200
+
+
+async def test_a_variable_that_will_not_come(serve: Serve) -> None:
+    """One that nobody named, and one that no call makes: told at once, and nothing is left of the
+    question."""
+    server = await serve()
+    session = await server.session()
+    await server.submit(session, call("a", "{{input:i}}{{output:o}}", i="topic", o="o"))
+    before = await server.graph(session)
+    for variable, status, type_, param in (
+        ("nope", 404, "UnknownVariable", "nope"),
+        ("topic", 409, "NoProducer", "topic"),
+        ("o", 409, "NoProducer", "topic"),
+    ):
+        answer = await server.get(session, variable)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (status, type_, param)
+    assert await server.graph(session) == before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"[" * 100_000 + b"]" * 100_000, b'"\xff"', b"NaN", b"[-Infinity]", b"1e999", b'"\\ud800"'],
+    ids=["deep", "not utf-8", "nan", "infinite", "large", "lone surrogate"],
+)
+async def test_a_submit_whose_value_is_no_json(serve: Serve, value: bytes) -> None:
+    """Nothing of it is taken, the good call beside it neither."""
+    server = await serve()
+    session = await server.session()
+    x = {"in_out": "in", "value": "VALUE"}
+    calls = [GOOD, call("a", "{{input:x}}{{output:o}}", x=x, o="o")]
+    body = json.dumps({"session_id": session, "calls": calls}).encode()
+    answer = await server.http.post("/v1/submit", content=body.replace(b'"VALUE"', value))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "InvalidRequest")
+    assert (await server.graph(session))["calls"] == []
 
 
 RAW: list[tuple[str, bytes, int, str]] = [

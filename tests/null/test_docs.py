@@ -44,6 +44,18 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     assert {r for r in shown if "Last-Event" not in r[1]} == served
 
 
+async def test_the_protocol_is_the_one_that_is_told(serve: Serve) -> None:
+    """Its version, and the form of an error, as a server gives them."""
+    server = await serve()
+    told = re.search(r"protocol's version is (\w+); `POST /v1/session` names it", SERVING)
+    assert told is not None
+    assert (await server.http.post("/v1/session")).json()["protocol"] == told.group(1)
+    shown = re.search(r'    (\{"error": \{"message"(?:.*\n) .*\}\})', SERVING)
+    assert shown is not None
+    refused = (await server.http.post("/v1/get", json={"session_id": "s"})).json()["error"]
+    assert refused.keys() == json.loads(shown.group(1))["error"].keys()
+
+
 @pytest.mark.parametrize(
     "line", re.findall(r"^ {4,7}(weftline .*?)(?:  +#.*)?$", SERVING + ENGINES, re.M)
 )
