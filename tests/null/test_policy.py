@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
+from weftline_server.schedule import policy as policies
 from weftline_server.schedule.capacity import latency_tokens
 from weftline_server.schedule.policy import (
     AGING_S,
@@ -226,3 +227,22 @@ def test_limits_hold_whatever_the_queue(queue: list[Queued], count: int, policy:
         twice = len(there) - len({item.prefixes for item in there})
         assert len(there) <= 1 or sum(item.tokens for item in there) - 64 * twice <= 500
     assert bool(placements) == bool(queue)
+
+
+@given(st.lists(ITEMS, max_size=40), st.integers(1, 3), st.sampled_from([300, 600, 900]))
+def test_a_short_look_at_a_long_queue_misses_nobody(
+    queue: list[Queued], count: int, size: int
+) -> None:
+    """Most of it is passed over by the most room that any engine has: as if each had been asked."""
+    engines = [
+        engine(f"e{i}", kv_tokens=size, latency_tokens=400, shared={"p"}, latency=64 * i, running=i)
+        for i in range(count)
+    ]
+    short = place(queue, engines, "app", now=60.0)
+
+    def every(replicas: policies._Replicas, item: Queued, kind: policies._Kind) -> list[float]:
+        return [engine.room(kind) for engine in replicas.engines]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policies._Replicas, "rooms", every)
+        assert place(queue, engines, "app", now=60.0) == short

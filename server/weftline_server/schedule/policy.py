@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 
 from weftline_engine.api import Hints
@@ -112,53 +113,61 @@ def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
     return found
 
 
+# What tells how much of an engine a call may use: whether it is an early fill, bounded, strict, and
+# whether it has waited for too long.
+_Kind = tuple[bool, bool, bool, bool]
+
+
+def _kind(item: Queued, now: float) -> _Kind:
+    bounded = is_bounded(item.hints)
+    strict = bounded and item.hints.criterion == "tpot"
+    return item.open, bounded, strict, now - item.queued > PATIENCE_S
+
+
 class _Engine:
     """An engine while a round of placements adds to it."""
 
-    __slots__ = ("bounded", "fresh", "groups", "latency", "load", "running", "strict", "throughput")
+    __slots__ = (
+        *("bounded", "fresh", "groups", "in_flight", "latency", "load", "running", "strict"),
+        "throughput",
+    )
 
     def __init__(self, load: EngineLoad) -> None:
         self.load = load
         self.running = load.running
         self.latency = load.latency
         self.throughput = load.throughput
+        self.in_flight = load.latency + load.throughput
         self.bounded = load.bounded
         self.strict = load.strict
         self.groups = dict(load.groups)
         self.fresh = set(load.shared)  # beginnings of what is in flight
 
-    def has_room(self, item: Queued, now: float) -> bool:
-        """An early fill gets half of the places: it must not hold up the calls it waits for."""
-        load = self.load
-        if self.running >= (load.max_running // 2 if item.open else load.max_running):
-            return False
-        in_flight = self.latency + self.throughput
+    def room(self, kind: _Kind) -> float:
+        """How many tokens a call of this kind may add; -inf where it may not run."""
+        is_open, bounded, strict, patient = kind
+        load, in_flight = self.load, self.in_flight
+        # An early fill gets half of the places: it must not hold up the calls it waits for.
+        if self.running >= (load.max_running // 2 if is_open else load.max_running):
+            return -inf
         if in_flight == 0:
-            return True  # alone it runs anywhere, or it could never run
-        kv, bound = load.kv_tokens, load.latency_tokens
-        tokens = in_flight + item.tokens
-        if (kv is None or tokens <= kv) and (bound is None or tokens <= bound):
-            return True
-        longest = item.prefixes[-1][1] if item.prefixes else 0
-        if kv is not None and tokens - longest > kv:
-            return False  # whatever it shares; so ends the look at most of a long queue
-        own = item.tokens - common(item.prefixes, self.fresh)
-        tokens = in_flight + own
-        if kv is not None and tokens > kv:
-            return False
-        if bound is None or tokens <= bound or now - item.queued > PATIENCE_S:
-            return True
-        if not item.bounded:
-            return self.bounded == 0
+            return inf  # alone it runs anywhere, or it could never run
+        held = inf if load.kv_tokens is None else load.kv_tokens - in_flight
+        bound = load.latency_tokens
+        if bound is None or patient:
+            return held
         # The engine lets what is not bounded pause. Among themselves calls are sooner done in one
         # large batch than one after the other, but for those that want each token in time.
-        if item.strict or self.strict:
-            return self.bounded + own <= bound
-        return True
+        if not bounded:
+            return min(held, bound - in_flight) if self.bounded else held
+        if strict or self.strict:
+            return min(held, bound - min(in_flight, self.bounded))
+        return held
 
     def take(self, item: Queued) -> None:
         self.running += 1
         own = item.tokens - common(item.prefixes, self.fresh)
+        self.in_flight += own
         if item.throughput:
             self.throughput += own
         else:
@@ -179,17 +188,57 @@ class _Engine:
             shared = tokens
         # The other kind counts twice: once as load, once for what mixing costs both.
         mixed = self.latency if throughput else self.throughput
-        cost = self.latency + self.throughput + mixed + item.tokens - shared
+        cost = self.in_flight + mixed + item.tokens - shared
         if item.hints.group in self.groups:
             cost -= GROUP_TOKENS
         return cost
+
+
+class _Replicas:
+    """The engines of one model while a round of placements adds to them."""
+
+    def __init__(self) -> None:
+        self.engines: list[_Engine] = []
+        self.free = 0  # places
+        self._fresh: set[str] = set()
+        self._rooms: dict[_Kind, list[float]] = {}
+        self._most: dict[_Kind, float] = {}
+
+    def add(self, engine: _Engine) -> None:
+        self.engines.append(engine)
+        self.free += max(0, engine.load.max_running - engine.running)
+        self._fresh |= engine.fresh
+
+    def rooms(self, item: Queued, kind: _Kind) -> list[float]:
+        """Each engine's room for a call of `kind`; nothing where `item` fits nowhere, so that not
+        every engine need be asked for most of a long queue."""
+        rooms = self._rooms.get(kind)
+        if rooms is None:
+            rooms = self._rooms[kind] = [engine.room(kind) for engine in self.engines]
+        most = self._most.get(kind)
+        if most is None:
+            most = self._most[kind] = max(rooms)
+        if item.tokens <= most:
+            return rooms
+        # As if all that is in flight were where there is most room.
+        return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else []
+
+    def take(self, place: int, item: Queued) -> None:
+        engine = self.engines[place]
+        engine.take(item)
+        self.free -= 1
+        self._fresh.update(hash for hash, _ in item.prefixes)
+        for kind, rooms in self._rooms.items():
+            rooms[place] = engine.room(kind)
+        self._most.clear()
 
 
 def _by_application(now: float) -> Callable[[Queued], tuple[float, ...]]:
     def key(item: Queued) -> tuple[float, ...]:
         hints = item.hints
         left = hints.work_left * 2.0 ** (hints.priority - (now - item.queued) / AGING_S)
-        return (item.open, item.throughput, left, hints.arrival, -hints.depth, item.queued)
+        kind = 2 * item.open + item.throughput
+        return (kind, left, hints.arrival, -hints.depth, item.queued)
 
     return key
 
@@ -199,7 +248,7 @@ def _first_come(now: float) -> Callable[[Queued], tuple[float, ...]]:
 
 
 def _least_loaded(engine: _Engine, item: Queued, throughput: bool) -> float:
-    return engine.latency + engine.throughput
+    return engine.in_flight
 
 
 _ORDER = {"app": _by_application, "request": _first_come}
@@ -217,36 +266,27 @@ def place(
 ) -> list[Placement]:
     """Place what fits now, most urgent first; what does not fit holds nobody up."""
     cost = _COST[policy]
-    by_model: dict[str, list[_Engine]] = {}
-    for load in engines:
-        by_model.setdefault(load.model, []).append(_Engine(load))
-    for found in by_model.values():
-        found.sort(key=_busy)
-    free = {model: _places(found) for model, found in by_model.items()}
+    by_model: dict[str, _Replicas] = {}
+    for load in sorted(engines, key=lambda load: load.name):
+        by_model.setdefault(load.model, _Replicas()).add(_Engine(load))
     placements = []
     for item in sorted(queue, key=_ORDER[policy](now)):
-        if free.get(item.model, 0) <= 0:
-            if not any(count > 0 for count in free.values()):
+        replicas = by_model.get(item.model)
+        if replicas is None or replicas.free <= 0:
+            if not any(one.free > 0 for one in by_model.values()):
                 break  # every engine is full: the rest of a long queue need not be looked at
             continue
-        best, least, throughput = None, float("inf"), item.throughput
-        for engine in by_model[item.model]:  # the least busy first, which wins a tie
-            if engine.has_room(item, now):
-                score = cost(engine, item, throughput)
-                if score < least:
-                    best, least = engine, score
-        if best is None:
-            continue
-        best.take(item)
-        by_model[item.model].sort(key=_busy)
-        free[item.model] -= 1
-        placements.append(Placement(item.id, best.load.name))
+        kind = _kind(item, now)
+        best, least, running, throughput = -1, inf, 0, item.throughput
+        for at, room in enumerate(replicas.rooms(item, kind)):
+            engine = replicas.engines[at]
+            if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
+                continue
+            score = cost(engine, item, throughput)
+            # Of two the less busy wins a tie, then the first by name.
+            if score < least or (score == least and engine.running < running):
+                best, least, running = at, score, engine.running
+        if best >= 0:
+            replicas.take(best, item)
+            placements.append(Placement(item.id, replicas.engines[best].load.name))
     return placements
-
-
-def _busy(engine: _Engine) -> tuple[int, str]:
-    return engine.running, engine.load.name
-
-
-def _places(engines: Iterable[_Engine]) -> int:
-    return sum(max(0, engine.load.max_running - engine.running) for engine in engines)
