@@ -70,7 +70,9 @@ def test_nan_in_the_cache_reaches_nobody(make_bench: Make, generate: Make, token
     rows of a block that it has not written yet (0 * NaN is NaN)."""
     prompt = tokens_of(1, 33)
     expected = make_bench(blocks=4).run(generate("op", prompt))[0].tokens
-    bench = make_bench(blocks=4, probe=lambda logits, ops: bench.core.cache.fill_(float("nan")))
+    bench: Any = make_bench(
+        blocks=4, probe=lambda logits, ops: bench.core.cache.fill_(float("nan"))
+    )
     bench.submit([generate("bad", prompt)])
     bench.step()
     assert bench.run() == []

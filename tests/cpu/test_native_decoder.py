@@ -22,7 +22,7 @@ from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.llama import LlamaDecoder
 from weftline_engine.embedded.model import Model, StepInput
-from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.model_config import LlamaConfig, read_config
 from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.embedded.threads import ThreadGovernor
@@ -70,6 +70,7 @@ def pair(
     path = directory / "model.safetensors"
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path)
     config, weights = read_config(directory), Checkpoint(directory)
+    assert isinstance(config, LlamaConfig)
     return LlamaDecoder(config, weights, torch.float64), NativeDecoder(config, weights, built)
 
 
@@ -210,8 +211,8 @@ def test_a_compiler_that_fails_leaves_nothing(
 def test_it_compiles_for_processors_that_are_not_at_hand(tmp_path: Path) -> None:
     """With the instruction for bfloat16 pairs, and with no more than AVX2."""
     for target in ("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma", "-mavx2 -mfma"):
-        command = ["gcc", "-O1", *target.split(), "-Wno-psabi", "-fopenmp", "-S", "-o", "-", SOURCE]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = ["gcc", "-O1", *target.split(), "-Wno-psabi", "-fopenmp", "-S", "-o", "-"]
+        done = subprocess.run([*command, str(SOURCE)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert ("vdpbf16ps" in done.stdout) == ("bf16" in target)
 

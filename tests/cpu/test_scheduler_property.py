@@ -170,8 +170,8 @@ def act(world: World, data: st.DataObject) -> None:
                     data.draw(some_hints),
                 )
         case "feed" if [one for one in queued if one.open and len(one.tokens) < 15]:
-            found = [one for one in queued if one.open and len(one.tokens) < 15]
-            one = data.draw(st.sampled_from(found))
+            hungry = [one for one in queued if one.open and len(one.tokens) < 15]
+            one = data.draw(st.sampled_from(hungry))
             world.feed(one, data.draw(letters)[:4], last=data.draw(st.booleans()))
         case "update" if queued:
             data.draw(st.sampled_from(queued)).hints = data.draw(some_hints)

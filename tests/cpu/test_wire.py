@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from weftline_engine import api, wire
 
-HEAD = {"op": "a", "attempt": 2, "sequence": 7, "time": 1.5}
+HEAD: dict[str, Any] = {"op": "a", "attempt": 2, "sequence": 7, "time": 1.5}
 OP = api.Op(
     id="a",
     kind=api.Kind.GENERATE,
@@ -19,7 +21,7 @@ OP = api.Op(
     hints=api.Hints(application="x", token_bound=4, expected_pause=0.5),
 )
 USAGE = api.Usage(prompt_tokens=3, cached_tokens=1, output_tokens=2, started=0.25, filled=0.5)
-MESSAGES = [
+MESSAGES: list[Any] = [
     wire.Submit(OP),
     wire.Submit(api.Op(id="b", kind=api.Kind.FILL, context="d", text="hello", open=True)),
     wire.Feed("a", 3, (4, 5), None, True),

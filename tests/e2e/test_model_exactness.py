@@ -20,7 +20,7 @@ from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.decoders import load_decoder, load_model
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import Model, TorchModel
-from weftline_engine.embedded.model_config import read_config
+from weftline_engine.embedded.model_config import LlamaConfig, read_config
 from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.embedded.sequence import Sequence as Planned
@@ -203,7 +203,9 @@ def test_bfloat16_is_no_worse_than_transformers(
         ours = load_decoder(smollm2_directory, "bfloat16", 16, tmp_path)
     elif path == "pairs":  # as on a processor that multiplies pairs of bfloat16
         built = library(tmp_path, flags=(*FLAGS, "-DWEFTLINE_PAIRS"))
-        ours = NativeDecoder(read_config(smollm2_directory), Checkpoint(smollm2_directory), built)
+        config = read_config(smollm2_directory)
+        assert isinstance(config, LlamaConfig)
+        ours = NativeDecoder(config, Checkpoint(smollm2_directory), built)
     else:
         ours = load_model(smollm2_directory, torch.bfloat16)
     outputs, _ = run(core, *[generate(f"op{i}", prompt) for i, prompt in enumerate(prompts)])

@@ -6,6 +6,7 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
+from pydantic import SecretStr
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -101,10 +102,10 @@ def test_langchain_openai_works_unchanged(model_url: str) -> None:
     """ChatOpenAI: the answer, its stream and its usage."""
     llm = ChatOpenAI(
         base_url=f"{model_url}/v1",
-        api_key="none",
+        api_key=SecretStr("none"),
         model="default",
         temperature=0,
-        max_tokens=32,
+        max_completion_tokens=32,
         stream_usage=True,
     )
     answer = llm.invoke(QUESTION)

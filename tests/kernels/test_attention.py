@@ -24,7 +24,8 @@ def steps(draw: st.DrawFn) -> list[Rows]:
     first = 0
     for _ in range(draw(st.integers(1, 6))):
         table: list[int] = []
-        if tables and draw(st.booleans()):
+        goes_on = bool(tables) and draw(st.booleans())
+        if goes_on:
             parent = draw(st.sampled_from(tables))
             table = parent[: draw(st.integers(0, len(parent)))]
         shared = len(table) * PAGE

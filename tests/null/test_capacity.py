@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
@@ -15,7 +16,7 @@ COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)
 OUTPUT = 50
 
 
-def one_call(prompt: str, variable: str, tokens: int, **more: Criterion) -> Submit:
+def one_call(prompt: str, variable: str, tokens: int, **more: Any) -> Submit:
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=variable, sampling=sampling)
     segments = (Segment(text=prompt), Segment(output="o"))

@@ -104,7 +104,7 @@ def test_doctor_judges_an_engine(
     engine: str, missing: str, torch: dict[str, object], verdict: tuple[bool, str]
 ) -> None:
     """An engine runs where its extras are whole and torch loads."""
-    extras = {
+    extras: dict[str, dict[str, str | None]] = {
         extra: dict.fromkeys(packages, None if extra == missing else "1.0")
         for extra, packages in EXTRAS.items()
     }

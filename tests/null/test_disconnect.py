@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body" and message.get("body"):
             sent.append(message["body"])
             if len(sent) == parts:

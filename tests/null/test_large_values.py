@@ -11,7 +11,6 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline import transforms
 from weftline_engine.null import NullConfig, NullMode
-from weftline_server.session import lowering
 
 LONG = [{"name": f"item {i}", "words": "lorem ipsum " * 4} for i in range(1000)]
 
@@ -28,7 +27,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
             seen.append((len(value) if isinstance(value, str) else -1, main))
         return run(specs, value)
 
-    monkeypatch.setattr(lowering.transforms, "run", watched)
+    monkeypatch.setattr("weftline.transforms.run", watched)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,13 +152,13 @@ def test_what_calls_share_counts_once() -> None:
     more: dict[str, Any] = {"tokens": 1000, "criterion": "tpot"}
     prefixes = (("short", 64), ("long", 900))
     queue = [queued(f"q{i}", at=i, prefixes=prefixes, **more) for i in range(12)]
+    held = {"latency": 1000, "bounded": 1000, "strict": 1000, "running": 1}
     for limit in ("kv_tokens", "latency_tokens"):
         assert len(placed(queue, [engine("e", **{limit: 1900})])) == 10
-        held = {"latency": 1000, "bounded": 1000, "strict": 1000, "running": 1}
-        some = engine("e", shared={"short", "long"}, **held)
-        assert len(placed(queue, [replace(some, **{limit: 1900})])) == 9
+        some: dict[str, Any] = {"shared": {"short", "long"}, **held}
+        assert len(placed(queue, [engine("e", **some, **{limit: 1900})])) == 9
         other = [queued(f"q{i}", at=i, prefixes=(("else", 900),), **more) for i in range(2)]
-        assert len(placed(other, [replace(some, **{limit: 1999})])) == 0
+        assert len(placed(other, [engine("e", **some, **{limit: 1999})])) == 0
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def at_the_start(first, second):
 
 @semantic_function
 def title(
-    book: Any = Input(transforms=[{"op": "path", "keys": ["title"]}]),  # noqa: B008
+    book=Input(transforms=[{"op": "path", "keys": ["title"]}]),  # noqa: B008
     line=Output(transforms=[{"op": "json"}]),  # noqa: B008
 ):
     """ "{{input:book}}"{{output:line}}"""

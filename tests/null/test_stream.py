@@ -70,7 +70,7 @@ async def test_an_id_that_is_none_of_ours(serve: Serve, id: str) -> None:
     """Nor is a digit that counts for nothing, as in a square: headers are Latin-1."""
     server, session = await made(serve)
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
-    headers = {"Last-Event-ID": id.encode("latin-1")}
+    headers = {b"Last-Event-ID": id.encode("latin-1")}
     answer = await server.http.post("/v1/get", json=body, headers=headers)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "Last-Event-ID")
