@@ -111,8 +111,12 @@ class Graph:
 
     def downstream(self, call: str) -> Iterator[str]:
         """Calls that read an output of `call`, each once."""
-        readers = (r for var in self.nodes[call].writes for r in self.consumers.get(var, ()))
-        yield from dict.fromkeys(readers)
+        seen: set[str] = set()
+        for var in self.nodes[call].writes:
+            for reader in self.consumers.get(var, ()):
+                if reader not in seen:
+                    seen.add(reader)
+                    yield reader
 
     def upstream(self, call: str) -> Iterator[str]:
         """Calls that write an input of `call`, each once."""

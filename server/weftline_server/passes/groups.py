@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Plan
+from weftline_server.passes.plan import Calls, Plan
 
 
-def groups(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, str]:
+def groups(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, str]:
     """Calls of equal depth under one consumer are a group; a lone producer is in none.
 
     A call with several consumers goes with the first of them that makes it a group.

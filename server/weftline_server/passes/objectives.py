@@ -6,11 +6,12 @@ output marks its whole ancestry, except where a latency output needs the same ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Plan
+from weftline_server.passes.plan import Calls, Plan
 
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 
@@ -20,15 +21,23 @@ def stricter(one: Criterion, other: Criterion) -> Criterion:
     return min(one, other, key=_STRICTEST_FIRST.index)
 
 
-def objectives(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, Criterion]:
+def objectives(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, Criterion]:
     """The strictest of a call's own criteria and its consumers' objectives."""
     found: dict[str, Criterion] = {}
-    for call in calls:
+
+    def hurries(child: str) -> bool:
+        """A call that others wait for has to be whole, so of ttft and tpot they want latency."""
+        objective = found.get(child) or plan.objective.get(child, Criterion.LATENCY)
+        return objective is not Criterion.THROUGHPUT
+
+    for call, news in calls.items():
         wanted = [plan.criteria[v] for v in graph.nodes[call].writes if v in plan.criteria]
-        for child in graph.downstream(call):
-            objective = found.get(child) or plan.objective.get(child, Criterion.LATENCY)
-            # A call that others wait for has to be whole, so of ttft and tpot they want latency.
-            bulk = objective is Criterion.THROUGHPUT
-            wanted.append(Criterion.THROUGHPUT if bulk else Criterion.LATENCY)
+        was = plan.objective.get(call)
+        # One that was for throughput has no other consumer in a hurry: no need to ask them all.
+        others = () if was is Criterion.THROUGHPUT else graph.downstream(call)
+        if any(map(hurries, chain(news, others))):
+            wanted.append(Criterion.LATENCY)
+        elif any(True for _ in graph.downstream(call)):
+            wanted.append(Criterion.THROUGHPUT)
         found[call] = min(wanted, key=_STRICTEST_FIRST.index, default=Criterion.LATENCY)
     return found

@@ -29,5 +29,8 @@ class Plan:
         return self.depth.get(call, 0), objective, self.group.get(call, "")
 
 
-# A pass answers one question about each of some calls, given consumers before producers.
-Pass = Callable[[Graph, Plan, Sequence[str]], Mapping[str, Any]]
+# Some calls, consumers before producers, and of each the consumers that are new or planned anew.
+Calls = Mapping[str, Sequence[str]]
+
+# A pass answers one question about each of some calls.
+Pass = Callable[[Graph, Plan, Calls], Mapping[str, Any]]

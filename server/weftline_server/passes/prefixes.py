@@ -7,15 +7,15 @@ have equal hashes as far as they agree, before any value is known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.graph import Graph, Node
 from weftline_server.graph.primitive import value_text
-from weftline_server.passes.plan import Plan
+from weftline_server.passes.plan import Calls, Plan
 
 
-def prefixes(graph: Graph, plan: Plan, calls: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+def prefixes(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, tuple[str, ...]]:
     """For each call the hashes at its boundaries, in order; they never change."""
     fresh = (call for call in calls if call not in plan.prefixes)
     return {call: boundaries(graph.nodes[call]) for call in fresh}

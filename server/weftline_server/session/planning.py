@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, affected, analyse, stricter
+from weftline_server.passes import Plan, analyse, stricter
 
 
 class Planning:
@@ -51,9 +51,8 @@ class Planning:
         """Plan anew what has changed; the calls that this was about."""
         if not self._changed:
             return ()
-        calls = affected(self._graph, self._changed, self._started)
+        calls = analyse(self._graph, self.plan, self._changed, self._started, self._without)
         self._changed.clear()
-        analyse(self._graph, self.plan, calls, self._without)
         for call in calls:
             advice = self.plan.advice(call)
             if self._said.setdefault(call, advice) != advice:
