@@ -1,12 +1,12 @@
 """What the server itself costs, and what its admission and retention earn.
 
-    make bench-server [ARGS="--sessions 1000 --agents 32 --out"]
+    make bench-server [ARGS="--sessions 1000 --agents 32 --folder out/server"]
 
-Prints JSON, and with --out writes it below bench/results. Two curves: a placement round over 16
-engines by the length of the queue, and adding a call to a session by its size. The CPU time of the
-server process per call, many sessions at once on the null engine, with how many values came back
-wrong or not at all. And in simulated time, many agents whose KV pool holds a third of them: ours,
-LRU that admits everybody, and LRU behind a semaphore in the client, of the best size for its rate.
+Writes server.json below bench/results. Curves: a placement round over 16 engines by the length of
+the queue, and adding a call to a session by its size. The CPU time of the server process per call,
+for many sessions at once on the null engine, with how many values came back wrong or not at all.
+And in simulated time, many agents whose KV pool holds a third of them: ours, LRU that admits
+everybody, and LRU behind a semaphore in the client, of the best size for its rate.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import datetime
 import json
 import os
 import random
-import statistics
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.results import RESULTS
+from bench.harness.metrics import spread
+from bench.harness.results import RESULTS, write
 from bench.simulator.agents import Agents, simulate
 from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline_engine.api import Hints
+from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_engine.simulated import SimulatedConfig
 from weftline_server.graph.graph import Node
 from weftline_server.schedule.policy import EngineLoad, Queued, place
@@ -37,58 +39,98 @@ from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
 CALLS_PER_SESSION = 5
-AT_ONCE = 64  # requests in flight from the one client process
+FEW_AT_ONCE = 64
+ENGINES = 16
 LENGTHS = (10, 100, 1000, 10_000)
+ROUNDS = 15
 # Sizes of the client's semaphore, as shares of the agents; between them the best one lies.
 ROOMS = (0.25, 0.31, 0.34, 0.38, 0.41, 0.44, 0.5)
 
+Curve = Mapping[int, Mapping[str, float]]
 
-def placing(length: int, engines: int = 16) -> float:
-    """Median milliseconds of a round over `engines`, for a queue of `length` calls."""
+
+def placing() -> Mapping[str, Curve]:
+    """Milliseconds of a round by the length of the queue: calls that share forty beginnings, calls
+    that share nothing, and those on engines that have room for hardly one of them."""
+    roomy, full = (
+        [EngineLoad(name=f"e{i}", model="m", kv_tokens=size) for i in range(ENGINES)]
+        for size in (60_000, 2_000)
+    )
+    ways = {"sharing": (40, roomy), "alone": (None, roomy), "full": (None, full)}
+    found: dict[str, dict[int, Mapping[str, float]]] = {name: {} for name in ways}
+    for name, (shared, loads) in ways.items():
+        for length in LENGTHS:
+            queue = _queue(length, shared)
+            found[name][length] = _spread(partial(place, queue, loads, "app", 1.0), 1e3)
+    return found
+
+
+def _queue(length: int, shared: int | None) -> list[Queued]:
+    """Calls of 500 groups; of their beginnings there are `shared`, or as many as calls."""
     rng = random.Random(0)
-    queue = [
+    return [
         Queued(
             id=str(i),
             model="m",
             queued=rng.random(),
-            tokens=rng.randint(50, 900),
+            tokens=rng.randint(513, 1200),
             hints=Hints(group=f"g{i % 500}", work_left=rng.randint(1, 9999), depth=i % 4),
-            prefixes=tuple((f"p{i % 40}-{k}", 32 << k) for k in range(5)),
+            prefixes=tuple((f"p{i % (shared or length)}-{k}", 32 << k) for k in range(5)),
         )
         for i in range(length)
     ]
-    loads = [EngineLoad(name=f"e{i}", model="m", kv_tokens=60_000) for i in range(engines)]
-    return statistics.median(_seconds(lambda: place(queue, loads, "app", 1.0), 7)) * 1e3
 
 
-def growing(size: int) -> float:
-    """Median microseconds to add one call to a session of `size` calls in ten chains."""
+def growing() -> Mapping[str, Curve]:
+    """Microseconds to add one call to a session by its size, and to plan what that changes: below
+    a chain that has ended, as an agent goes on; beside calls that wait for a variable, too; and
+    below one of ten chains that wait."""
+    shapes: dict[str, Callable[[int], str]] = {
+        "after its last call": lambda number: f"v{number - 1}",
+        "beside those that wait": lambda number: "topic",
+        "below chains that wait": lambda number: f"v{number - 10}" if number >= 10 else "topic",
+    }
+    return {
+        name: {size: _adding(size, reads, name == "after its last call") for size in LENGTHS}
+        for name, reads in shapes.items()
+    }
+
+
+def _adding(size: int, reads: Callable[[int], str], runs: bool) -> dict[str, float]:
     session = Session("s", "t", 0.0)
-    nodes = tuple(_chained(i, i - 10) for i in range(size))
-    session.handle(ev.CallsSubmitted(now=0.0, nodes=nodes))
+    session.handle(ev.VariableSet(now=0.0, variable="v-1", value=""))
+    for number in range(size):
+        _add(session, number, reads(number), runs)
     numbers = iter(range(size, size + 50))
 
     def add() -> None:
         number = next(numbers)
-        node = _chained(number, number - size)
-        session.handle(ev.CallsSubmitted(now=0.0, nodes=(node,)))
+        _add(session, number, reads(size - 1 if runs else number), False)
 
-    return statistics.median(_seconds(add, 50)) * 1e6
+    return _spread(add, 1e6, 50)
 
 
-def _seconds(work: object, times: int) -> list[float]:
-    assert callable(work)
+def _add(session: Session, number: int, reads: str, runs: bool) -> None:
+    node = Node(f"c{number}", _call(f"v{number}", reads, f"{number} "))
+    session.handle(ev.CallsSubmitted(now=0.0, nodes=(node,)))
+    assert session.plan.depth[node.id] == 0
+    if runs:
+        session.handle(ev.PrimitiveSent(now=0.0, call=node.id, index=0, engine="e"))
+        used = Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1, started=0.0, filled=0.0)
+        ended = ev.PrimitiveFinished(
+            now=0.0, call=node.id, index=0, reason=FinishReason.STOP, usage=used, value="x"
+        )
+        session.handle(ended)
+
+
+def _spread(work: Callable[[], object], unit: float, times: int = ROUNDS) -> dict[str, float]:
+    """The median and the quartiles of so many rounds, in `unit`s of a second."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return found
-
-
-def _chained(number: int, after: int) -> Node:
-    call = _call(f"v{number}", None if after < 0 else f"v{after}", f"{number} ")
-    return Node(f"c{number}", call)
+        found.append((time.perf_counter() - began) * unit)
+    return spread(found).to_json()
 
 
 def _call(writes: str, reads: str | None, text: str) -> Call:
@@ -100,11 +142,11 @@ def _call(writes: str, reads: str | None, text: str) -> Call:
     return Call(name="step", prompt=tuple(prompt), placeholders=tuple(holders))
 
 
-async def whole_path(sessions: int) -> dict[str, float | int]:
-    """Chains of calls on the echoing engine, each session one request."""
+async def whole_path(sessions: int, at_once: int) -> dict[str, float | int]:
+    """Chains of calls on the echoing engine, each session one request, so many `at_once`."""
     with local_server("--engine", "null") as url:
         async with AsyncClient(url) as client:
-            room = asyncio.Semaphore(AT_ONCE)
+            room = asyncio.Semaphore(at_once)
             names = [f"v{i}" for i in range(CALLS_PER_SESSION)]
             before = [None, *names]
 
@@ -115,7 +157,7 @@ async def whole_path(sessions: int) -> dict[str, float | int]:
                     answer = await client.run(calls, names[-1:])
                 return answer.values[names[-1]] == "".join(texts)
 
-            await asyncio.gather(*map(one, range(AT_ONCE)))  # warm
+            await asyncio.gather(*map(one, range(at_once)))  # warm
             server = _server_pid()
             cpu, wall = _cpu_seconds(server), time.perf_counter()
             right = sum(await asyncio.gather(*map(one, range(sessions))))
@@ -123,6 +165,7 @@ async def whole_path(sessions: int) -> dict[str, float | int]:
     calls = sessions * CALLS_PER_SESSION
     return {
         "sessions": sessions,
+        "at_once": at_once,
         "calls": calls,
         "lost_or_wrong": sessions - right,
         "cpu_ms_per_call": round(cpu / calls * 1e3, 3),
@@ -173,27 +216,28 @@ def agents(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and write what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--agents", type=int, default=32)
-    parser.add_argument("--out", action="store_true", help="write below bench/results as well")
-    args = parser.parse_args()
     about = machine.describe()
-    found = {
-        "machine": about,
-        "place_ms_by_queue": {n: round(placing(n), 2) for n in LENGTHS},
-        "add_call_us_by_session": {n: round(growing(n), 1) for n in LENGTHS},
-        "whole_path": asyncio.run(whole_path(args.sessions)),
-        "agents": agents(args.agents),
+    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
+    parser.add_argument("--folder", type=Path, default=RESULTS / today)
+    args = parser.parse_args()
+    found: dict[str, Any] = {"machine": about}
+    parts: dict[str, Callable[[], Any]] = {
+        "place_ms_by_queue": placing,
+        "add_call_us_by_session": growing,
+        "whole_path": lambda: [
+            asyncio.run(whole_path(args.sessions, at_once))
+            for at_once in (FEW_AT_ONCE, args.sessions)
+        ],
+        "agents": lambda: agents(args.agents),
     }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if args.out:
-        today = datetime.date.today().isoformat()
-        folder = RESULTS / f"{today}-{machine.slug(about['cores'])}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "server.json").write_text(text + "\n")
+    for name, measure in parts.items():
+        found[name] = measure()
+        print(f"{name}: {json.dumps(found[name], indent=1)}", flush=True)
+    print(write(args.folder, "server", found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sections of the report that are not of the harness: the simulator, and LlamaIndex."""
+"""Sections of the report that are not of the harness: the simulator, LlamaIndex, the server."""
 
 from __future__ import annotations
 
@@ -72,4 +72,49 @@ def llamaindex(report: Report) -> list[str]:
     return [*lines, ""]
 
 
-SECTIONS = {"simulation": simulation, "llamaindex": llamaindex}  # by the name of their file
+def server(report: Report) -> list[str]:
+    """`make bench-server`: what the server costs, and what admission and retention earn."""
+    placing, adding = report["place_ms_by_queue"], report["add_call_us_by_session"]
+    lengths = list(next(iter(placing.values())))
+    agents, ways = report["agents"], ("ours", "lru", "lru_behind_best_semaphore")
+    lines = [
+        *("## The server by itself", ""),
+        "`make bench-server`: a round of placements over 16 engines by the length of the queue,",
+        "for calls that share beginnings, that share none, and on engines without room; and adding",
+        "one call to a session of so many.",
+        "",
+        f"| calls | {' | '.join(f'{int(length):,}' for length in lengths)} |",
+        "|---" * (1 + len(lengths)) + "|",
+        *(_curve(f"placed, {name}", placing[name], "ms") for name in placing),
+        *(_curve(f"added {name}", adding[name], "µs") for name in adding),
+        "",
+        "| sessions at once | calls | lost or wrong | CPU per call | calls a second |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {one['at_once']:,} | {one['calls']:,} | {one['lost_or_wrong']} "
+            f"| {one['cpu_ms_per_call']:.2f} ms | {one['calls_per_s']:,.0f} |"
+            for one in report["whole_path"]
+        ),
+        "",
+        f"{agents['agents']} agents of eight turns on a cache for a third of them, in simulated",
+        f"time; the best of the client's semaphores lets {agents['best_semaphore']} in.",
+        "",
+        "| | applications a minute | computed again | mean | slowest |",
+        "|---|---|---|---|---|",
+    ]
+    for way in ways:
+        one = agents[way]
+        lines.append(
+            f"| {way.replace('_', ' ')} | {one['applications_per_minute']:.1f} "
+            f"| {one['recomputed_share']:.0%} | {one['mean_s']:.1f} s | {one['slowest_s']:.1f} s |"
+        )
+    return [*lines, ""]
+
+
+def _curve(name: str, points: Mapping[str, Mapping[str, float]], unit: str) -> str:
+    cells = (f"{one['median']:.3g} {unit}" for one in points.values())
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+# By the name of their file.
+SECTIONS = {"simulation": simulation, "llamaindex": llamaindex, "server": server}

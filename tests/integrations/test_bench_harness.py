@@ -141,6 +141,28 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})
 
 
+def test_the_server_by_itself() -> None:
+    """Curves as rows, the whole path, and a row for each way to admit."""
+    one = {"median": 12.34, "low": 12.0, "high": 13.0, "n": 3}
+    way = {"applications_per_minute": 48.0, "recomputed_share": 0.04, "mean_s": 30.0}
+    path = {"at_once": 1000, "calls": 5000, "lost_or_wrong": 0}
+    names = ("ours", "lru", "lru_behind_best_semaphore")
+    lines = others.server(
+        {
+            "place_ms_by_queue": {"sharing": {"10": one, "10000": one}},
+            "add_call_us_by_session": {"beside those that wait": {"10": one, "10000": one}},
+            "whole_path": [path | {"cpu_ms_per_call": 1.2, "calls_per_s": 800.0}],
+            "agents": dict.fromkeys(names, way | {"slowest_s": 51.0})
+            | {"agents": 32, "best_semaphore": 12},
+        }
+    )
+    assert "| calls | 10 | 10,000 |" in lines
+    assert "| placed, sharing | 12.3 ms | 12.3 ms |" in lines
+    assert "| added beside those that wait | 12.3 µs | 12.3 µs |" in lines
+    assert "| 1,000 | 5,000 | 0 | 1.20 ms | 800 |" in lines
+    assert "| lru | 48.0 | 4% | 30.0 s | 51.0 s |" in lines
+
+
 def test_the_rate_within_a_bound() -> None:
     """Between two points on a straight line; where all are within it, the last."""
     curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
