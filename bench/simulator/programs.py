@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 
 from .world import World
 
-WORDS = 2048  # of the simulated engine's language
+WORDS = tuple(f"w{number} " for number in range(2048))  # of the simulated engine's language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,12 @@ def map_reduce(chunks: int, own: int, output: int, joined: int = 32) -> Program:
 
 def text(rng: random.Random, tokens: int) -> str:
     """So many words with a space behind each, unlike any other text."""
-    return "".join([f"w{rng.randrange(WORDS)} " for _ in range(tokens)])
+    return "".join(rng.choices(WORDS, k=tokens))
+
+
+@cache
+def _shared(role: str, tokens: int) -> str:
+    return text(random.Random(role), tokens)
 
 
 async def perform(made: World, program: Program, seed: object) -> float:
@@ -73,7 +79,7 @@ def _call(number: int, step: Step, rng: random.Random) -> Call:
     )
     inputs = [Segment(input=one.name) for one in given]
     own = [Segment(text=text(rng, step.own))] if step.own else []
-    role = [Segment(text=text(random.Random(step.role), step.shared))] if step.shared else []
+    role = [Segment(text=_shared(step.role, step.shared))] if step.shared else []
     body = [*inputs, *own] if step.late_text else [*own, *inputs]
     prompt = (*role, *body, Segment(output="o"))
     return Call(name=f"call{number}", prompt=prompt, placeholders=(*given, out))

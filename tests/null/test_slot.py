@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.slot import MAX_PREFIXES, Slot, Work
@@ -31,6 +33,22 @@ def test_the_longest_unused_goes_first_and_of_a_prompt_its_end() -> None:
     assert one.load().prefixes == one.prefixes
     one.forget()
     assert (one.prefixes, one.held) == ({}, 0)
+
+
+def test_what_it_has_in_hand_is_summed_up_anew_only_where_it_changed() -> None:
+    """Held, fed, released, or described anew; an op that it never had changes nothing."""
+    one, work = slot(300), sent(("a", 64))
+    idle = one.load()
+    one.hold(work)
+    assert (idle.running, one.load().running, one.load().latency) == (0, 1, 1)
+    assert one.load() is one.load()
+    assert one.release("of another engine") is None and one.load().running == 1
+    one.hold(replace(work, tokens=5))
+    assert (one.load().running, one.load().latency) == (1, 5)
+    released = one.release("o")
+    assert released is not None and one.load() == idle
+    one.description = api.Description(model="n", kv_tokens=300)
+    assert one.load().model == "n"
 
 
 def test_an_engine_that_says_no_size_is_bounded_all_the_same() -> None:

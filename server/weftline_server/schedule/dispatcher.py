@@ -12,7 +12,7 @@ from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.fleet import Fleet
 from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
-from weftline_server.schedule.policy import EngineLoad, Queued, place
+from weftline_server.schedule.policy import Queued, place
 from weftline_server.schedule.prompter import Prompter
 from weftline_server.schedule.slot import EngineState, Slot, Work
 
@@ -146,7 +146,7 @@ class Dispatcher:
                 continue
             assert slot.engine is not None and work.op.tokens is not None
             slot.engine.feed(op, len(work.op.tokens), part, last)
-            slot.running[op] = work.fed(part, last)
+            slot.hold(work.fed(part, last))
             if last:
                 self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
             return True
@@ -158,7 +158,7 @@ class Dispatcher:
             self._memory.dropped(None, queued.op, self._now())
             return
         for slot in self._fleet.slots.values():
-            if (work := slot.running.pop(op, None)) is not None and slot.engine:
+            if (work := slot.release(op)) is not None and slot.engine:
                 slot.delivered.discard(op)
                 slot.engine.cancel(op)
                 self._perform(self._memory.dropped(slot.name, work.op, self._now()))
@@ -198,9 +198,9 @@ class Dispatcher:
                 found.setdefault(slot.description.model, []).append(slot)
         return found
 
-    def _admit(self) -> None:
+    def _admit(self, ready: Mapping[str, Sequence[Slot]]) -> None:
         """Let waiting applications at the KV caches, each model's on its own."""
-        for model, slots in self._by_model().items():
+        for model, slots in ready.items():
             sizes = [slot.description.kv_tokens for slot in slots if slot.description is not None]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
@@ -211,7 +211,8 @@ class Dispatcher:
         for id, hints in self._replanned():
             if (work := self._queue.get(str(id))) is not None:
                 self._queue[str(id)] = replace(work, op=replace(work.op, hints=hints))
-        self._admit()
+        ready = self._by_model()
+        self._admit(ready)
         queue = [
             Queued(
                 id=work.op.id,
@@ -226,23 +227,19 @@ class Dispatcher:
             if self._memory.may_start(work.op.hints.application)
         ]
         # What 256 engines have in hand takes milliseconds to sum up: not where nothing waits.
-        loads = self._loads() if queue else []
+        loads = [slot.load() for slots in ready.values() for slot in slots] if queue else []
         for placement in place(queue, loads, self._policy, self._now()):
             work = self._queue.pop(placement.id)
             slot = self._fleet.slots[placement.engine]
             assert slot.engine is not None
-            slot.running[work.op.id] = work
+            slot.hold(work)
             slot.remember(work)
             slot.engine.submit(work.op_beside(slot.latency_tokens))
             if not work.op.open:
                 self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
-        for model, slots in self._by_model().items():
+        for model, slots in ready.items():
             busy = sum(bool(slot.running) for slot in slots) / len(slots)
             self._memory.ran(model, busy, self._now())
-
-    def _loads(self) -> list[EngineLoad]:
-        ready = (slot for slot in self._fleet.slots.values() if slot.state is EngineState.READY)
-        return [slot.load() for slot in ready]
 
     def ready(self, slot: Slot) -> None:
         """The fleet's word that an engine takes work."""
@@ -263,7 +260,7 @@ class Dispatcher:
                 self._sink(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Failed)):
                 ended = True
-                del slot.running[work.op.id]
+                slot.release(work.op.id)
                 if isinstance(event, api.Failed) and self._retry(slot, work, event.retryable):
                     self._perform([Free(slot.name, work.op.context)])
                     continue
@@ -294,7 +291,7 @@ class Dispatcher:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
         self._memory.lost(slot.name)
         for work in list(slot.running.values()):
-            del slot.running[work.op.id]
+            slot.release(work.op.id)
             if not self._retry(slot, work, retryable=True):
                 self._memory.dropped(None, work.op, self._now())
                 failed = api.Failed(

@@ -70,7 +70,10 @@ class Work:
 
 @dataclass(slots=True)
 class Slot:
-    """One engine under supervision; `delivered` are ops whose text a consumer may have seen."""
+    """One engine under supervision; `delivered` are ops whose text a consumer may have seen.
+
+    Only `hold` and `release` change `running`, of which `load` remembers the sum.
+    """
 
     name: str
     make: Callable[[], api.Engine] | None  # None: it joined, and comes back by joining again
@@ -83,6 +86,8 @@ class Slot:
     held: int = 0  # tokens of all prefixes
     last_error: str = ""
     task: asyncio.Task[None] | None = None
+    _load: EngineLoad | None = None
+    _summed: api.Description | None = None  # that `_load` speaks of
 
     def move_to(self, state: EngineState) -> None:
         assert state in ALLOWED[self.state], f"engine {self.name}: {self.state} to {state}"
@@ -96,6 +101,18 @@ class Slot:
     def node(self) -> str:
         """The machine that the engine runs on, "" for this one."""
         return self.description.node if self.description else ""
+
+    def hold(self, work: Work) -> None:
+        """It has this op in hand, or now has more of it."""
+        self.running[work.op.id] = work
+        self._load = None
+
+    def release(self, op: str) -> Work | None:
+        """It has this op in hand no more; None where it never had."""
+        work = self.running.pop(op, None)
+        if work is not None:
+            self._load = None
+        return work
 
     def remember(self, work: Work) -> None:
         """Its cache will hold the beginnings of this prompt; those not used for longest it drops
@@ -121,7 +138,12 @@ class Slot:
         return latency_tokens(self.description.step_profile) if self.description else None
 
     def load(self) -> EngineLoad:
-        """What the policy sees of it."""
+        """What the policy sees of it. Of 256 engines few change from round to round."""
+        if self._load is None or self._summed is not self.description:
+            self._load, self._summed = self._sum(), self.description
+        return self._load
+
+    def _sum(self) -> EngineLoad:
         assert self.description is not None, "a ready engine has described itself"
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
