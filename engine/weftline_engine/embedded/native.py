@@ -184,7 +184,7 @@ class NativeDecoder:
                 )
             ),
         )
-        self.governor.after(sleeps() - before, time.perf_counter() - began)
+        self.governor.after(sleeps() - before, time.perf_counter() - began, tokens)
         return logits_RV
 
     def _room(self, name: str, count: int) -> int:
