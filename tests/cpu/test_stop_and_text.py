@@ -95,6 +95,20 @@ def test_the_end_token_ends_the_output(
     assert (outcome.text, len(outcome.tokens)) == (text, count)
 
 
+def test_the_first_token_is_looked_at_like_any_other(make_bench: Make, generate: Make) -> None:
+    """One token is one token, the end may come at once, and so may a stop string."""
+    said = {"one": b"xy", "end": b"\0y", "stop": b".y"}
+    bench = make_bench(probe=forced(said))
+    one, end, stop = bench.run(
+        generate("one", [1], max_tokens=1),
+        generate("end", [1], max_tokens=9, ignore_eos=False),
+        generate("stop", [1], max_tokens=9, stop=(".",)),
+    )
+    assert (one.text, len(one.tokens), one.finished.reason) == ("x", 1, FinishReason.LENGTH)
+    assert (end.text, end.finished.reason) == ("", FinishReason.STOP)
+    assert (stop.text, stop.finished.reason) == ("", FinishReason.STOP)
+
+
 def test_a_character_waits_for_its_bytes(make_bench: Make, generate: Make) -> None:
     bench = make_bench(probe=forced({"op": "a海b".encode()}))
     bench.submit([generate("op", [1], max_tokens=5)])

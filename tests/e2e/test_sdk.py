@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from pathlib import Path
 
@@ -64,17 +66,25 @@ async def test_the_async_client_streams(model_url: str) -> None:
 
 
 def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
-    """Last-Event-ID is the offset after the last part that was seen; nothing comes twice."""
+    """Last-Event-ID is the offset after the last part that was seen; nothing is lost or twice."""
+    text = "one two three four five six seven eight"
     with Client(slow_url) as client, client.session() as session:
-        shout = semantic_function(_shout)
-        said = shout("one two three")
+        said = semantic_function(_shout)(text)
         session.flush()
         body = {"session_id": session.id, "semantic_var_id": said.id, "stream": True}
-        text = said.get()
-        whole = httpx.post(f"{slow_url}/v1/get", json=body).text
-        rest = httpx.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": "4"}).text
-        assert f'"text": "{text}"' in whole
-        assert f'"offset": 4, "text": "{text[4:]}"' in rest
+        before, last = "", ""
+        with httpx.stream("POST", f"{slow_url}/v1/get", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    last = line[4:]
+                elif line.startswith("data: {"):
+                    before += json.loads(line[6:])["text"]
+                elif not line and last and len(before) > 4:
+                    break  # and the connection with it
+        assert int(last) == len(before) < len(text), "the call still runs"
+        again = httpx.post(f"{slow_url}/v1/get", json=body, headers={"Last-Event-ID": last})
+        parts = re.findall(r'"text": "([^"]*)"', again.text)
+        assert before + "".join(parts) == text == said.get()
 
 
 def _shout(words, said):
@@ -114,14 +124,20 @@ def test_errors_reach_the_caller(slow_url: str) -> None:
 
 
 def test_trace_draws_a_session(
-    slow_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    slow_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command prints the chart and writes the picture where it says."""
+    """The command prints the chart and writes the picture, into this folder or where it is told."""
+    monkeypatch.chdir(tmp_path)
     with Client(slow_url) as client, client.session() as session:
         semantic_function(_shout)("one two").get()
         picture = tmp_path / "run.svg"
         command = ["trace", session.id, "--base-url", slow_url, "--output", str(picture)]
         assert cli.main(command) == 0
+        assert cli.main(command[:-2]) == 0
+        assert (tmp_path / f"{session.id}.svg").read_text() == picture.read_text()
     said = capsys.readouterr().out
     assert "_shout |" in said and f"picture: {picture}" in said
     assert "_shout" in picture.read_text()

@@ -80,6 +80,19 @@ async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
     assert (await server.get(session, "s")).json()["value"] == "01"
 
 
+async def test_any_criterion_may_come_with_a_get(serve: Serve) -> None:
+    """What the call is then run for is in the graph."""
+    server = await serve(ONE_PLACE)
+    for wanted in Criterion:
+        session = await server.session()
+        await server.submit(session, call("wait", "{{input:t}}{{output:o}}", t="topic", o="v"))
+        get = asyncio.create_task(server.get(session, "v", criteria=wanted, wait=True))
+        await asyncio.sleep(0)
+        await server.http.put(f"/v1/session/{session}/variable/topic", json={"value": "x"})
+        assert (await get).json()["value"] == "x"
+        assert (await server.graph(session))["calls"][0]["objective"] == wanted
+
+
 def test_what_has_started_keeps_its_plan() -> None:
     """The stricter of two criteria wins whichever comes first; a started call hears of neither."""
     graph = Graph()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -13,6 +15,10 @@ from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submi
 from weftline_engine.null import NullConfig
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_server.config import OPTIMISATIONS, ServerConfig
+from weftline_server.graph.primitive import PromptBefore
+from weftline_server.schedule.prompter import Prompter
+
+T = TypeVar("T")
 
 # 10 ms a step and 1 ms a prompt token: what is computed twice, or too late, is seen.
 CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
@@ -54,12 +60,10 @@ async def three_topics(made: World) -> float:
     return sum(engine.computed for engine in made.engines)
 
 
-def measured(load: object, engines: int, *without: str) -> float:
-    async def main(loop: VirtualLoop) -> float:
+def measured(load: Callable[[World], Awaitable[T]], engines: int, *without: str) -> T:
+    async def main(loop: VirtualLoop) -> T:
         async with world(loop, CONFIG, engines, without=frozenset(without)) as made:
-            assert callable(load)
-            found: float = await load(made)
-            return found
+            return await load(made)
 
     return run(main)
 
@@ -68,6 +72,29 @@ def test_a_prompt_that_is_filled_early_does_not_wait_for_its_input() -> None:
     """400 ms of filling pass on one engine while the first call decodes on the other, or after."""
     early, late = measured(a_chain, 2), measured(a_chain, 2, "prefill_early")
     assert late - early > 0.35
+
+
+def test_a_token_that_was_filled_too_early_is_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole prompt's ids are the ones that count: a surprise gives no wrong text."""
+    wrong: list[tuple[int, ...]] = []
+
+    async def final(made: World) -> str:
+        await a_chain(made)
+        [session] = made.driver._by_id.values()
+        return session.variable("final").text
+
+    stable = Prompter.stable_prefix
+
+    def lies(self: Prompter, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
+        ids = stable(self, prompt, hole)
+        if ids:
+            wrong.append((*ids[:-1], ids[-1] + 1))
+        return wrong[-1] if ids else ids
+
+    text = measured(final, 2)
+    monkeypatch.setattr(Prompter, "stable_prefix", lies)
+    assert measured(final, 2) == text
+    assert wrong
 
 
 def test_calls_go_where_their_prefix_is() -> None:

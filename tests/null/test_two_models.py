@@ -1,0 +1,40 @@
+"""A graph over two models: each call goes to its own, and the values pass between them."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.null.asgi import Server, call
+from weftline_engine.null import NullConfig, NullEngine, NullMode
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
+
+
+async def test_a_graph_over_two_models() -> None:
+    """The first configured model is the one that calls without a name go to."""
+    echo = NullConfig(model="echo")
+    judge = NullConfig(model="judge", mode=NullMode.SCRIPT, script=(("river", "good"),))
+    makers = {"e": lambda: NullEngine(echo), "j": lambda: NullEngine(judge)}
+    app = create_app(ServerConfig(), makers)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as http,
+    ):
+        server = Server(app, http)
+        session = await server.session()
+        await server.submit(
+            session,
+            call("draft", "A river.{{output:d}}", d="d"),
+            {
+                **call("judge", "Is it good? {{input:d}}{{output:v}}", d="d", v="v"),
+                "model": "judge",
+            },
+            call("tell", "It is {{input:v}}.{{output:t}}", v="v", t="t"),
+        )
+        assert (await server.get(session, "t")).json()["value"] == "It is good."
+        calls = (await server.graph(session))["calls"]
+        assert [(c["model"], c["engine"]) for c in calls] == [
+            ("echo", "e"),
+            ("judge", "j"),
+            ("echo", "e"),
+        ]
