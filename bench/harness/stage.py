@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -66,7 +66,8 @@ class Stage:
 
     def __init__(self, system: System, url: str, texts: Texts, scale: Scale, seed: int) -> None:
         self._system = system
-        self._url = url
+        self.url = url
+        self.way = system.way
         self.texts = texts
         self.scale = scale
         self.rng = random.Random(seed)
@@ -78,18 +79,18 @@ class Stage:
 
     def llm(self, tokens: int) -> BaseChatModel:
         """A greedy chat model that answers exactly `tokens` tokens."""
-        model = self._system.llm(self._url, tokens)
-        model.callbacks = [_Watch(self._now, self.prompts)]
+        model = self._system.llm(self.url, tokens)
+        model.callbacks = [_Watch(self.now, self.prompts)]
         return model
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as this system's user runs it."""
-        return self._system.compile(chain, self._take_graph)
+        return self._system.compile(chain, self.take_graph)
 
     @asynccontextmanager
     async def app(self, kind: str) -> AsyncIterator[App]:
         """One run of an application. What it raises is recorded; only a cancel goes on."""
-        app = App(kind, self._now())
+        app = App(kind, self.now())
         self.apps.append(app)
         token = _current.set(app)
         try:
@@ -99,12 +100,19 @@ class Stage:
             app.error = f"{type(error).__name__}: {error}"[:300]
         finally:
             _current.reset(token)
-            app.seconds = self._now() - app.start
+            app.seconds = self.now() - app.start
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds since the run began."""
         return time.perf_counter() - self._began
 
-    def _take_graph(self, graph: dict[str, Any]) -> None:
+    def take_call(self, call: Call) -> None:
+        """A call that the application's client made itself."""
+        if (app := _current.get()) is not None:
+            app.calls.append(call)
+
+    def take_graph(self, graph: Mapping[str, Any]) -> None:
+        """The calls that the server saw of an application."""
         app = _current.get()
         if app is None:
             return

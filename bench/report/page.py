@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 PICTURES = "benchmarks"
 ORDER = (
     *("chain_summary", "chain_background", "many_chains", "map_reduce", "copilot", "gpts"),
-    *("multi_agent", "mixed", "many_agents", "agent_loop", "independent_chat"),
+    *("multi_agent", "mixed", "many_agents", "agent_loop", "rag", "independent_chat"),
 )
 CURVES = {  # workload: what the axis says
     "gpts": "requests a second",

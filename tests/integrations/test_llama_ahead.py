@@ -13,6 +13,7 @@ import httpx
 import pytest
 from llama_index.core import Document, DocumentSummaryIndex, MockEmbedding, SummaryIndex
 from llama_index.core.extractors import KeywordExtractor, SummaryExtractor, TitleExtractor
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import MockLLM
 from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -126,6 +127,14 @@ def test_refine_is_a_chain(proxy: Recording) -> None:
         for call in calls
     ]
     assert reads == [[], ["answer_0"], ["answer_1"], ["answer_2"]]
+
+
+def test_refine_over_short_chunks(proxy: Recording) -> None:
+    """A limit on a chunk's length takes no room from the answer beside it: still one request."""
+    helper = PromptHelper(context_window=900, num_output=8, chunk_size_limit=200)
+    made = synthesizer("refine", bounded(proxy.url), prompt_helper=helper)
+    assert str(made.synthesize("What?", nodes())) == "d-answer"
+    assert counts(proxy) == (1, 0)
 
 
 def test_criterion(proxy: Recording) -> None:

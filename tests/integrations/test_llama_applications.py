@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -283,7 +284,9 @@ def test_pydantic_programs(start_script: StartServer) -> None:
         assert asyncio.run(by_text.acall(city="Rome")) == TIBER
         bodies = proxy.bodies("/v1/chat/completions")
     assert bodies[0]["tool_choice"] == "required"
-    assert [body.get("response_format") for body in bodies] == [None, schema, None]
+    found = {"name": "River", "schema": River.model_json_schema()}  # by its name in the prompt
+    written = {"type": "json_schema", "json_schema": found}
+    assert [body.get("response_format") for body in bodies] == [None, schema, written]
 
 
 def test_objects_without_tools(start_script: StartServer) -> None:
@@ -328,31 +331,54 @@ def test_an_oversized_chunk_is_split(start_script: StartServer) -> None:
     assert len(graph["calls"]) == answer.count("Response ") >= 3
 
 
-def test_templates_that_do_not_fit(rules_url: str) -> None:
+MODES = ["accumulate", "compact_accumulate", "tree_summarize", "refine", "compact"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
     """A template without the variable that a synthesizer fills: what any LLM makes of it, ours
     makes too, ahead or not.
     """
     nodes = [NodeWithScore(node=TextNode(text=text), score=1) for text in TEXTS]
+    kind = "summary_template" if mode == "tree_summarize" else "text_qa_template"
+    template = PromptTemplate("Only {query_str} and {nobody}")
     said = set()
-    for ahead in (True, False):
-        made = get_response_synthesizer(
-            response_mode="accumulate",
-            llm=ours(rules_url, ahead=ahead),
-            text_qa_template=PromptTemplate("Only {query_str}"),
-        )
+    for llm in (ours(rules_url), ours(rules_url, ahead=False)):
+        made = get_response_synthesizer(response_mode=mode, llm=llm, **{kind: template})
         said.add(str(made.synthesize("Is it?", nodes)))
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_an_argument_that_is_no_string(rules_url: str, ahead: bool) -> None:
-    """LlamaIndex renders it, or its own exception says what is wrong."""
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("query", "chunks"), [(3, [*TEXTS]), (None, [*TEXTS]), ("Is it?", [*TEXTS, 5]), ("Is it?", [])]
+)
+def test_an_argument_that_is_no_string(
+    rules_url: str, query: Any, chunks: list[Any], mode: str, ahead: bool
+) -> None:
+    """LlamaIndex renders it, or its own exception says what is wrong, in the words of any LLM."""
 
     def ask(llm: Any) -> Any:
-        made = get_response_synthesizer(response_mode="refine", llm=llm)
-        return made.get_response(3, list(TEXTS))  # type: ignore[arg-type]
+        return get_response_synthesizer(response_mode=mode, llm=llm).get_response(query, chunks)
 
-    assert type(outcome(ask, ours(rules_url, ahead=ahead))) is type(outcome(ask, MockLLM()))
+    expected = outcome(ask, MockLLM(max_tokens=64))
+    got = outcome(ask, ours(rules_url, ahead=ahead))
+    assert type(got) is type(expected)
+    if isinstance(expected, Exception):
+        assert str(got) == str(expected)
+
+
+def test_a_plan_that_fails_is_said_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What LlamaIndex swallows of a handler is in the log once; the user has his error."""
+    llm = ours(rules_url)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            made = get_response_synthesizer(response_mode="tree_summarize", llm=llm)
+            with pytest.raises(AttributeError, match="'int' object has no attribute 'strip'"):
+                made.get_response("Is it?", [5, 6])  # type: ignore[list-item]
+    [line] = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
+    assert "'int' object has no attribute 'strip'" in line
 
 
 def outcome(ask: Callable[[Any], Any], llm: Any) -> Any:

@@ -163,13 +163,20 @@ def test_templates_arrive_unrendered(echo_url: str) -> None:
         llm = Weftline(base_url=proxy.url)
         llm.predict(prompt.partial_format(language="Latin"), question="Where is Rome?")
         asyncio.run(llm.apredict(prompt, language="Latin", question="Where is Rome?"))
+        list(llm.stream(prompt, language="Latin", question="Where is Rome?"))
+
+        async def stream() -> list[str]:
+            parts = await llm.astream(prompt, language="Latin", question="Where is Rome?")
+            return [part async for part in parts]
+
+        asyncio.run(stream())
         bodies = proxy.bodies("/v1/chat/completions")
     question = {"text": "Where is Rome?", "name": "question"}
     pieces = [
         [{"text": "Answer in "}, {"text": "Latin", "name": "language"}, {"text": "."}],
         [question, {"text": " Again: "}, question],
     ]
-    assert [body["weftline"]["messages"] for body in bodies] == [pieces, pieces]
+    assert [body["weftline"]["messages"] for body in bodies] == [pieces] * 4
     for body in bodies:
         texts = ["".join(piece["text"] for piece in message) for message in pieces]
         assert [message["content"] for message in body["messages"]] == texts

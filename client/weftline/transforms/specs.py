@@ -12,6 +12,7 @@ from weftline.errors import TransformFailed
 from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
 from weftline.transforms.choices import Boolean, Choice, Datetime
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
+from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.transforms.objects import Json, Structured, Xml
 from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
@@ -57,6 +58,9 @@ class Combining(Transform):
 _ALL: tuple[type[Transform], ...] = (
     String,
     Json,
+    JsonObject,
+    JsonOrYaml,
+    JsonText,
     Path,
     CommaList,
     NumberedList,
@@ -111,8 +115,8 @@ def _apply(transform: Transform, value: Any) -> Any:
 def run(specs: Sequence[Mapping[str, Any]], value: Any) -> Any:
     """`value` after each of `specs` in order.
 
-    Raises TransformFailed with the message of LangChain's own parser, or "KeyError: 'x'" and the
-    like where LangChain would let Python's error through; its `param` is the transform's op.
+    Raises TransformFailed with the message of the framework's own parser, or "KeyError: 'x'" and
+    the like where it would let Python's error through; its `param` is the transform's op.
     """
     if len(specs) > MAX_SPECS:
         refuse(f"at most {MAX_SPECS} transforms in a row, got {len(specs)}")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -16,7 +16,7 @@ from llama_index.llms.weftline.structure import Piece
 from llama_index.llms.weftline.symbols import Answer, Part, Symbols, filled, reads
 
 from weftline.background import BACKGROUND, Chain
-from weftline.errors import Cancelled, WeftlineError
+from weftline.errors import Cancelled, TransformFailed, WeftlineError
 from weftline.protocol import (
     Call,
     Criterion,
@@ -27,15 +27,16 @@ from weftline.protocol import (
     Segment,
     Submit,
 )
+from weftline.tools import Function, Tool
 from weftline.watching import Event, Failed, Graph, Value
 from weftline.watching import Part as TextPart
 
 OUTPUT = "out"
-STRIP = {"op": "strip"}
 OnGraph = Callable[[Mapping[str, Any]], None]
 
 _TOKENS = {"max_tokens", "min_tokens", "ignore_eos", "constraint"}
 _SAMPLED = {"temperature", "top_p", "top_k", "seed", *_TOKENS}
+_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) 
 
 @dataclass(eq=False)
 class Planned:
-    """One call of a graph: what it asks, and what becomes of it."""
+    """One call of a graph: what it asks, with which fields, and what becomes of it."""
 
     messages: tuple[tuple[str, tuple[Part, ...]], ...]
+    fields: Mapping[str, Any]
     value: Future[Value] = field(default_factory=Future)
     text: Chain[str] = field(default_factory=Chain)
     taken: bool = False
@@ -70,10 +72,15 @@ class Planned:
     def reads(self) -> frozenset[int]:
         return frozenset().union(*(reads(parts) for _, parts in self.messages))
 
-    def key(self, texts: Mapping[int, str], fields: Mapping[str, Any]) -> str:
-        """Its `request_key`, once the answers that it reads are there."""
-        messages = [(role, filled(parts, texts)) for role, parts in self.messages]
-        return request_key(messages, fields)
+    def key(self, answers: Mapping[int, Any]) -> str | None:
+        """Its `request_key`, once the answers that it reads are there; None if they do not parse:
+        LlamaIndex then has the error, and never comes here.
+        """
+        try:
+            messages = [(role, filled(parts, answers)) for role, parts in self.messages]
+        except TransformFailed:
+            return None
+        return request_key(messages, self.fields)
 
     def take(self, event: TextPart | Value | Failed) -> None:
         """What the server says of it."""
@@ -82,8 +89,8 @@ class Planned:
                 self.has_parts = True
                 self.text.add(text)
             case Value(value=value):
-                if not self.has_parts:
-                    self.text.add(str(value))
+                if not self.has_parts and isinstance(value, str):
+                    self.text.add(value)
                 self.text.end()
                 self.value.set_result(event)
             case Failed(error=error):
@@ -101,10 +108,12 @@ class Ahead:
     def __init__(self, plan: Plan, fields: Mapping[str, Any], on_graph: OnGraph | None) -> None:
         self.complete = plan.complete
         self.planned = [
-            Planned(tuple((role, plan.symbols.parts(text)) for role, text in draft.messages))
+            Planned(
+                tuple((role, plan.symbols.parts(text)) for role, text in draft.messages),
+                {**fields, **draft.fields},
+            )
             for draft in plan.drafts
         ]
-        self._fields = dict(fields)
         self._calls = calls_of(plan, fields)
         self._on_graph = on_graph
         self._lock = Lock()
@@ -124,10 +133,10 @@ class Ahead:
     def claim(self, key: str) -> Planned | None:
         """The first call nobody has asked for that asks exactly this."""
         with self._lock:
-            texts = dict(self._texts())
+            answers = dict(self._answers())
             for planned in self.planned:
-                ready = not planned.taken and planned.reads <= texts.keys()
-                if ready and planned.key(texts, self._fields) == key:
+                ready = not planned.taken and planned.reads <= answers.keys()
+                if ready and planned.key(answers) == key:
                     planned.taken = True
                     return planned
         return None
@@ -154,10 +163,10 @@ class Ahead:
         assert self._work is not None, "it was started"
         self._work.add_done_callback(lambda _: then())
 
-    def _texts(self) -> Iterator[tuple[int, str]]:
+    def _answers(self) -> Iterator[tuple[int, Any]]:
         for index, planned in enumerate(self.planned):
             if planned.value.done() and planned.value.exception() is None:
-                yield index, str(planned.value.result().value)
+                yield index, planned.value.result().value
 
     async def _follow(self, server: Server, submit: Submit) -> None:
         error: BaseException = Cancelled("the answer ended before this call was ready")
@@ -184,42 +193,61 @@ class Ahead:
 
 def calls_of(plan: Plan, fields: Mapping[str, Any]) -> tuple[Call, ...]:
     """The plan as the server takes it. Raises Unplannable for fields that calls do not have."""
-    fields = dict(fields)
-    model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
-    criteria = fields.pop("criteria", None)
-    if unknown := fields.keys() - _SAMPLED:
-        raise Unplannable(f"requests have fields that graphs do not: {', '.join(sorted(unknown))}")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    sampling = Sampling(**fields, stop=stops)
-    model = None if model == "default" else model
-    criterion = None if criteria is None else Criterion(criteria)
     return tuple(
-        replace(_call(draft, index, plan.symbols, sampling), model=model, criteria=criterion)
+        _call(draft, index, plan.symbols, {**fields, **draft.fields})
         for index, draft in enumerate(plan.drafts)
     )
 
 
-def _call(draft: Draft, index: int, symbols: Symbols, sampling: Sampling) -> Call:
+def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an OpenAI request's response_format asks for, as the server reads it."""
+    match format:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return {"json_schema": schema}
+        case {"type": "json_object"}:
+            return {"json_schema": {"type": "object"}}
+        case {"type": "text"}:
+            return None
+    raise Unplannable("requests have a response_format that graphs do not")
+
+
+def _call(draft: Draft, index: int, symbols: Symbols, fields: dict[str, Any]) -> Call:
+    model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
+    criteria = fields.pop("criteria", None)
+    tools = {name: fields.pop(name) for name in _TOOLS if name in fields}
+    if (format := fields.pop("response_format", None)) is not None:
+        fields["constraint"] = _constraint(format) or fields.get("constraint")
+    if unknown := fields.keys() - _SAMPLED:
+        raise Unplannable(f"requests have fields that graphs do not: {', '.join(sorted(unknown))}")
+    if "tools" in tools:
+        tools["tools"] = tuple(Tool(function=Function(**t["function"])) for t in tools["tools"])
+    sampling = Sampling(**fields, stop=(stop,) if isinstance(stop, str) else tuple(stop))
+    prompt, inputs = _prompt(draft, symbols)
+    output = Placeholder(
+        name=OUTPUT, in_out=InOut.OUT, semantic_var_id=variable(index), sampling=sampling
+    )
+    return Call(
+        name=draft.name,
+        prompt=prompt,
+        placeholders=(*inputs, output),
+        model=None if model == "default" else model,
+        criteria=None if criteria is None else Criterion(criteria),
+        **tools,
+    )
+
+
+def _prompt(draft: Draft, symbols: Symbols) -> tuple[Any, Iterable[Placeholder]]:
     binding = _Binding(symbols)
     parts = zip(draft.messages, draft.pieces, strict=True)
     turns = [
         (role, tuple(binding.segments(pieces or (Piece(text),)))) for (role, text), pieces in parts
     ]
     answer = Segment(output=OUTPUT)
-    is_text = draft.messages[0][0] == ""
-    output = Placeholder(
-        name=OUTPUT, in_out=InOut.OUT, semantic_var_id=variable(index), sampling=sampling
-    )
-    if is_text:
-        prompt: Any = (*turns[0][1], answer)
-    else:
-        said = (Message(role=role, content=content) for role, content in turns)
-        prompt = (*said, Message(role="assistant", content=(answer,)))
-    return Call(
-        name=draft.name,
-        prompt=prompt,
-        placeholders=(*binding.placeholders.values(), output),
-    )
+    if draft.messages[0][0] == "":
+        return (*turns[0][1], answer), binding.placeholders.values()
+    said = (Message(role=role, content=content) for role, content in turns)
+    prompt = (*said, Message(role="assistant", content=(answer,)))
+    return prompt, binding.placeholders.values()
 
 
 @dataclass
@@ -259,5 +287,5 @@ def _placeholder(name: str, part: Part) -> Placeholder:
         name=name,
         in_out=InOut.IN,
         semantic_var_id=variable(part.index),
-        transforms=(STRIP,) if part.stripped else (),
+        transforms=tuple(dict(step) for step in part.steps),
     )

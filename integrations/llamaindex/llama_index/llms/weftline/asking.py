@@ -176,18 +176,22 @@ class _Telling:
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     """A value of a graph as the answer of an ordinary request."""
-    facts = value.facts
-    text = str(value.value)
-    content: dict[str, Any] = {"text": text}
-    if asked.route == CHAT:
-        content = {"message": {"role": "assistant", "content": text}}
+    facts, said = value.facts, value.value
+    finish = facts["finish_reason"]
+    if isinstance(said, dict):  # with tools the value is the assistant's message
+        content: dict[str, Any] = {"message": said}
+        finish = "tool_calls" if said.get("tool_calls") and finish == "stop" else finish
+    elif asked.route == CHAT:
+        content = {"message": {"role": "assistant", "content": said}}
+    else:
+        content = {"text": said}
     usage = {
         "prompt_tokens": facts["prompt_tokens"],
         "completion_tokens": facts["output_tokens"],
         "total_tokens": facts["prompt_tokens"] + facts["output_tokens"],
         "prompt_tokens_details": {"cached_tokens": facts["cached_tokens"]},
     }
-    choice = {"index": 0, **content, "finish_reason": facts["finish_reason"]}
+    choice = {"index": 0, **content, "finish_reason": finish}
     return {"model": asked.body.get("model"), "choices": [choice], "usage": usage}
 
 

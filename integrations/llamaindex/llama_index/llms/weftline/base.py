@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -29,11 +29,13 @@ from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts.base import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
 from llama_index.llms.weftline.ahead import OnGraph, Server
 from llama_index.llms.weftline.asking import Asked, Asking
+from llama_index.llms.weftline.objects import are_asked_in_text, as_text_field, offer, wanted
 from llama_index.llms.weftline.spans import listen
 from llama_index.llms.weftline.wire import (
     CHAT,
@@ -167,12 +169,13 @@ class Weftline(FunctionCallingLLM):
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Asked:
         """A chat request, and what is known of it. Raises ValueError for what is no text."""
         bodies = [message_body(message) for message in messages]
-        return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options))
+        texts = [body["content"] for body in bodies]
+        return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))
 
     def _text(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Asked:
         if not formatted and self.completion_to_prompt is not None:
             prompt = self.completion_to_prompt(prompt)
-        return self._asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options))
+        return self._asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options, [prompt]))
 
     def _chat_of(self, prompt: str, formatted: bool) -> list[ChatMessage]:
         if not formatted and self.completion_to_prompt is not None:
@@ -288,16 +291,40 @@ class Weftline(FunctionCallingLLM):
         made: Model = await super().astructured_predict(output_cls, prompt, options, **prompt_args)
         return made
 
+    def stream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Model | FlexibleModel, None, None]:
+        """The object as it grows."""
+        options = self._held_to(output_cls, llm_kwargs)
+        parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
+            output_cls, prompt, options, **prompt_args
+        )
+        return parts
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Model | FlexibleModel, None]:
+        """The same by await."""
+        options = self._held_to(output_cls, llm_kwargs)
+        parts: AsyncGenerator[
+            Model | FlexibleModel, None
+        ] = await super().astream_structured_predict(output_cls, prompt, options, **prompt_args)
+        return parts
+
     def _held_to(
         self, output_cls: type[BaseModel], options: dict[str, Any] | None
     ) -> dict[str, Any] | None:
-        if self.is_function_calling_model:
+        if not are_asked_in_text(self):
             return options  # the call of a tool is held to its schema anyway
-        schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
-        return {
-            "response_format": {"type": "json_schema", "json_schema": schema},
-            **(options or {}),
-        }
+        return {**as_text_field(output_cls), **(options or {})}
 
     def _prepare_chat_with_tools(
         self,
@@ -316,12 +343,7 @@ class Weftline(FunctionCallingLLM):
         offered: dict[str, Any] = {}
         if tools:
             specs = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-            choice = _tool_choice(tool_choice, tool_required)
-            offered = {
-                "tools": specs,
-                "tool_choice": choice,
-                "parallel_tool_calls": allow_parallel_tool_calls,
-            }
+            offered = offer(specs, tool_choice, tool_required, allow_parallel_tool_calls)
         return {"messages": messages, **offered, **kwargs}
 
     def _validate_chat_with_tools_response(
@@ -355,18 +377,16 @@ class Weftline(FunctionCallingLLM):
         ]
 
 
-def _request(llm: Weftline, options: Mapping[str, Any]) -> dict[str, Any]:
+# Whoever gives one of these says what the answer must be.
+_SHAPES = ("response_format", "constraint", "tools")
+
+
+def _request(llm: Weftline, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """The fields beside the prompt; an option given as None is left out."""
     fields = {**llm.parameters(), **options}
+    if not any(shape in fields for shape in _SHAPES):
+        fields |= wanted(texts)
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None, required: bool) -> str | dict[str, Any]:
-    if choice is None:
-        return "required" if required else "auto"
-    if isinstance(choice, dict) or choice in ("auto", "none", "required"):
-        return choice
-    return {"type": "function", "function": {"name": choice}}
 
 
 def _as_completion(response: ChatResponse) -> CompletionResponse:

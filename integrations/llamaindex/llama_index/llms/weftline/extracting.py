@@ -7,13 +7,16 @@ from typing import Any
 
 from llama_index.core.extractors import (
     KeywordExtractor,
+    PydanticProgramExtractor,
     QuestionsAnsweredExtractor,
     SummaryExtractor,
     TitleExtractor,
 )
+from llama_index.core.program import FunctionCallingProgram, LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
-from llama_index.llms.weftline.plan import Plan, Unplannable
+from llama_index.llms.weftline.objects import as_tool_fields
+from llama_index.llms.weftline.plan import Plan, Unplannable, plan_of
 
 
 def keywords(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
@@ -44,28 +47,61 @@ def titles(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
     documents = extractor.separate_nodes_by_ref_id(extractor.filter_nodes(nodes))
     for members in documents.values():
         found = [plan.predict("title", one, context_str=node.text) for node in members]
-        joined = ", ".join(plan.symbols.text(answer) for answer in found)
-        plan.predict("combine", all_, context_str=joined)
+        known = [plan.symbols.text(answer) for answer in found if answer is not None]
+        if len(known) < len(found):
+            plan.complete = False
+            return
+        plan.predict("combine", all_, context_str=", ".join(known))
+
+
+def programs(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
+    """A call of the extractor's program for each node."""
+    program = extractor.program
+    fields: Mapping[str, Any] = {}
+    if type(program) is FunctionCallingProgram:
+        fields = as_tool_fields(
+            program.output_cls,
+            program._tool_choice,
+            program._tool_required,
+            program._allow_parallel_tool_calls,
+        )
+    for node in nodes:
+        if isinstance(node, TextNode) or not extractor.is_text_node_only:
+            given = extractor.extract_template_str.format(
+                context_str=node.get_content(metadata_mode=extractor.metadata_mode),
+                class_name=program.output_cls.__name__,
+            )
+            plan.ask("extract", program.prompt, fields, **{extractor.input_key: given})
 
 
 _EXTRACTORS: Mapping[type, Callable[[Plan, Any, Sequence[Any]], None]] = {
     KeywordExtractor: keywords,
+    PydanticProgramExtractor: programs,
     QuestionsAnsweredExtractor: questions,
     SummaryExtractor: summaries,
     TitleExtractor: titles,
 }
+_PROGRAMS = (FunctionCallingProgram, LLMTextCompletionProgram)
 
 
 def can_extract(extractor: object) -> bool:
     """Whether this is an extractor that plans are made for."""
-    return type(extractor) in _EXTRACTORS
+    return type(extractor) in _EXTRACTORS and llm_of(extractor) is not None
+
+
+def llm_of(extractor: Any) -> Any:
+    """The LLM that it calls, None where that is not known."""
+    if type(extractor) is not PydanticProgramExtractor:
+        return extractor.llm
+    program: Any = extractor.program
+    return program._llm if type(program) in _PROGRAMS else None
 
 
 def plan_extraction(extractor: Any, nodes: Sequence[Any]) -> Plan:
     """The calls of `extractor.aextract(nodes)`. Raises Unplannable."""
-    if extractor.llm.output_parser is not None:
-        raise Unplannable("the LLM's output parser changes answers")
-    plan = Plan(extractor.llm)
+    llm = llm_of(extractor)
+    of_objects = type(extractor) is PydanticProgramExtractor
+    plan = plan_of(llm, extractor.program.output_cls if of_objects else None)
     _EXTRACTORS[type(extractor)](plan, extractor, nodes)
     return plan
 

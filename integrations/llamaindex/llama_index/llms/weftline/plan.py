@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.indices.prompt_helper import DEFAULT_PADDING
+from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.prompts.prompt_utils import get_biggest_prompt
 from llama_index.core.response_synthesizers import (
@@ -21,38 +23,79 @@ from llama_index.core.response_synthesizers import (
     TreeSummarize,
 )
 from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
+from llama_index.llms.weftline.objects import (
+    are_asked_in_text,
+    as_text_field,
+    as_tool_fields,
+    wanted,
+)
+from llama_index.llms.weftline.parsers import text_of, transforms_of
 from llama_index.llms.weftline.structure import Pieces, by_template
-from llama_index.llms.weftline.symbols import Answer, Symbols
+from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
+
+from weftline.parsers import NoTransform
 
 # LlamaIndex counts tokens with a tokenizer that is not the model's, so an answer of max_tokens
 # may count for more; English differs by a tenth, code by a fifth.
 LENGTH_MARGIN = 1.25
 
 
+STRIP: Spec = {"op": "strip"}
+JSON_TEXT: Spec = {"op": "json_text"}
+ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "arguments"]}
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A call to come: role and text of each message, symbols in them, and the same in pieces.
 
-    The only role of a text prompt is the empty one.
+    The only role of a text prompt is the empty one. `fields` are the request's, beside the LLM's.
     """
 
     name: str
     messages: tuple[tuple[str, str], ...]
     pieces: tuple[Pieces | None, ...]
+    fields: Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class Plan:
-    """Calls in the order in which LlamaIndex makes them; `complete` if no other follows."""
+    """Calls in the order in which LlamaIndex makes them; `complete` if no other follows.
+
+    With `output_cls` the answers are objects of that class, as structured_predict makes them. What
+    LlamaIndex passes on of an answer is what the transforms `reading` make of it, None where no
+    transform does.
+    """
 
     llm: Any
+    output_cls: type[BaseModel] | None = None
     symbols: Symbols = field(default_factory=Symbols)
     drafts: list[Draft] = field(default_factory=list)
     complete: bool = True
+    reading: tuple[Spec, ...] | None = field(init=False)
 
-    def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer:
-        """Plan `llm.predict(prompt, **arguments)`."""
+    def __post_init__(self) -> None:
+        self.reading = _reading(self.llm, self.output_cls)
+
+    def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer | None:
+        """Plan `llm.predict(prompt, **arguments)`, or structured_predict: what it will return.
+
+        None where a later prompt cannot hold it.
+        """
+        fields: dict[str, Any] = {}
+        if self.output_cls is not None and are_asked_in_text(self.llm):
+            parser = PydanticOutputParser(self.output_cls)
+            prompt = prompt.model_copy(update={"output_parser": parser})
+            fields = as_text_field(self.output_cls)
+        elif self.output_cls is not None:
+            fields = as_tool_fields(self.output_cls)
+        return self.ask(name, prompt, fields, **arguments)
+
+    def ask(
+        self, name: str, prompt: BasePromptTemplate, fields: Mapping[str, Any], **arguments: Any
+    ) -> Answer | None:
+        """Plan one request with these fields."""
         if self.llm.metadata.is_chat_model:
             bodies = [message_body(m) for m in self.llm._get_messages(prompt, **arguments)]
             messages = strip_to_text(bodies)
@@ -64,13 +107,21 @@ class Plan:
         pieces: Sequence[Pieces | None] = by_template(self.llm, prompt, arguments, texts) or [
             None
         ] * len(texts)
-        self.drafts.append(Draft(name, messages, tuple(pieces)))
-        return Answer(len(self.drafts) - 1)
+        fields = fields or wanted(texts)
+        self.drafts.append(Draft(name, messages, tuple(pieces), fields))
+        return None if self.reading is None else Answer(len(self.drafts) - 1, self.reading)
 
     @property
     def longest_answer(self) -> int:
         """Tokens, as LlamaIndex counts them."""
         return int(self.llm.metadata.num_output * LENGTH_MARGIN)
+
+
+def _reading(llm: Any, output_cls: type[BaseModel] | None) -> tuple[Spec, ...] | None:
+    if output_cls is None:
+        return () if llm.output_parser is None else text_of(llm.output_parser)
+    as_json = (*transforms_of(PydanticOutputParser(output_cls)), JSON_TEXT)
+    return as_json if are_asked_in_text(llm) else (ARGUMENTS, *as_json)
 
 
 class Unplannable(Exception):
@@ -85,10 +136,11 @@ def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> Non
         plan.predict("summary", prompt, context_str=packed[0])
         return
     answers = [plan.predict("summarize", prompt, context_str=chunk) for chunk in packed]
-    if len(answers) * (plan.longest_answer + 1) > size:
-        plan.complete = False  # the answers may need packing again
+    known = [answer for answer in answers if answer is not None]
+    if len(known) < len(answers) or len(answers) * (plan.longest_answer + 1) > size:
+        plan.complete = False  # the answers are not known as text, or may need packing again
         return
-    stripped = (plan.symbols.text(Answer(answer.index, stripped=True)) for answer in answers)
+    stripped = (plan.symbols.text(answer.then(STRIP)) for answer in known)
     plan.predict("combine", prompt, context_str="\n\n".join(stripped))
 
 
@@ -104,16 +156,17 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         for chunk in chunks
         for part in _repack(synthesizer, plan.llm, biggest, [chunk], padding)[0]
     ]
-    answer: Answer | None = None
-    for part in parts:
-        if answer is None:
-            answer = plan.predict("answer", first.partial_format(query_str=query), context_str=part)
-            continue
+    if not parts:
+        return
+    answer = plan.predict("answer", first.partial_format(query_str=query), context_str=parts[0])
+    for part in parts[1:]:
         # LlamaIndex fits the chunk beside the answer so far: it must fit beside the longest.
         empty = then.partial_format(query_str=query, existing_answer="")
-        kept, size = _repack(synthesizer, plan.llm, empty, [part])
+        kept, _ = _repack(synthesizer, plan.llm, empty, [part])
         used = len(helper._token_counter.tokenizer(kept[0]))
-        if len(kept) > 1 or used + plan.longest_answer > size:
+        free = helper.model_copy(update={"chunk_size_limit": None})
+        size = free.get_text_splitter_given_prompt(empty, llm=plan.llm).chunk_size
+        if answer is None or len(kept) > 1 or used + plan.longest_answer > size:
             plan.complete = False
             return
         prompt = then.partial_format(query_str=query, existing_answer=plan.symbols.text(answer))
@@ -164,13 +217,27 @@ def plan_synthesis(
     synthesizer: Any, query: str, chunks: Sequence[str], others: Mapping[str, Any]
 ) -> Plan:
     """The calls of `synthesizer.get_response(query, chunks, **others)`. Raises Unplannable."""
-    _require(synthesizer._output_cls is None, "its answers are objects")
+    llm, output_cls = synthesizer._llm, synthesizer._output_cls
     _require(not others, "it was given more than a query and chunks")
     _require(not synthesizer._multimodal, "it is multimodal")
-    _require(synthesizer._llm.output_parser is None, "the LLM's output parser changes answers")
-    plan = Plan(synthesizer._llm)
+    changes = output_cls is not None or llm.output_parser is not None
+    _require(not (changes and synthesizer._streaming), "it streams what is parsed")
+    plan = plan_of(llm, output_cls)
     _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
     return plan
+
+
+def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:
+    """An empty plan. Raises Unplannable where what becomes of an answer is not known."""
+    if output_cls is not None:
+        _require(llm.is_chat_model, "its objects are asked of a text model")
+        _require(llm.output_parser is None, "its objects are parsed twice")
+        # LlamaIndex's programs leave the system prompt out where they run by await.
+        _require(are_asked_in_text(llm) or not llm.system_prompt, "its tools have a system prompt")
+    try:
+        return Plan(llm, output_cls)
+    except NoTransform as reason:
+        raise Unplannable(str(reason)) from reason
 
 
 def _require(holds: bool, otherwise: str) -> None:

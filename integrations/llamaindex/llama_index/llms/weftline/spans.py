@@ -22,7 +22,7 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead, Server
-from llama_index.llms.weftline.extracting import can_extract, plan_extraction
+from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
 from llama_index.llms.weftline.runs import Closer, Run, Said
 from llama_index.llms.weftline.structure import Piece, Pieces, by_search, by_template
@@ -159,9 +159,12 @@ def _covers(span: Span) -> bool:
 
 def _llm_of(instance: Any) -> Any:
     """The Weftline that a synthesizer or an extractor calls."""
-    if not can_plan(instance) and not can_extract(instance):
+    if can_plan(instance):
+        llm = instance._llm
+    elif can_extract(instance):
+        llm = llm_of(instance)
+    else:
         return None
-    llm = getattr(instance, "_llm", None) or getattr(instance, "llm", None)
     return llm if hasattr(llm, "asking") else None
 
 

@@ -39,8 +39,9 @@ class WeftlineSynthesizer(BaseSynthesizer):
     """Answers as LlamaIndex's synthesizer of the same mode, by one request.
 
     `response.metadata["weftline"]` says for each source what its calls took; for a streamed answer
-    it is filled when the stream has ended. What cannot be one graph (objects as answers, modes
-    without calls, answers that may need packing again) runs in LlamaIndex's synthesizer, as ever.
+    it is filled when the stream has ended. What is parsed in the client (objects as answers, an LLM
+    with an output parser) and what cannot be one graph (modes without calls, answers that may need
+    packing again) runs in LlamaIndex's synthesizer, as ever.
 
     The client makes no calls, so LlamaIndex's callbacks see the synthesis and not the calls in it.
     """
@@ -122,6 +123,8 @@ class WeftlineSynthesizer(BaseSynthesizer):
         others = {key: value for key, value in options.items() if key != "separator"}
         if not can_plan(self._inner):
             return None
+        if self._inner._output_cls is not None or self._llm.output_parser is not None:
+            return None  # LlamaIndex's own synthesizer parses them; its calls are sent ahead
         if self._streaming and isinstance(self._inner, Accumulate):
             return None  # LlamaIndex has the error for it
         try:

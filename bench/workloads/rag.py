@@ -1,0 +1,99 @@
+"""A question to a LlamaIndex query engine: retrieval, then an answer made of what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.embeddings import BaseEmbedding
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import TextNode
+from llama_index.core.utils import get_tokenizer
+
+from bench.harness.llamaindex import synthesizer
+from bench.harness.metrics import mean_seconds, ms_per_token
+from bench.harness.stage import Stage
+from bench.harness.workload import Point, Scale, Workload
+
+CHUNK = 512  # tokens of a passage
+PASSAGES = 24  # in the index
+TOP_K = 8  # that are read for an answer
+OUTPUT = 40  # tokens of every call: a tree's answers together are no longer than a passage
+PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
+DIMENSIONS = 256
+
+
+class Words(BaseEmbedding):
+    """Counts words by their hash: retrieval that takes no processor from the systems."""
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        vector = [0.0] * DIMENSIONS
+        for word in re.findall(r"\w+", text.lower()):
+            vector[zlib.crc32(word.encode()) % DIMENSIONS] += 1.0
+        return vector
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+
+def engine(stage: Stage, mode: str) -> RetrieverQueryEngine:
+    """A query engine over passages that no earlier run has seen, as much as one in each prompt."""
+    scale, texts = stage.scale, stage.texts
+    passages = [
+        texts.document(f"passage {stage.seed} {i}", scale.tokens(CHUNK)) for i in range(PASSAGES)
+    ]
+    index = VectorStoreIndex([TextNode(text=text) for text in passages], embed_model=Words())
+    longest = max(len(get_tokenizer()(text)) for text in passages)
+    tokens = scale.tokens(OUTPUT)
+    helper = PromptHelper(
+        context_window=PROMPT + longest + tokens, num_output=tokens, chunk_size_limit=longest
+    )
+    return RetrieverQueryEngine(
+        index.as_retriever(similarity_top_k=TOP_K), synthesizer(stage, mode, tokens, helper)
+    )
+
+
+def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
+    """`aquery` asks a tree's leaves at once by itself; `query`, the usual way, does not."""
+    modes = {
+        "tree, query": ("tree_summarize", False),
+        "tree, aquery": ("tree_summarize", True),
+        "refine, query": ("refine", False),
+    }
+    return [
+        Point(name, {"mode": mode, "is_async": is_async}, x, (0, 250), quick=x == 0)
+        for x, (name, (mode, is_async)) in enumerate(modes.items())
+    ]
+
+
+async def run(stage: Stage, point: Point) -> None:
+    """One question; the index is there before it is asked."""
+    asked = engine(stage, point.values["mode"])
+    question = "What does this text say about weaving?"
+    async with stage.app("question") as app:
+        if point.values["is_async"]:
+            app.result = str(await asked.aquery(question))
+        else:
+            app.result = str(await asyncio.to_thread(asked.query, question))
+
+
+WORKLOAD = Workload(
+    title="RAG query engine (LlamaIndex)",
+    figure="not in the paper",
+    paper="none: what most LlamaIndex users run first",
+    difference=(
+        "it is not in the paper. The baseline is a plain client of the chat endpoint in "
+        "LlamaIndex, whose `query` asks a tree's leaves one by one, and `aquery` at once."
+    ),
+    points=points,
+    run=run,
+    metrics={"seconds": mean_seconds("question"), "ms per token": ms_per_token("question")},
+    target={"0": 1.1, "250": 1.8},
+)

@@ -1,0 +1,88 @@
+"""Objects as answers: what LlamaIndex's pydantic programs ask, and what holds the answer to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.output_parsers.pydantic import PYDANTIC_FORMAT_TMPL
+from llama_index.core.program.function_program import get_function_tool
+from llama_index.core.types import PydanticProgramMode
+
+_BEFORE, _AFTER = PYDANTIC_FORMAT_TMPL.split("{schema}")
+
+
+def are_asked_in_text(llm: Any) -> bool:
+    """Whether an object of `llm` is JSON in its answer's text, and not the call of a tool.
+
+    As LlamaIndex's get_program_for_llm chooses.
+    """
+    mode = llm.pydantic_program_mode
+    if mode is PydanticProgramMode.DEFAULT:
+        return not llm.is_function_calling_model
+    return bool(mode is PydanticProgramMode.LLM)
+
+
+def as_text_field(output_cls: type[BaseModel]) -> dict[str, Any]:
+    """The field of a request whose answer is JSON of this class."""
+    return _held_to(output_cls.__name__, output_cls.model_json_schema())
+
+
+def as_tool_fields(
+    output_cls: type[BaseModel],
+    choice: str | Mapping[str, Any] | None = None,
+    required: bool = True,
+    parallel: bool = False,
+) -> dict[str, Any]:
+    """The fields of a request whose answer calls the tool that makes an object of this class."""
+    tool = get_function_tool(output_cls)
+    return offer([tool.metadata.to_openai_tool(skip_length_check=True)], choice, required, parallel)
+
+
+def offer(
+    tools: Sequence[Mapping[str, Any]],
+    choice: str | Mapping[str, Any] | None,
+    required: bool,
+    parallel: bool,
+) -> dict[str, Any]:
+    """The fields of a request that may, or has to, call tools."""
+    if choice is None:
+        choice = "required" if required else "auto"
+    elif isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        choice = {"type": "function", "function": {"name": choice}}
+    return {"tools": list(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
+
+
+def wanted(texts: Sequence[str]) -> dict[str, Any]:
+    """The field that holds the answer to what a prompt of these messages says it must be.
+
+    LlamaIndex's PydanticOutputParser ends the first or the last message with a JSON schema, and a
+    program hands nothing else of it to the LLM. Without one there is no field.
+    """
+    for text in (texts[0], texts[-1]) if texts else ():
+        start = text.rfind(_BEFORE)
+        if start < 0 or not text.endswith(_AFTER):
+            continue
+        schema = _read(text[start + len(_BEFORE) : -len(_AFTER)])
+        if schema is not None:
+            return _held_to(str(schema.get("title", "object")), schema)
+    return {}
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    # The parser doubles every brace, as if a template were to be filled after it.
+    for found in (text.replace("{{", "{").replace("}}", "}"), text):
+        try:
+            schema = json.loads(found)
+        except ValueError:
+            continue
+        if isinstance(schema, dict):
+            return schema
+    return None
+
+
+def _held_to(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    shape = {"name": name, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": shape}}

@@ -1,0 +1,62 @@
+"""What LlamaIndex's output parsers do, as transforms that the server runs.
+
+By the exact class, since a subclass may override anything. Transforms give the data that a parser
+builds its objects of; the objects are built in the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from llama_index.core.indices.vector_store.retrievers.auto_retriever.output_parser import (
+    VectorStoreQueryOutputParser,
+)
+from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutputParser
+from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
+from llama_index.llms.weftline.symbols import Spec
+
+from weftline.parsers import NoTransform, parser_spec
+
+_OF_OBJECTS: Mapping[type[Any], Spec] = MappingProxyType(
+    {
+        PydanticOutputParser: {"op": "json_object"},
+        SelectionOutputParser: {"op": "json_or_yaml", "fenced": False},
+        SubQuestionOutputParser: {"op": "json_or_yaml"},
+        VectorStoreQueryOutputParser: {"op": "json_or_yaml"},
+    }
+)
+# Of a distribution of its own: whoever has one has imported it.
+_LANGCHAIN = "llama_index.output_parsers.langchain.base.LangchainOutputParser"
+
+
+def transforms_of(parser: object) -> tuple[Spec, ...]:
+    """The transforms that do what `parser` does, up to where it builds objects.
+
+    Raises weftline.parsers.NoTransform for a class or settings that no transform does the work of.
+    """
+    spec = _OF_OBJECTS.get(type(parser))
+    if spec is not None:
+        return (spec,)
+    if not _wraps(parser):
+        raise NoTransform(parser, "its class is not one that is known")
+    found = parser_spec(getattr(parser, "_output_parser", None))
+    return () if found is None else (found,)
+
+
+def text_of(parser: object) -> tuple[Spec, ...] | None:
+    """The transforms that give str(parser.parse(answer)), which is what LLM.predict returns.
+
+    None where that is how Python shows an object. Raises NoTransform.
+    """
+    specs = transforms_of(parser)
+    if type(parser) in _OF_OBJECTS:
+        return None
+    return (*specs, {"op": "str"}) if specs else ()
+
+
+def _wraps(parser: object) -> bool:
+    """Whether it is LlamaIndex's own wrapper of LangChain's parsers."""
+    cls = type(parser)
+    return f"{cls.__module__}.{cls.__qualname__}" == _LANGCHAIN

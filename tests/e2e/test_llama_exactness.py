@@ -1,0 +1,87 @@
+"""LlamaIndex on the real model in float32: a graph says what its calls say one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.extractors import KeywordExtractor
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.weftline import Weftline
+from pydantic import BaseModel, Field
+
+from tests.integrations.recording import recorded
+
+TEXTS = (
+    "The Tiber rises on Mount Fumaiolo in the Apennines and flows south for 405 kilometres. "
+    "Rome lies on it, and at Ostia it reaches the sea.",
+    "The Arno rises on Mount Falterona, flows west through Florence and Pisa, and is 241 "
+    "kilometres long. It has often flooded Florence, worst of all in 1966.",
+    "The Po is the longest river of Italy: 652 kilometres from the Cottian Alps through Turin to a "
+    "wide delta on the Adriatic.",
+)
+MODES = ("accumulate", "compact_accumulate", "tree_summarize", "refine", "compact")
+QUESTION = "Which rivers are these?"
+
+
+class Rivers(BaseModel):
+    """What a text says of rivers."""
+
+    names: list[str] = Field(max_length=3)
+    longest: str = Field(max_length=20)
+
+
+def nodes(times: int) -> list[NodeWithScore]:
+    """Texts so long that they do not fit into one prompt."""
+    return [NodeWithScore(node=TextNode(text=" ".join([text] * times)), score=1) for text in TEXTS]
+
+
+def synthesized(llm: Weftline, mode: str, times: int, **options: Any) -> Any:
+    made: Any = get_response_synthesizer(response_mode=mode, llm=llm, **options)
+    made._response_padding_size = 20
+    return made.synthesize(QUESTION, nodes(times)).response
+
+
+def both(url: str, **options: Any) -> tuple[Weftline, Weftline]:
+    """An LLM that sends graphs ahead, and one that does not."""
+    given = {"base_url": url, "temperature": 0, **options}
+    return Weftline(**given), Weftline(ahead=False, **given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_synthesis(model_url: str, mode: str) -> None:
+    """Token for token, and one request."""
+    with recorded(model_url) as proxy:
+        ours, plain = both(proxy.url, max_tokens=16, context_window=250)
+        answer = synthesized(ours, mode, 2)
+        assert (len(proxy.bodies("/v1/submit")), len(proxy.bodies("/v1/chat/completions"))) == (
+            1,
+            0,
+        )
+        assert synthesized(plain, mode, 2) == answer
+        assert len(answer) > 10
+
+
+def test_an_extractor(model_url: str) -> None:
+    """The same of an extractor's calls."""
+    ours, plain = both(model_url, max_tokens=16, context_window=1000)
+    chunks = [found.node for found in nodes(1)]
+    found = KeywordExtractor(llm=ours).extract(chunks)
+    assert found == KeywordExtractor(llm=plain).extract(chunks)
+
+
+@pytest.mark.parametrize("with_tools", [False, True], ids=["text", "tools"])
+@pytest.mark.parametrize("mode", ["tree_summarize", "refine"])
+def test_an_object(model_url: str, mode: str, with_tools: bool) -> None:
+    """A model of 135 million parameters makes the object that was asked for, by one request."""
+    with recorded(model_url) as proxy:
+        options = {"is_function_calling_model": with_tools, "context_window": 480}
+        ours, plain = both(proxy.url, max_tokens=80, **options)
+        made = synthesized(ours, mode, 4, output_cls=Rivers)
+        assert isinstance(made, Rivers)
+        assert (len(proxy.bodies("/v1/submit")), len(proxy.bodies("/v1/chat/completions"))) == (
+            1,
+            0,
+        )
+        assert synthesized(plain, mode, 4, output_cls=Rivers) == made

@@ -1,0 +1,201 @@
+"""Transforms against LlamaIndex's parsers: equal values and failures on thousands of texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutputParser
+from llama_index.core.output_parsers.base import OutputParserException
+from llama_index.core.output_parsers.utils import parse_json_markdown
+from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
+
+from tests.integrations.test_transforms_like_langchain import mutated
+from weftline.errors import InvalidRequest, TransformFailed
+from weftline.transforms import parse, run
+from weftline.transforms.base import NO_JSON
+from weftline.transforms.loose_json import MAX_YAML_CHARS, NO_YAML
+
+SEEDS = (
+    'Here it is:\n```json\n{"items": [{"sub_question": "Where?", "tool_name": "rivers"}]}\n```\n',
+    '```json\n[{"choice": 1, "reason": "it fits"}, {"choice": 2, "reason": "so does it"},]\n```',
+    '{"query": "the Tiber", "filters": [], "top_k": 3}',
+    "[{choice: 1, reason: 'unquoted, as YAML has it'}]",
+    "{items: [{sub_question: a, tool_name: b}, {sub_question: c}]}",
+    '{"a": {"b": [1, 2.5, -3e2, true, null]}, "c": "\\u00e9 \\" \\n"}',
+    "[2023-07-04, 0x1f, 1_000, ~, yes, .5, 12:30]",
+    "{1: a, null: b, [c]: d}",
+    "[&x {a: 1}, *x, !!binary aGk=]",
+    "no brackets at all",
+    "} upside down {",
+    '{"a": 1e999, "b": NaN}',
+    "",
+)
+
+# Longer texts of objects alone, so that the edits leave many of them whole.
+OBJECTS = (
+    'The answer:\n{"name": "Tiber", "length_km": 405, "towns": ["Rome", "Ostia"]}\nThat is all.',
+    '```json\n{"a": {"b": {"c": ["d", {"e": null}]}}, "f": "many words } and { brackets"}\n```',
+    '{"text": "a long text that holds nothing but words, and then some more words", "n": 1}',
+    "{}",
+    *SEEDS,
+)
+NO_DATA = [("failure", f"ValueError: {reason}") for reason in (NO_JSON, NO_YAML)]
+
+Json = RootModel[dict[str, Any]]
+
+
+def outcome(act: Callable[[], Any]) -> tuple[str, str]:
+    """What `act` gives, or the words that it fails with."""
+    try:
+        return "value", repr(act())
+    except TransformFailed as failure:
+        return "failure", failure.message
+    except OutputParserException as failure:
+        return "failure", str(failure)
+    except ValidationError as failure:
+        return "failure", failure.errors()[0]["type"]
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as failure:
+        return "failure", f"{type(failure).__name__}: {failure}"
+
+
+class Reading(SelectionOutputParser):
+    """LlamaIndex's parser of selections, up to where it builds its answers."""
+
+    def _format_output(self, output: list[Any]) -> list[Any]:
+        self.read = output
+        return []
+
+
+def unfenced(text: str) -> list[Any]:
+    """The list that it builds them of."""
+    parser = Reading()
+    parser.parse(text)
+    return parser.read
+
+
+def as_list(text: str) -> Any:
+    """What the transform gives, as a list where LlamaIndex makes one of it."""
+    made = run([{"op": "json_or_yaml", "fenced": False}], text)
+    if isinstance(made, dict):
+        return [made]
+    if not isinstance(made, list):
+        raise ValueError(f"Failed to convert output to JSON: {text!r}")
+    return made
+
+
+Reader = Callable[[str], Any]
+READERS: dict[str, tuple[Reader, Reader]] = {
+    "fenced": (partial(run, [{"op": "json_or_yaml"}]), parse_json_markdown),
+    "unfenced": (as_list, unfenced),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_json_or_yaml(name: str) -> None:
+    """What LlamaIndex reads of it, JSON or YAML, the server reads; what is no JSON it refuses."""
+    ours, read = READERS[name]
+    values = failures = refused = 0
+    for text in mutated(seed=len(name), count=4000, seeds=SEEDS):
+        expected = outcome(partial(read, text))
+        got = outcome(partial(ours, text))
+        if got in NO_DATA:
+            refused += 1
+            assert not _travels(read, text), text
+        else:
+            assert got == expected, text
+        values += got[0] == "value"
+        failures += got[0] == "failure"
+    assert values > 500 and failures > 1000 and refused > 100
+
+
+def _travels(read: Callable[[str], Any], text: str) -> bool:
+    """Whether what was read is what a JSON body brings to the other side."""
+    try:
+        value = read(text)
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def test_json_object() -> None:
+    """PydanticOutputParser takes what is between the outermost braces; pydantic reads it."""
+    parser = PydanticOutputParser(Json)
+    values = failures = 0
+    for text in mutated(seed=3, count=6000, seeds=OBJECTS, edits=2):
+        expected = outcome(lambda text=text: parser.parse(text).root)  # type: ignore[misc]
+        got = outcome(partial(run, [{"op": "json_object"}], text))
+        if got in NO_DATA:
+            assert not _travels(lambda text: parser.parse(text).root, text), text
+        elif got[1].startswith("Invalid JSON"):
+            assert expected == ("failure", "json_invalid"), text
+        elif got[0] == "failure":
+            assert expected == ("failure", f"ValueError: {got[1]}"), text
+        else:
+            assert got == expected, text
+        values += got[0] == "value"
+        failures += got[0] == "failure"
+    assert values > 1000 and failures > 1000
+
+
+class Stop(BaseModel):
+    """Something of every kind that JSON has."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    km: float
+    lines: list[int]
+    inner: dict[str, bool | None]
+
+
+def test_json_text() -> None:
+    """What pydantic dumps of an object is what the transforms make of the text it was read from."""
+    for name in ('é\u2028\x00"\\/', "", "plain"):
+        for km in (0.1, 3.0, -2.5e-5, 123456789.125):
+            stop = Stop(name=name, km=km, lines=[1, -2], inner={"a": True, "b": None})
+            text = "So: " + json.dumps(stop.model_dump(), indent=2) + "."
+            specs: list[dict[str, Any]] = [{"op": "json_object"}, {"op": "json_text"}]
+            same = json.loads(run(specs, text)) == json.loads(stop.model_dump_json())
+            assert same and Stop.model_validate_json(run(specs, text)) == stop
+            if "e" not in repr(km):  # pydantic writes 2.5e-5 where Python writes 2.5e-05
+                assert run(specs, text) == stop.model_dump_json()
+
+
+def test_selection_builds_objects_of_it() -> None:
+    """What the parser of selections builds its answers of is what the transform gives."""
+    text = 'I choose\n[{"choice": 2, "reason": "it knows"}, {"choice": 1, "reason": "so"},]'
+    answers = SelectionOutputParser().parse(text).parsed_output
+    made = run([{"op": "json_or_yaml", "fenced": False}], text)
+    assert [(answer.choice, answer.reason) for answer in answers] == [
+        (found["choice"], found["reason"]) for found in made
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[2023-07-04,]",
+        "{1: a}",
+        "[&a [b,b,b,b,b,b,b,b,b,b,b], &c [*a,*a,*a,*a,*a], *c, *c]",
+        "[&a [*a],]",
+        "[!!set {a, b},]",
+        "[" * 60 + "{a: " * 80 + "}" * 80 + "]" * 60,
+    ],
+)
+def test_what_yaml_has_and_json_has_not(text: str) -> None:
+    """A date, a number as a key, anchors that multiply or hold themselves, a set, deep nesting."""
+    with pytest.raises(TransformFailed, match="cannot be sent on; ask the model for plain JSON"):
+        run([{"op": "json_or_yaml"}], text)
+
+
+def test_bounds() -> None:
+    """YAML is read slowly, so no more than a long answer of it is."""
+    long = "[" + "a," * (MAX_YAML_CHARS // 2) + "]"
+    with pytest.raises(TransformFailed, match="reads at most 32768 characters as YAML"):
+        run([{"op": "json_or_yaml"}], long)
+    assert len(run([{"op": "json_or_yaml"}], long.replace("a", "1").replace(",]", "]"))) > 16000
+    with pytest.raises(InvalidRequest, match="'fenced' is true or false"):
+        parse({"op": "json_or_yaml", "fenced": "yes"})
