@@ -78,6 +78,12 @@ def _structured(parser: Any) -> Spec:
     return {"op": "structured", "keys": [schema.name for schema in parser.response_schemas]}
 
 
+def _router(parser: Any) -> Spec:
+    if parser.next_inputs_type is not str:
+        raise NoTransform(parser, "its inputs are no text")
+    return _fields("router", "default_destination", "next_inputs_inner_key")(parser)
+
+
 def _combining(parser: Any) -> Spec:
     specs = [parser_spec(one) if has_transform(type(one)) else None for one in parser.parsers]
     if None in specs:
@@ -85,7 +91,7 @@ def _combining(parser: Any) -> Spec:
     return {"op": "combining", "parsers": specs}
 
 
-# Those whose values are objects of Python's (an enum's member, a datetime) stay in the client.
+# Those whose values are objects of Python's (an enum's member, a datetime) are not here.
 _PARSERS: Mapping[str, Callable[[Any], Spec | None]] = MappingProxyType(
     {
         f"langchain_{name}": make
@@ -108,6 +114,10 @@ _PARSERS: Mapping[str, Callable[[Any], Spec | None]] = MappingProxyType(
             "classic.output_parsers.structured.StructuredOutputParser": _structured,
             "classic.output_parsers.combining.CombiningOutputParser": _combining,
             "classic.retrievers.multi_query.LineListOutputParser": _fields("line_list"),
+            "classic.chains.router.llm_router.RouterOutputParser": _router,
+            "classic.retrievers.document_compressors.chain_extract.NoOutputParser": _fields(
+                "no_output", "no_output_str"
+            ),
         }.items()
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from pytest_asyncio import is_async_test
 StartServer = Callable[[Sequence[tuple[str, str]]], str]
 
 READY_S = 60.0
+# The adapters' tests may run in an interpreter that has no server.
+SERVER_PYTHON = os.environ.get("WEFTLINE_SERVER_PYTHON", sys.executable)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +39,7 @@ def served(*options: str) -> Iterator[str]:
 @contextmanager
 def started(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The address of a server that runs inside the block unless it is killed, and its process."""
-    command = [sys.executable, "-m", "weftline_server", "serve", "--engine", "null", "--port", "0"]
+    command = [SERVER_PYTHON, "-m", "weftline_server", "serve", "--engine", "null", "--port", "0"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -54,6 +54,14 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm._get_ls_params()["ls_provider"] == "weftline"
 
 
+def test_a_profile_of_what_the_server_adds_to_any_model() -> None:
+    """Agents choose by it how to ask for an object; its window is for the user to say."""
+    profile = ChatWeftline().profile or {}
+    assert profile["tool_calling"] and profile["tool_choice"] and profile["structured_output"]
+    assert not profile["image_inputs"] and "max_input_tokens" not in profile
+    assert ChatWeftline(profile={"max_input_tokens": 8192}).profile == {"max_input_tokens": 8192}
+
+
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `load`
 def test_serialises_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A saved chain names the variable that holds the key, and comes back with it."""

@@ -28,6 +28,9 @@ from tests.integrations.test_transforms_like_langchain import SEEDS, mutated
 classic = pytest.importorskip("langchain_classic.output_parsers")
 structured = pytest.importorskip("langchain_classic.output_parsers.structured")
 multi_query = pytest.importorskip("langchain_classic.retrievers.multi_query")
+llm_router = pytest.importorskip("langchain_classic.chains.router.llm_router")
+extract = pytest.importorskip("langchain_classic.retrievers.document_compressors.chain_extract")
+flare = pytest.importorskip("langchain_classic.chains.flare.prompts")
 
 # The null engine echoes the prompt: "user: " and the text, and a last line with the next role.
 TEXT = ChatPromptTemplate.from_template("\n{text}\n")
@@ -63,6 +66,19 @@ PARSERS: list[tuple[BaseOutputParser[Any], tuple[str, ...]]] = [
     (classic.CombiningOutputParser(parsers=[_structured("a"), _SCORE]), ('{"a": 1}\n\nScore: 1',)),
     (classic.EnumOutputParser(enum=Color), ("red", "blue")),
     (classic.DatetimeOutputParser(), ("2023-07-04T14:30:00.0Z", "x")),
+    (
+        llm_router.RouterOutputParser(next_inputs_inner_key="question"),
+        (
+            '```json\n{"destination": " physics", "next_inputs": "Why?", "more": 1}\n```',
+            '{"destination": "default", "next_inputs": "x"}',
+            '{"destination": 1, "next_inputs": "x"}',
+            '{"destination": "a", "next_inputs": {}}',
+            '{"destination": "a"}',
+            "[]",
+        ),
+    ),
+    (extract.NoOutputParser(), ("NO_OUTPUT", " some\ntext ")),
+    (flare.FinishedOutputParser(), ("It is. FINISHED", "not yet")),
     (PydanticOutputParser(pydantic_object=Point), ('```json\n{"a": 1}\n```', '{"a": "x"}', "x")),
 ]
 
@@ -94,11 +110,40 @@ def test_values_and_exceptions_are_the_parsers_own(
 
 
 def test_which_parsers_run_in_the_server(echo_url: str) -> None:
-    """All but those whose values are objects of Python's."""
+    """All of them, and of a value that JSON has not the client makes the object."""
     llm = ChatWeftline(base_url=echo_url)
-    kept = []
-    for parser, _ in PARSERS:
+    made = []
+    for parser, _ in PARSERS[1:]:  # the first has nothing to do
         explained = compile_chain(TEXT | llm | parser).explain({"text": "x"})
-        if any(type(parser).__name__ in step.step for step in explained.in_client):
-            kept.append(type(parser).__name__)
-    assert kept == ["EnumOutputParser", "DatetimeOutputParser", "PydanticOutputParser"]
+        [step] = [step for step in explained.in_server if type(parser).__name__ in step.step]
+        if "the client makes an object" in step.why:
+            made.append(type(parser).__name__)
+    assert made == [
+        *("EnumOutputParser", "DatetimeOutputParser", "FinishedOutputParser"),
+        "PydanticOutputParser",
+    ]
+
+
+def test_what_depends_on_the_users_code_stays_in_the_client(echo_url: str) -> None:
+    """A subclass, an enum that finds members by itself, inputs of another type."""
+
+    class Lenient(Enum):
+        RED = "red"
+
+        @classmethod
+        def _missing_(cls, value: object) -> Any:
+            return cls.RED
+
+    class Own(JsonOutputParser):
+        pass
+
+    llm = ChatWeftline(base_url=echo_url)
+    for parser in (
+        classic.EnumOutputParser(enum=Lenient),
+        llm_router.RouterOutputParser(next_inputs_type=dict),
+        Own(),
+    ):
+        chain = TEXT | llm | parser
+        explained = compile_chain(chain).explain({"text": "x"})
+        assert any(type(parser).__name__ in step.step for step in explained.in_client)
+        assert outcome(compile_chain(chain).invoke, "x") == outcome(chain.invoke, "x")

@@ -19,6 +19,9 @@ from weftline.transforms import run
 classic = pytest.importorskip("langchain_classic.output_parsers")
 structured = pytest.importorskip("langchain_classic.output_parsers.structured")
 multi_query = pytest.importorskip("langchain_classic.retrievers.multi_query")
+llm_router = pytest.importorskip("langchain_classic.chains.router.llm_router")
+extract = pytest.importorskip("langchain_classic.retrievers.document_compressors.chain_extract")
+flare = pytest.importorskip("langchain_classic.chains.flare.prompts")
 
 XML = (
     "<a>\n <b>1</b>\n <c/> <d x='1'><e>two</e>tail</d>\n</a>",
@@ -66,6 +69,13 @@ PARAGRAPHS = (
     '{"a": 1}',
     '[["a", 1]]\n\nScore: 1',
     '"ab"\n\nScore: 1',
+)
+ROUTES = (
+    '```json\n{"destination": " physics ", "next_inputs": "Why?"}\n```',
+    '{"destination": "Default", "next_inputs": "two\nlines", "more": [1]}',
+    '{"destination": null, "next_inputs": "x"}',
+    '{"destination": "a", "next_inputs": ["x"]}',
+    '{"next_inputs": "x"}',
 )
 SCORE = r"Score: (\d+)(?: of (\d+))?"
 
@@ -139,6 +149,25 @@ CASES = [
         PARAGRAPHS,
         "combining",
     ),
+    _case({"op": "router"}, llm_router.RouterOutputParser(), ROUTES, "router"),
+    _case(
+        {"op": "router", "default_destination": "PHYSICS", "next_inputs_inner_key": "q"},
+        llm_router.RouterOutputParser(default_destination="PHYSICS", next_inputs_inner_key="q"),
+        ROUTES,
+        "router-names",
+    ),
+    _case(
+        {"op": "no_output"},
+        extract.NoOutputParser(),
+        ("NO_OUTPUT", " NO_OUTPUT\n", "a NO_OUTPUT", "\x85a\u2028"),
+        "no-output",
+    ),
+    _case(
+        {"op": "finished"},
+        flare.FinishedOutputParser(),
+        ("FINISHED", "a FINISHED b FINISHED\n", "FINISHE", " no "),
+        "finished",
+    ),
     _case(
         {"op": "line_list"}, multi_query.LineListOutputParser(), ("a\n b\n\nc", "\x85a\u2028b"), "l"
     ),
@@ -159,6 +188,8 @@ def outcome(act: Callable[[], Any]) -> tuple[str, str]:
         return "failure", str(failure)
     if isinstance(value, Enum):
         value = value.value
+    if isinstance(value, tuple):
+        value = list(value)
     return "value", repr(str(value) if isinstance(value, datetime) else value)
 
 

@@ -141,6 +141,13 @@ def test_value(spec: dict[str, Any], value: str, expected: Any) -> None:
             '{"a": 1}',
             "Got invalid return object. Expected key `b` to be present, but got {'a': 1}",
         ),
+        (
+            {"op": "router"},
+            '{"destination": 1, "next_inputs": "x"}',
+            'Parsing text\n{"destination": 1, "next_inputs": "x"}\n raised following error:\n'
+            "Expected 'destination' to be a string.",
+        ),
+        ({"op": "tool_calls"}, "text", "tool_calls reads a message, but its value is a str"),
         (BOTH, "[1]\n\nScore: 3", "TypeError: cannot convert dictionary update sequence element #0 "
          "to a sequence"),
         (BOTH, "[[1, 2]]\n\nScore: 3", "combining made an object whose keys are not all text"),
@@ -203,6 +210,12 @@ def test_a_lone_surrogate_is_no_text() -> None:
         ({**LABELS, "regex_pattern": "{}|"}, "at most one group, is never empty and has no anchor"),
         ({**LABELS, "regex_pattern": "({})(a)"}, "at most one group"),
         ({**LABELS, "regex_pattern": "^{}"}, "no anchor"),
+        ({"op": "router", "default_destination": 1}, "'default_destination' is a text"),
+        ({"op": "router", "next_inputs_inner_key": None}, "'next_inputs_inner_key' is a text"),
+        ({"op": "no_output", "no_output_str": 1}, "'no_output_str' is a text"),
+        ({"op": "finished", "finished_value": ["x"]}, "'finished_value' is a text"),
+        ({"op": "tool_calls", "key_name": 1}, "'key_name' is a text"),
+        ({"op": "tool_calls", "return_id": "yes"}, "are true or false"),
         ({"op": "combining", "parsers": [{"op": "json"}]}, "a list of 2 to 16"),
         (
             {"op": "combining", "parsers": [{"op": "json"}, BOTH]},

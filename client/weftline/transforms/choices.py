@@ -1,4 +1,4 @@
-"""Transforms of a text into one of few values: a truth, a choice, a date."""
+"""Transforms of a text into one of few values (a truth, a choice, a date), or into none at all."""
 
 from __future__ import annotations
 
@@ -109,3 +109,36 @@ class Datetime(Transform):
             return str(datetime.strptime(text.strip(), self.format))
         except ValueError as error:
             raise TransformFailed(f"Could not parse datetime string: {text}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NoOutput(Transform):
+    """The text without the white space around it, nothing where it is `no_output_str`.
+
+    The NoOutputParser of LangChain's extracting compressor.
+    """
+
+    op: ClassVar[str] = "no_output"
+    no_output_str: str = "NO_OUTPUT"
+
+    def __post_init__(self) -> None:
+        check_text(self.no_output_str, "no_output's 'no_output_str'")
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op).strip()
+        return "" if text == self.no_output_str else text
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Transform):
+    """The text without `finished_value`, and whether that stood in it (FinishedOutputParser)."""
+
+    op: ClassVar[str] = "finished"
+    finished_value: str = "FINISHED"
+
+    def __post_init__(self) -> None:
+        check_text(self.finished_value, "finished's 'finished_value'")
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op).strip()
+        return [text.replace(self.finished_value, ""), self.finished_value in text]

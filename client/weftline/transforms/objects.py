@@ -1,4 +1,4 @@
-"""Transforms of a text that holds one object: JSON, JSON with expected keys, XML."""
+"""Transforms of a text that holds one object: JSON, perhaps with expected keys, and XML."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from weftline.transforms.base import (
     Transform,
     as_text,
     check_json,
+    check_text,
     check_texts,
     refuse,
 )
@@ -70,6 +71,43 @@ class Structured(Transform):
                 )
         check_json(parsed)
         return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Router(Transform):
+    """Where to go and with what, out of the JSON in the text (RouterOutputParser)."""
+
+    op: ClassVar[str] = "router"
+    default_destination: str = "DEFAULT"
+    next_inputs_inner_key: str = "input"
+
+    def __post_init__(self) -> None:
+        check_text(self.default_destination, "router's 'default_destination'")
+        check_text(self.next_inputs_inner_key, "router's 'next_inputs_inner_key'")
+
+    def apply(self, value: Any) -> Any:
+        text = as_text(value, self.op)
+        try:
+            parsed = _EXPECTED.apply(text)
+        except TransformFailed as error:
+            raise self._failed(text, error.message.removeprefix("ValueError: ")) from error
+        wanted, given = parsed["destination"], parsed["next_inputs"]
+        if not isinstance(wanted, str):
+            raise self._failed(text, "Expected 'destination' to be a string.")
+        if not isinstance(given, str):
+            raise self._failed(text, f"Expected 'next_inputs' to be {str}.")
+        is_default = wanted.strip().lower() == self.default_destination.lower()
+        return {
+            **parsed,
+            "destination": None if is_default else wanted.strip(),
+            "next_inputs": {self.next_inputs_inner_key: given},
+        }
+
+    def _failed(self, text: str, reason: str) -> TransformFailed:
+        return TransformFailed(f"Parsing text\n{text}\n raised following error:\n{reason}")
+
+
+_EXPECTED = Structured(("destination", "next_inputs"))
 
 
 def _read(text: str) -> Any:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 from weftline.errors import TransformFailed
 from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
-from weftline.transforms.choices import Boolean, Choice, Datetime
+from weftline.transforms.choices import Boolean, Choice, Datetime, Finished, NoOutput
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
-from weftline.transforms.objects import Json, Structured, Xml
+from weftline.transforms.messages import ToolCalls
+from weftline.transforms.objects import Json, Router, Structured, Xml
 from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
 
@@ -74,6 +75,10 @@ _ALL: tuple[type[Transform], ...] = (
     RegexDict,
     Structured,
     Combining,
+    Router,
+    NoOutput,
+    Finished,
+    ToolCalls,
     Str,
     Repr,
     Join,

@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
@@ -153,6 +153,19 @@ class ChatWeftline(BaseChatOpenAI):
         if self.provenance:
             listen()
         return self
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        """What any model can do behind this server; how much it reads is the model's own."""
+        return ModelProfile(
+            text_inputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
+        )
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         return keep_pieces(super()._convert_input(model_input))

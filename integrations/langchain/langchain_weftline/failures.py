@@ -26,7 +26,9 @@ _INVALID_JSON = "Invalid json output: "
 _PARSERS_OWN = (
     *(_INVALID_JSON, "Could not parse datetime string", "Response '", "Failed to parse XML format"),
     *("Got invalid JSON object", "Got invalid return object", "Expected JSON object (dict)"),
+    "Parsing text\n",
 )
+_ROUTED = " raised following error:\n"  # by what a router's parser is made of
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
     "IndexError": IndexError,
     "KeyError": KeyError,
@@ -58,6 +60,9 @@ def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
     if (error := _BUILTIN_ERRORS.get(name)) is None:
         if message.startswith(_PARSERS_OWN):
             text = message.removeprefix(_INVALID_JSON)
+            head, routed, inner = message.rpartition(_ROUTED)
+            if routed and inner.startswith(_PARSERS_OWN):
+                message = head + routed + str(OutputParserException(inner))
             return OutputParserException(message, llm_output=None if text == message else text)
         return ValueError(message) if failure.param in transforms.OPS else as_model(failure)
     if error is KeyError:  # its text is the key's repr; the key itself stands in the specs

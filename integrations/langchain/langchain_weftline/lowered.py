@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from langchain_core.messages import AIMessage
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
 from pydantic import SecretStr
 
 from langchain_weftline.symbols import (
     Answer,
     Hole,
+    Make,
     Prompt,
     Ref,
     Slot,
@@ -25,6 +25,7 @@ from langchain_weftline.symbols import (
     Turn,
     is_symbolic,
 )
+from langchain_weftline.toolbox import Toolbox, message_of
 from weftline import transforms
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.watching import Value
@@ -50,6 +51,7 @@ class CallOptions:
     sampling: Sampling
     model: str | None
     criteria: Criterion | None = None
+    toolbox: Toolbox | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,16 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """The value of variable `var` after `transforms`; `is_message` wraps it in an AIMessage."""
+    """The value of variable `var` after `transforms`; `is_message` wraps it in an AIMessage.
+
+    `make` makes the client's object of the value.
+    """
 
     var: str
     transforms: tuple[Spec, ...] = ()
     is_message: bool = False
     is_text: bool = True
+    make: Make | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +125,11 @@ def facts_of(value: Value) -> Mapping[str, Any]:
             output_tokens=facts["output_tokens"],
             total_tokens=facts["prompt_tokens"] + facts["output_tokens"],
             input_token_details=InputTokenDetails(cache_read=facts["cached_tokens"]),
+            output_token_details=OutputTokenDetails(),
         ),
         "response_metadata": {
             "model_provider": "weftline",
+            "model_name": facts["model"],
             "finish_reason": facts["finish_reason"],
         },
     }
@@ -194,7 +202,9 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
         return tree.value
     if isinstance(tree, Variable):
         value = transforms.run(tree.transforms, values[tree.var])
-        return AIMessage(content=value, **facts.get(tree.var, {})) if tree.is_message else value
+        if tree.is_message:
+            return message_of(value, facts.get(tree.var, {}))
+        return value if tree.make is None else tree.make(value)
     if isinstance(tree, Mapped):
         return {key: build(item, values, facts) for key, item in tree.items}
     if isinstance(tree, Concatenated):
@@ -261,9 +271,9 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
         return Constant(value)
     if isinstance(value, Ref):
         rest = value.transforms[len(shared.get(value.var, ())) :]
-        return Variable(value.var, rest, is_text=value.is_text)
+        return Variable(value.var, rest, is_text=value.is_text, make=value.make)
     if isinstance(value, Answer):
-        return Variable(value.var, is_message=True)
+        return Variable(value.var, is_message=True, is_text=not value.calls_tools)
     if isinstance(value, Text):
         return Concatenated(tuple(_part(piece, shared) for piece in value.pieces))
     if isinstance(value, dict):
@@ -312,6 +322,7 @@ class _Binding:
             placeholders=(*self.placeholders.values(), output),
             model=draft.options.model,
             criteria=draft.options.criteria,
+            **(draft.options.toolbox.fields() if draft.options.toolbox is not None else {}),
         )
 
     def _segments(self, content: Iterable[str | Slot]) -> Iterator[Segment]:

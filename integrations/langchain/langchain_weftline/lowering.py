@@ -34,8 +34,8 @@ from langchain_core.runnables.router import RouterRunnable
 
 from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lowered import Draft, Server
-from langchain_weftline.parsers import has_transform, parser_spec
+from langchain_weftline.lowered import CallOptions, Draft, Server
+from langchain_weftline.parsers import has_transform, lowered_parser, reads_tools
 from langchain_weftline.patience import Patience
 from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
 from langchain_weftline.pure import apply_pure
@@ -57,6 +57,8 @@ from langchain_weftline.symbols import (
     name_of,
     string_pieces,
 )
+
+_NO_TOOLS = "it reads tool calls, and its model has no tools"
 
 
 def new_variable() -> str:
@@ -199,15 +201,18 @@ class Lowering:
         parser = step.runnable
         if not is_symbolic(value):
             return (yield from self.run(step, value, "it parses the client's value", is_quick=True))
+        spec, make = lowered_parser(parser)
+        if isinstance(value, Answer) and value.calls_tools != reads_tools(spec):
+            raise CannotCompile(parser, "its model calls tools" if value.calls_tools else _NO_TOOLS)
         text = value.text if isinstance(value, Answer) else value
-        spec = parser_spec(parser)
         if spec is None and isinstance(text, (Ref, Text)):
             string_pieces(text, parser)
             return text
         if spec is None or not isinstance(text, Ref) or not text.is_text:
             raise CannotCompile(parser, "it parses what is no answer of a model")
-        self.note(step, f"transform {spec['op']!r}", in_server=True)
-        return text.then(spec)
+        after = "" if make is None else ", and the client makes an object of it"
+        self.note(step, f"transform {spec['op']!r}{after}", in_server=True)
+        return replace(text.then(spec), make=make)
 
     def _template(self, step: Step, value: Any) -> Steps:
         template = step.runnable
@@ -249,11 +254,13 @@ class Lowering:
     def _model(self, step: Step, value: Any) -> Steps:
         model: ChatWeftline = step.runnable
         options = call_options(model, step.options)
+        if options.toolbox is not None and self.mode is Mode.AHEAD:
+            raise CannotCompile(model, "calls of tools are not sent ahead")
         if has_unknown(value):
-            return self._unknown_call(step)
+            return self._unknown_call(step, options)
         prompt = self._prompt(value, model)
         if not prompt.is_known:
-            return self._unknown_call(step)
+            return self._unknown_call(step, options)
         server = Server(model.server_url, model.openai_api_key)
         if self.server not in (None, server):
             raise CannotCompile(model, "another model of the chain has another server")
@@ -263,16 +270,16 @@ class Lowering:
         self.drafts.append(draft)
         self.patience[draft.var] = model.patience
         self.note(step, f"call {name!r}", in_server=True)
-        return Answer(draft.var)
+        return Answer(draft.var, calls_tools=options.toolbox is not None)
         yield  # a generator, as all steps are
 
-    def _unknown_call(self, step: Step) -> Any:
+    def _unknown_call(self, step: Step, options: CallOptions) -> Any:
         """A call whose prompt the client has yet to make."""
         if self.mode is Mode.AHEAD:
             self.note(step, "its prompt is known only in the run")
             return UNKNOWN
         self.note(step, "a call, on a prompt of the client's values", in_server=True)
-        return Answer(self._mint())
+        return Answer(self._mint(), calls_tools=options.toolbox is not None)
 
     def _prompt(self, value: Any, model: ChatWeftline) -> Prompt:
         if isinstance(value, Prompt):

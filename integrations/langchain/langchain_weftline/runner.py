@@ -79,7 +79,7 @@ class Execution:
         lowered = self._drive(inbox)
         result = self._streamed(lowered, inbox.put)
         if result is None:
-            yield self._wait(lowered, inbox, streamed=True)
+            yield _whole(lowered, self._wait(lowered, inbox, streamed=True))
             return
         with (
             own_failures(lowered.result, lowered.calls, streamed=True),
@@ -103,7 +103,7 @@ class Execution:
         lowered = await self._adrive(inbox)
         result = self._streamed(lowered, inbox.put)
         if result is None:
-            yield await self._await(lowered, inbox, streamed=True)
+            yield _whole(lowered, await self._await(lowered, inbox, streamed=True))
             return
         with own_failures(lowered.result, lowered.calls, streamed=True):
             async with aclosing(result.aparts()) as texts:
@@ -294,6 +294,15 @@ async def _aperform(job: Job) -> Outcome:
 def _shown(lowered: Lowered, text: str) -> Any:
     """A part of the result: text as it is, or as a chunk of a message."""
     return AIMessageChunk(content=text) if _final(lowered).is_message else text
+
+
+def _whole(lowered: Lowered, made: Any) -> Any:
+    """A result that comes in one part; a message is the only chunk of itself."""
+    result = lowered.result
+    if not isinstance(result, Variable) or not result.is_message:
+        return made
+    said = made.model_dump(exclude={"type"})
+    return AIMessageChunk(**said, chunk_position="last")
 
 
 def _end(lowered: Lowered, result: Result) -> AIMessageChunk | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_weftline.failures import as_model
 from langchain_weftline.lowered import CallOptions
 from langchain_weftline.symbols import CannotCompile
+from langchain_weftline.toolbox import FIELDS, Toolbox
 from weftline.errors import InvalidRequest
 from weftline.protocol import Criterion, Sampling
 
@@ -18,20 +19,29 @@ _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
 _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
 
+# What a structured output says of itself to whoever watches the run; LangChain takes it out, too.
+_FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
+
 
 def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
-    """The options of `model` with `bound` ones; CannotCompile for what no graph says (tools)."""
+    """The options of `model` with `bound` ones; CannotCompile for what no graph says (logprobs)."""
     if model.cache:
         raise CannotCompile(model, "it has a cache")
     if model.rate_limiter is not None:
         raise CannotCompile(model, "it has a rate limiter")
-    payload = model._get_request_payload([], **bound)
+    said = {name: value for name, value in bound.items() if name not in _FOR_TRACES}
+    payload = model._get_request_payload([], **said)
     extra = dict(payload.get("extra_body") or {})
     criteria = extra.pop("criteria", None)
+    try:
+        toolbox = Toolbox.of(payload)
+    except ValueError as error:
+        raise CannotCompile(model, "its tools are none that a graph can name") from error
+    ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     options = {
         "max_tokens" if name == "max_completion_tokens" else name: value
         for name, value in payload.items()
-        if name not in _NOT_SENT and value is not None and (name, value) != ("n", 1)
+        if name not in ours and value is not None and (name, value) != ("n", 1)
     }
     if unknown := sorted((options.keys() - _SAMPLING) | (extra.keys() - _EXTRA)):
         raise CannotCompile(model, f"a graph has no option {unknown[0]!r}")
@@ -45,4 +55,4 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
         sampling = Sampling(**options, **extra)
     except InvalidRequest as error:
         raise as_model(error) from error
-    return CallOptions(sampling, None if name == "default" else name, criterion)
+    return CallOptions(sampling, None if name == "default" else name, criterion, toolbox)

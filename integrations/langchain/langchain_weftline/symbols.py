@@ -5,7 +5,7 @@ Plain dicts, lists and tuples hold them, so a step that only moves values works 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from langchain_core.prompts import BasePromptTemplate
 
 Spec = dict[str, Any]
 """A transform as data (weftline.transforms)."""
+
+
+Make = Callable[[Any], Any]
 
 
 class CannotCompile(ValueError):
@@ -32,11 +35,15 @@ def name_of(step: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The variable `var` after `transforms`; `is_text` when that is known to be a string."""
+    """The variable `var` after `transforms`; `is_text` when that is known to be a string.
+
+    `make`, where there is one, makes of it the object that the client's steps see.
+    """
 
     var: str
     transforms: tuple[Spec, ...] = ()
     is_text: bool = True
+    make: Make | None = None
 
     def then(self, spec: Spec, *, is_text: bool = False) -> Ref:
         """This value after one more transform."""
@@ -49,9 +56,10 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The AIMessage whose content is the raw variable `var`."""
+    """The AIMessage whose content is the raw variable `var`; of a call with tools, all of it is."""
 
     var: str
+    calls_tools: bool = False
 
     @property
     def text(self) -> Ref:
@@ -167,6 +175,8 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Piece, ...
     if not is_symbolic(value):
         return (repr(value) if quoted else format(value),)
     if isinstance(value, Ref):
+        if value.make is not None:
+            raise CannotCompile(step, "it shows an object that the client makes")
         form = {"op": "repr"} if quoted else {"op": "str"}
         return (Hole(value, () if value.is_text and not quoted else (form,)),)
     if isinstance(value, Text) and not quoted:
@@ -203,7 +213,7 @@ def settled(pieces: Iterable[Piece]) -> Any:
 
 def item_of(value: Any, key: Any, step: object) -> Ref:
     """`value[key]` for a value of the server."""
-    if not isinstance(value, Ref) or type(key) not in (str, int):
+    if not isinstance(value, Ref) or value.make is not None or type(key) not in (str, int):
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
     if last.get("op") != "path":

@@ -1,0 +1,63 @@
+"""Transforms of an assistant's message: the tools that it calls."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from weftline.errors import TransformFailed
+from weftline.transforms.base import Transform, check_json, check_text, refuse
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls(Transform):
+    """The tool calls of a message as `args` and `type`, with `return_id` also `id`.
+
+    With `key_name` the calls of this tool, without `return_id` their arguments alone; with
+    `first_tool_only` the first one (JsonOutputToolsParser, JsonOutputKeyToolsParser). Calls whose
+    arguments are no JSON, as where an answer was cut off, do not count.
+    """
+
+    op: ClassVar[str] = "tool_calls"
+    key_name: str | None = None
+    first_tool_only: bool = False
+    return_id: bool = False
+
+    def __post_init__(self) -> None:
+        if self.key_name is not None:
+            check_text(self.key_name, "tool_calls' 'key_name'")
+        if not isinstance(self.first_tool_only, bool) or not isinstance(self.return_id, bool):
+            refuse("tool_calls' 'first_tool_only' and 'return_id' are true or false")
+
+    def apply(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise TransformFailed(f"tool_calls reads a message, but its value is a {kind}")
+        calls = [self._shown(call) for call in value.get("tool_calls") or () if _is_valid(call)]
+        if self.key_name is None:
+            # With no call LangChain's parser gives an empty list, also where one is asked for.
+            return calls[0] if calls and self.first_tool_only else calls
+        found = [call for call in calls if call["type"] == self.key_name]
+        made = found if self.return_id else [call["args"] for call in found]
+        if not self.first_tool_only:
+            return made
+        return made[0] if made else None
+
+    def _shown(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        args = _arguments(function["arguments"])
+        check_json(args)
+        id = {"id": call.get("id")} if self.return_id else {}
+        return {"args": args, **id, "type": function["name"]}
+
+
+def _is_valid(call: dict[str, Any]) -> bool:
+    try:
+        return isinstance(_arguments(call["function"]["arguments"]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _arguments(text: str) -> Any:
+    return json.loads(text, strict=False) or {} if text else {}

@@ -1,0 +1,58 @@
+"""The tools that a model may call, as a graph says them, and the message in which it calls some."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_openai.chat_models.base import _convert_dict_to_message
+from pydantic import TypeAdapter
+
+from weftline.tools import Tool, ToolChoice
+
+FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_TOOLS: TypeAdapter[tuple[Tool, ...]] = TypeAdapter(tuple[Tool, ...])
+_CHOICE: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """OpenAI's fields about tools as JSON text, so that equal ones hash alike."""
+
+    said: str
+
+    @staticmethod
+    def of(payload: Mapping[str, Any]) -> Toolbox | None:
+        """The tools of a request, None where it has none. Raises ValueError for what is not one."""
+        said = {name: payload[name] for name in FIELDS if payload.get(name) is not None}
+        if not said.get("tools"):
+            return None
+        toolbox = Toolbox(json.dumps(said, sort_keys=True))
+        toolbox.fields()
+        return toolbox
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a call."""
+        said = json.loads(self.said)
+        several = said.get("parallel_tool_calls")
+        return {
+            "tools": _TOOLS.validate_python(said["tools"]),
+            "tool_choice": _CHOICE.validate_python(said.get("tool_choice")),
+            "parallel_tool_calls": True if several is None else several,
+        }
+
+
+def message_of(value: Any, facts: Mapping[str, Any]) -> AIMessage:
+    """The value of a call, its text or with tools the message as JSON, as LangChain's message."""
+    if not isinstance(value, dict):
+        return AIMessage(content=value, **facts)
+    made = _convert_dict_to_message(value)
+    assert isinstance(made, AIMessage), "a call answers as the assistant"
+    made.usage_metadata = facts.get("usage_metadata")
+    made.response_metadata = dict(facts.get("response_metadata", {}))
+    if value.get("tool_calls") and made.response_metadata.get("finish_reason") == "stop":
+        made.response_metadata["finish_reason"] = "tool_calls"
+    return made

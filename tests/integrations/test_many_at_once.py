@@ -1,0 +1,127 @@
+"""Many runs at once in every tier: no answer goes astray, and who leaves early leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import operator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from langchain_weftline.background import BACKGROUND
+from langchain_weftline.feed import Feed
+from langchain_weftline.provenance import LISTENER
+from tests.integrations.conftest import served
+
+Chain = Runnable[Any, Any]
+
+ASK = ChatPromptTemplate.from_template("Tell of {x}.")
+AGAIN = ChatPromptTemplate.from_template("Again: {x}")
+TEXT = StrOutputParser()
+WAIT_S = 20.0
+
+TIERS: dict[str, tuple[dict[str, Any], Callable[[Chain], Chain]]] = {
+    "T0": ({"provenance": False}, lambda chain: chain),
+    "T1": ({}, lambda chain: chain),
+    "T2": ({}, accelerate),
+    "T3": ({}, compile_chain),
+}
+tiers = pytest.mark.parametrize("tier", TIERS)
+
+
+def two_calls(tier: str, url: str, **options: Any) -> Chain:
+    ours, way = TIERS[tier]
+    llm = ChatWeftline(base_url=url, timeout=60, **options, **ours)
+    return way(ASK | llm | TEXT | AGAIN | llm | TEXT)
+
+
+def answer(x: str) -> str:
+    """What the null engine makes of both calls."""
+    return f"user: Again: user: Tell of {x}.\nassistant: \nassistant: "
+
+
+async def sessions(url: str) -> float:
+    """How many sessions the server has open."""
+    async with httpx.AsyncClient() as http:
+        lines = (await http.get(f"{url}/metrics")).text.splitlines()
+    [count] = [line.split()[-1] for line in lines if line.startswith("weftline_sessions_open ")]
+    return float(count)
+
+
+def known() -> tuple[int, int, int, int]:
+    """Runs and prompts that are known here, feeds, and what is still followed."""
+    gc.collect()
+    feeds = sum(isinstance(one, Feed) for one in gc.get_objects())
+    loop = BACKGROUND._loop
+    followed = 0 if loop is None else len(asyncio.all_tasks(loop))
+    return len(LISTENER.runs), len(LISTENER.pieces), feeds, followed
+
+
+async def ends(url: str, before: tuple[int, int, int, int]) -> bool:
+    """Whether the server comes to rest, and this process knows no more than `before`."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if await sessions(url) == 0 and all(map(operator.le, known(), before)):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def test_five_hundred_graphs_do_not_mix() -> None:
+    """The tests of provenance and of acceleration have theirs."""
+    with served() as url:
+        before = known()
+        chain = two_calls("T3", url)
+        made = await asyncio.gather(*(chain.ainvoke({"x": f"soup {n}"}) for n in range(500)))
+        assert made == [answer(f"soup {n}") for n in range(500)]
+        assert await ends(url, before)
+
+
+@pytest.fixture(scope="module")
+def slow_url() -> Iterator[str]:
+    with served("--null-step-s", "0.05") as url:
+        yield url
+
+
+@tiers
+async def test_cancelled_runs_leave_nothing(tier: str, slow_url: str) -> None:
+    """Every second of fifty is cancelled while it runs; the others do not notice."""
+    before = known()
+    chain = two_calls(tier, slow_url)
+    tasks = [asyncio.create_task(chain.ainvoke({"x": f"soup {n}"})) for n in range(50)]
+    for _ in range(1000):
+        if await sessions(slow_url) >= 25:
+            break
+        await asyncio.sleep(0.01)
+    for task in tasks[::2]:
+        task.cancel()
+    made = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in made[::2])
+    assert made[1::2] == [answer(f"soup {n}") for n in range(1, 50, 2)]
+    del tasks, made, task
+    assert await ends(slow_url, before)
+
+
+@tiers
+async def test_abandoned_streams_leave_nothing(tier: str, slow_url: str) -> None:
+    """One is closed after its first text, and one is dropped."""
+    before = known()
+    chain = two_calls(tier, slow_url)
+    parts: Any = chain.astream({"x": "soup " * 20})
+    async for text in parts:
+        if text:
+            break
+    await parts.aclose()
+    stream = chain.stream({"x": "soup " * 20})
+    while not next(stream):
+        pass
+    del stream, parts
+    assert await ends(slow_url, before)
