@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.output_parsers.openai_tools import (
@@ -20,6 +21,7 @@ from langchain_core.output_parsers.openai_tools import (
 from langchain_core.outputs import ChatGeneration
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
+from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_openai.chat_models.base import _convert_dict_to_message
 from pydantic import BaseModel
 
@@ -172,6 +174,42 @@ def test_arguments_go_from_call_to_call_in_the_server(url: str) -> None:
         assert [step.step for step in compiled.explain({"ask": "x"}).in_client] == [
             "ChatPromptTemplate"
         ]
+
+
+async def test_calls_of_tools_are_sent_ahead(url: str) -> None:
+    """Both calls are one submit, and LangChain finds both answers; a stream asks anew."""
+    with recorded(url) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        plan = ASK | llm.with_structured_output(SCHEMA)
+        chain = plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
+        ahead = accelerate(chain)
+        assert ahead.invoke({"ask": "the town"}) == "The eternal city."
+        assert await ahead.ainvoke({"ask": "the town"}) == "The eternal city."
+        assert counted(passed) == (2, 0)
+        events = [event async for event in ahead.astream_events({"ask": "the town"}, version="v2")]
+        assert events[-1]["data"]["output"] == "The eternal city."
+        assert "".join(ahead.stream({"ask": "the town"})) == "The eternal city."
+        tools = ASK | llm.bind_tools([Town])
+        assert outcome(lambda: accelerate(tools).invoke({"ask": "the town"})) == outcome(
+            lambda: tools.invoke({"ask": "the town"})
+        )
+
+
+def test_a_traced_run_streams_what_was_sent_ahead(url: str) -> None:
+    """A tracer that wants chunks makes LangChain stream inside of `invoke`."""
+
+    class Chunks(BaseCallbackHandler, _StreamingCallbackHandler):  # type: ignore[type-arg]
+        def tap_output_iter(self, run_id: Any, output: Any) -> Any:
+            return output
+
+        def tap_output_aiter(self, run_id: Any, output: Any) -> Any:
+            return output
+
+    with recorded(url) as passed:
+        chain = ASK | ChatWeftline(base_url=passed.url).bind_tools([Town]) | PARSERS["objects"]
+        config: Any = {"callbacks": [Chunks()]}
+        assert accelerate(chain).invoke({"ask": "the town"}, config) == [Town(name="Rome", size=3)]
+        assert counted(passed) == (1, 0)
 
 
 def test_an_object_is_read_in_the_client(url: str) -> None:

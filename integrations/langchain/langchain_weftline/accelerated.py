@@ -151,7 +151,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     ) -> Iterator[Config]:
         """The configuration of a run whose calls have been submitted."""
         config = ensure_config(config)  # which takes in the run around this one, if there is one
-        lowering = Lowering(mode=Mode.AHEAD)
+        lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
         plan(lowering, self.bound, input, config, options)
         if not lowering.drafts:
             yield config

@@ -27,6 +27,7 @@ from langchain_weftline.lowered import CallOptions, Draft, Server, raw_calls
 from langchain_weftline.prompts import messages_as_turns, text_of
 from langchain_weftline.sampling import call_options
 from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.toolbox import finish_reason
 from weftline import transforms
 from weftline.errors import Timeout, WeftlineError
 from weftline.watching import Value
@@ -163,10 +164,15 @@ class _Chunks:
         yield self._chunk({"content": text})
 
     def end(self, value: Value) -> Generator[dict[str, Any], None, None]:
-        if not self._began:
+        if isinstance(value.value, dict):  # a message, perhaps with calls of tools
+            calls = value.value.get("tool_calls") or ()
+            indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+            yield self._chunk({**value.value, "tool_calls": indexed})
+        elif not self._began:
             yield from self.text("")
         model = value.facts["model"]
-        yield self._chunk({}, value.facts["finish_reason"], model=model)
+        reason = finish_reason(value.value, value.facts["finish_reason"])
+        yield self._chunk({}, reason, model=model)
         yield self._chunk(None, model=model, usage=_usage(value.facts))
 
     def fail(self, error: BaseException) -> None:
@@ -178,7 +184,7 @@ class _Chunks:
         raise as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
 
     def _chunk(
-        self, delta: Mapping[str, str] | None, reason: str | None = None, **more: Any
+        self, delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any
     ) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
         chunk = {
@@ -193,11 +199,11 @@ class _Chunks:
 
 
 def _answer(value: Value) -> ChatCompletion:
-    message = {"role": "assistant", "content": value.value}
+    said = value.value
     choice = {
         "index": 0,
-        "message": message,
-        "finish_reason": value.facts["finish_reason"],
+        "message": said if isinstance(said, dict) else {"role": "assistant", "content": said},
+        "finish_reason": finish_reason(said, value.facts["finish_reason"]),
         "logprobs": None,
     }
     answer = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from langchain_weftline.steps import Fetch, Fork, Mode, Run, Step, Steps
+from langchain_weftline.steps import Fetch, Fork, Run, Step, Steps
 from langchain_weftline.symbols import UNKNOWN, Unknown, has_unknown, is_symbolic
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def each(lowering: Lowering, step: Step, value: Any) -> Steps:
         value = yield from lowering.opened(value)
     *outer, name = step.path or ("map",)
     if isinstance(value, Unknown):
-        if lowering.mode is Mode.AHEAD:
+        if lowering.mode.is_ahead:
             return UNKNOWN
         part = Step(step.runnable.bound, step.config, (*outer, f"{name}[…]"))
         return [(yield from lowering.step(part, UNKNOWN))]
@@ -53,7 +53,7 @@ def branch(lowering: Lowering, step: Step, value: Any) -> Steps:
 
 def _any_branch(lowering: Lowering, step: Step, value: Any) -> Steps:
     """Planning does not know which branch is taken; an explanation shows them all."""
-    if lowering.mode is Mode.AHEAD:
+    if lowering.mode.is_ahead:
         return UNKNOWN
     ways = [runnable for _, runnable in step.runnable.branches]
     for number, runnable in enumerate(ways, 1):

@@ -254,8 +254,8 @@ class Lowering:
     def _model(self, step: Step, value: Any) -> Steps:
         model: ChatWeftline = step.runnable
         options = call_options(model, step.options)
-        if options.toolbox is not None and self.mode is Mode.AHEAD:
-            raise CannotCompile(model, "calls of tools are not sent ahead")
+        if options.toolbox is not None and self.mode is Mode.AHEAD_OF_STREAM:
+            raise CannotCompile(model, "calls of tools are streamed as they come")
         if has_unknown(value):
             return self._unknown_call(step, options)
         prompt = self._prompt(value, model)
@@ -275,7 +275,7 @@ class Lowering:
 
     def _unknown_call(self, step: Step, options: CallOptions) -> Any:
         """A call whose prompt the client has yet to make."""
-        if self.mode is Mode.AHEAD:
+        if self.mode.is_ahead:
             self.note(step, "its prompt is known only in the run")
             return UNKNOWN
         self.note(step, "a call, on a prompt of the client's values", in_server=True)

@@ -62,6 +62,12 @@ class Mode(Enum):
     RUN = "run"
     EXPLAIN = "explain"  # to tell where each step runs: any call counts
     AHEAD = "ahead"  # to be sent ahead of the run: only calls whose prompts are certain
+    AHEAD_OF_STREAM = "ahead of stream"  # of a run whose answers are streamed
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether calls are sent before LangChain comes to them."""
+        return self in (Mode.AHEAD, Mode.AHEAD_OF_STREAM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,13 @@ def message_of(value: Any, facts: Mapping[str, Any]) -> AIMessage:
     assert isinstance(made, AIMessage), "a call answers as the assistant"
     made.usage_metadata = facts.get("usage_metadata")
     made.response_metadata = dict(facts.get("response_metadata", {}))
-    if value.get("tool_calls") and made.response_metadata.get("finish_reason") == "stop":
-        made.response_metadata["finish_reason"] = "tool_calls"
+    if "finish_reason" in made.response_metadata:
+        reason = finish_reason(value, made.response_metadata["finish_reason"])
+        made.response_metadata["finish_reason"] = reason
     return made
+
+
+def finish_reason(value: Any, reason: str) -> str:
+    """OpenAI's: an answer that calls tools and was not cut off ends with these calls."""
+    calls = isinstance(value, dict) and value.get("tool_calls")
+    return "tool_calls" if calls and reason == "stop" else reason
