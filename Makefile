@@ -1,8 +1,9 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench demo test test-vllm test-ray test-langchain-core check bench bench-engine bench-server \
-  bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench demo test test-vllm test-ray test-langchain-core \
+  test-langchain-ranges check bench bench-engine bench-server bench-vllm bench-affinity \
+  bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -69,6 +70,9 @@ bench-server: install ## what the server costs by itself, and what admission and
 
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm
+
+test-langchain-ranges: install ## the adapter's tests with the oldest and the newest LangChain that it admits
+	$(BIN)/python .ci/check_langchain_ranges.py
 
 test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive
 	$(BIN)/python .ci/check_langchain_core.py

@@ -1,0 +1,80 @@
+"""Tries the LangChain adapter with the oldest and the newest LangChain that its ranges admit.
+
+In an interpreter of its own: the unit tests run there with sockets disabled, then tests and the
+README's programs against null servers of this interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import venv
+from pathlib import Path
+
+from weftline.local import local_server
+
+ROOT = Path(__file__).parents[1]
+ADAPTER = ROOT / "integrations" / "langchain"
+SOURCES = ("client", "server", "engine", "kernels", "integrations/langchain")
+UNIT = ADAPTER / "tests" / "unit_tests"
+# What depends most on LangChain's insides, and nothing that needs packages beside it.
+TESTS = tuple(
+    ROOT / "tests" / "integrations" / f"test_{name}.py"
+    for name in (
+        *("lowering", "pure", "provenance_pieces", "chat_weftline", "chat_weftline_standard"),
+        *("compile_messages", "compile_tools"),
+    )
+)
+TOOLS = (
+    "langchain-tests>=1.1,<2",
+    "jinja2>=3.1",
+    "hypothesis>=6.130",
+    "pytest-timeout>=2.3",
+    "h11>=0.16",
+    "httpx-sse>=0.4,<1",
+)
+
+
+def main() -> int:
+    """Exit code 0 if both pass."""
+    project = tomllib.loads((ADAPTER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ranges = [one for one in project["dependencies"] if not one.startswith("weftline")]
+    langchain = [one for one in ranges if one.startswith("langchain")]
+    oldest = [re.sub(r">=([\d.]+).*", r"==\1", one) for one in langchain]
+    with tempfile.TemporaryDirectory(prefix="weftline-langchain-") as folder:
+        venv.create(Path(folder) / "venv", with_pip=True)
+        python = Path(folder) / "venv" / "bin" / "python"
+        for name, wanted in (("oldest", [*ranges, *oldest]), ("newest", langchain)):
+            began = time.monotonic()
+            _run(python, "-m", "pip", "install", "-q", "--upgrade", *wanted, *TOOLS)
+            _check(python, Path(folder))
+            print(f"PASS {name} ({time.monotonic() - began:.0f} s)", flush=True)
+    return 0
+
+
+def _check(python: Path, folder: Path) -> None:
+    show = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in "
+    _run(python, "-c", show + "('langchain-core', 'langchain-openai', 'langchain-tests')))")
+    test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
+    _run(*test, UNIT)
+    _run(*test, *TESTS, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
+    programs = re.findall(r"```python\n(.*?)```", (ADAPTER / "README.md").read_text(), re.DOTALL)
+    program = folder / "program.py"
+    program.write_text("\n".join(programs))
+    with local_server("--engine", "null") as url:
+        _run(python, program, env={"WEFTLINE_BASE_URL": url})
+
+
+def _run(*command: str | Path, env: dict[str, str] | None = None) -> None:
+    paths = os.pathsep.join(str(ROOT / folder) for folder in SOURCES)
+    ours = os.environ | {"PYTHONPATH": paths} | (env or {})
+    subprocess.run([str(part) for part in command], cwd=ROOT, env=ours, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
