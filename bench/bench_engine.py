@@ -17,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
     several = [*values, *values] if len(values) == 1 else values
     low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     return {"q1": round(low, 3), "median": round(middle, 3), "q3": round(high, 3)}
+
+
+def _rest(servers: Sequence[Server]) -> None:
+    """Wait until neither computes (5 s at most): vLLM's threads spin on for a second."""
+    for _ in range(20):
+        before = sum(one.cpu_seconds() for one in servers)
+        time.sleep(0.25)
+        if sum(one.cpu_seconds() for one in servers) - before <= 0.02:
+            return
 
 
 def served(
@@ -59,6 +69,7 @@ def served(
             for name, measure in measures.items():
                 for server in servers if turn % 2 else reversed(servers):
                     (other,) = (one for one in servers if one is not server)
+                    _rest(servers)
                     before = other.cpu_seconds()
                     rate = measure(server.port, prompts)
                     print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)

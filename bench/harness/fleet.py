@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -13,6 +15,11 @@ from bench.harness.servers import Server, ServerSpec, Setup, running
 from bench.harness.texts import ROOT
 
 JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
+
+# A server is at rest when it has used a tenth of a core over so long. vLLM's threads spin on
+# for a second after its last answer: on two cores, half of what the next system needs.
+REST_S, RESTING = 0.25, 0.1
+LONGEST_S = 5.0
 
 
 class Fleet:
@@ -59,6 +66,16 @@ class Fleet:
     def cpu_seconds(self) -> dict[ServerSpec | None, float]:
         """What each server has used since its start."""
         return {spec: server.cpu_seconds() for spec, server in self._servers.items()}
+
+    async def rest(self) -> None:
+        """Wait until every server is at rest (5 s at most): none computes in another's time."""
+        until = time.monotonic() + LONGEST_S
+        busy = True
+        while busy and time.monotonic() < until:
+            before, began = sum(self.cpu_seconds().values()), time.monotonic()
+            await asyncio.sleep(REST_S)
+            used = sum(self.cpu_seconds().values()) - before
+            busy = used > RESTING * (time.monotonic() - began)
 
     def url(self, spec: ServerSpec, delay_ms: int) -> str:
         """The server's own address, or that of a relay which makes the way to it longer."""

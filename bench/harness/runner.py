@@ -155,6 +155,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     bench.salt = repeat if plan.same_texts else bench.salt + 1
     for cache in ("cold", "warm") if plan.warm else ("cold",):
         stage = _stage(bench, system, delay, repeat, bench.salt)
+        await bench.fleet.rest()
         before, client = bench.fleet.cpu_seconds(), time.process_time()
         began = time.perf_counter()
         await bench.workload.run(stage, point)

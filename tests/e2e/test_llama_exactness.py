@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.extractors import KeywordExtractor
-from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
 from pydantic import BaseModel, Field
@@ -38,7 +38,7 @@ def nodes(times: int) -> list[NodeWithScore]:
 
 
 def synthesized(llm: Weftline, mode: str, times: int, **options: Any) -> Any:
-    made: Any = get_response_synthesizer(response_mode=mode, llm=llm, **options)
+    made: Any = get_response_synthesizer(llm, response_mode=ResponseMode(mode), **options)
     made._response_padding_size = 20
     return made.synthesize(QUESTION, nodes(times)).response
 

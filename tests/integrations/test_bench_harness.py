@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,20 @@ import pytest
 
 from bench.harness import probe, servers, systems
 from bench.harness.__main__ import main as harness
+from bench.harness.fleet import Fleet
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
 from bench.harness.relay import relay
 from bench.harness.repeated import repeated_share
 from bench.harness.results import Run, summary
-from bench.harness.servers import Kind, ServerSpec, Setup, command, environment, running
+from bench.harness.servers import (
+    Kind,
+    Server,
+    ServerSpec,
+    Setup,
+    command,
+    environment,
+    running,
+)
 from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
@@ -301,6 +311,22 @@ async def test_a_port_in_use_is_one_sentence(
         async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours"):
             raise AssertionError("it serves")
     taken.close()
+
+
+async def test_a_run_waits_until_the_servers_are_at_rest() -> None:
+    """One that still computes when it has answered ends that before another is measured."""
+    code = "import time; time.sleep(0.1)\nwhile time.process_time() < 1: pass\ntime.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    fleet = Fleet()
+    fleet._servers[ServerSpec(Kind.VLLM)] = Server("http://127.0.0.1:1", process, ())
+    try:
+        while not any(fleet.cpu_seconds().values()):
+            await asyncio.sleep(0.01)
+        await fleet.rest()
+        assert sum(fleet.cpu_seconds().values()) >= 0.98
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_command_says_what_it_cannot_do(
