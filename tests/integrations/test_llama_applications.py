@@ -284,7 +284,8 @@ def test_pydantic_programs(start_script: StartServer) -> None:
         assert asyncio.run(by_text.acall(city="Rome")) == TIBER
         bodies = proxy.bodies("/v1/chat/completions")
     assert bodies[0]["tool_choice"] == "required"
-    found = {"name": "River", "schema": River.model_json_schema()}  # by its name in the prompt
+    closed = River.model_json_schema() | {"additionalProperties": False}
+    found = {"name": "River", "schema": closed}  # by the schema in the prompt
     written = {"type": "json_schema", "json_schema": found}
     assert [body.get("response_format") for body in bodies] == [None, schema, written]
 
@@ -297,7 +298,8 @@ def test_objects_without_tools(start_script: StartServer) -> None:
         assert llm.structured_predict(River, prompt, city="Rome") == TIBER
         assert asyncio.run(llm.astructured_predict(River, prompt, city="Rome")) == TIBER
         bodies = proxy.bodies("/v1/chat/completions")
-    wanted = {"name": "River", "schema": River.model_json_schema()}
+    closed = River.model_json_schema() | {"additionalProperties": False}
+    wanted = {"name": "River", "schema": closed}
     assert [body["response_format"]["json_schema"] for body in bodies] == [wanted] * 2
     assert all("tools" not in body for body in bodies)
 

@@ -21,7 +21,7 @@ from llama_index.core.prompts import ChatPromptTemplate
 from llama_index.core.question_gen.output_parser import SubQuestionOutputParser
 from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.objects import wanted
+from llama_index.llms.weftline.objects import as_text_field, wanted
 from llama_index.llms.weftline.parsers import text_of, transforms_of
 from llama_index.output_parsers.langchain import LangchainOutputParser
 from pydantic import BaseModel, Field
@@ -41,6 +41,7 @@ class River(BaseModel):
     towns: list[str] = []
 
 
+SCHEMA = River.model_json_schema() | {"additionalProperties": False}
 FIRST = '{"name": "first\\u00e9", "km": 4.50, "towns": ["a"]}'
 SECOND = '{"name": "second", "km": 5e1, "towns": []}'
 # What a prompt holds of an earlier object is what pydantic dumps of it.
@@ -108,7 +109,6 @@ def test_what_holds_an_object(proxy: Recording, with_tools: bool) -> None:
     synthesizer("refine", llm, output_cls=River).synthesize("What?", nodes(2))
     [body] = proxy.bodies(SUBMIT)
     first, then = body["calls"]
-    schema = River.model_json_schema()
     if with_tools:
         assert [tool["function"]["parameters"]["required"] for tool in first["tools"]] == [
             ["name", "km"]
@@ -116,7 +116,7 @@ def test_what_holds_an_object(proxy: Recording, with_tools: bool) -> None:
         assert (first["tool_choice"], first["parallel_tool_calls"]) == ("required", False)
     else:
         output = first["placeholders"][-1]
-        assert output["sampling"]["constraint"] == {"json_schema": schema}
+        assert output["sampling"]["constraint"] == {"json_schema": SCHEMA}
     [edge] = [p for p in then["placeholders"] if p["name"] == "existing_answer"]
     path = {"op": "path", "keys": ["tool_calls", 0, "function", "arguments"]}
     assert edge["transforms"] == [
@@ -246,7 +246,7 @@ def test_transforms_of_parsers() -> None:
 
 PROMPT = "Which river flows through {city}?"
 TIBER = River(name="Tiber", km=405)
-FORMAT = {"name": "River", "schema": River.model_json_schema()}
+FORMAT = {"name": "River", "schema": SCHEMA}
 
 
 def formats(proxy: Recording) -> list[Any]:
@@ -319,6 +319,27 @@ def test_what_a_prompt_asks_for() -> None:
     assert wanted([broken]) == {}
     plain = PydanticOutputParser(River).get_format_string(escape_json=False)
     assert wanted(["Which? " + plain]) == field
+
+
+class Inner(BaseModel):
+    """An object in an object."""
+
+    x: int
+
+
+class Outer(BaseModel, extra="allow"):
+    """One that takes fields which it does not name."""
+
+    inner: Inner
+    more: dict[str, int]
+
+
+def test_a_schema_is_closed() -> None:
+    """Where pydantic drops what is not named, the model is not to write it."""
+    schema = as_text_field(Outer)["response_format"]["json_schema"]["schema"]
+    assert schema["$defs"]["Inner"]["additionalProperties"] is False
+    assert schema["additionalProperties"] is True
+    assert schema["properties"]["more"]["additionalProperties"] == {"type": "integer"}
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -84,5 +84,20 @@ def _read(text: str) -> dict[str, Any] | None:
 
 
 def _held_to(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    shape = {"name": name, "schema": schema}
+    shape = {"name": name, "schema": _closed(schema)}
     return {"response_format": {"type": "json_schema", "json_schema": shape}}
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without fields that it does not name, unless it says that there may be some.
+
+    Pydantic drops them, and a small model that may go on adding fields never comes to an end.
+    """
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if schema.get("type") == "object" and isinstance(schema.get("properties"), Mapping):
+        closed.setdefault("additionalProperties", False)
+    return closed
