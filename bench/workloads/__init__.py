@@ -1,1 +1,1 @@
-"""The papers' workloads, each written as the LangChain program that a user would write."""
+"""The papers' workloads and some of today, as the LangChain or LlamaIndex program of a user."""

@@ -27,8 +27,11 @@ class Recording:
 
 
 @contextmanager
-def recorded(target: str, refused: str = "") -> Iterator[Recording]:
-    """A proxy to `target` that runs inside the block; the path `refused` is answered with 404."""
+def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recording]:
+    """A proxy to `target` that runs inside the block.
+
+    The path `refused` is answered with 404; of the path `broken` comes half an answer.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,6 +55,10 @@ def recorded(target: str, refused: str = "") -> Iterator[Recording]:
             self.send_header("Content-Type", answer.headers["Content-Type"])
             self.send_header("Content-Length", str(len(answer.content)))
             self.end_headers()
+            if self.path == broken:
+                self.wfile.write(answer.content[: len(answer.content) // 2])
+                self.close_connection = True
+                return
             self.wfile.write(answer.content)
 
         do_GET = do_POST = do_DELETE = _pass_on

@@ -302,18 +302,42 @@ def test_errors_of_llama_index_are_its_own(rules_url: str) -> None:
             synthesizer(mode, llm).synthesize("What?", nodes())
 
 
-def test_server_away() -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", CASES)
+def test_server_away(mode: str, is_async: bool) -> None:
     """The error of the first call is the one that the user sees."""
     llm = Weftline(base_url="http://127.0.0.1:9", max_tokens=8, context_window=400)
+    made = synthesizer(mode, llm)
     with pytest.raises(ConnectionFailed, match="no weftline server answers"):
-        synthesizer("refine", llm).synthesize("What?", nodes())
+        if is_async:
+            asyncio.run(made.asynthesize("What?", nodes()))
+        else:
+            made.synthesize("What?", nodes())
 
 
-def test_empty_index(rules_url: str) -> None:
+def test_server_away_from_an_extractor() -> None:
+    """The same where an extractor's calls were sent ahead."""
+    llm = Weftline(base_url="http://127.0.0.1:9", max_tokens=8, context_window=400)
+    with pytest.raises(ConnectionFailed, match="no weftline server answers"):
+        KeywordExtractor(llm=llm).extract([found.node for found in nodes()])
+
+
+@pytest.mark.parametrize("mode", CASES)
+def test_a_server_that_goes_away(rules_url: str, mode: str) -> None:
+    """One that breaks off a graph that it has taken: the calls go one by one, the answer stands."""
+    with recorded(rules_url, broken=SUBMIT) as proxy:
+        answer = str(synthesizer(mode, bounded(proxy.url)).synthesize("What?", nodes()))
+        assert answer.startswith(CASES[mode])
+        submits, calls = counts(proxy)
+        assert submits >= 1 and calls >= 1
+
+
+@pytest.mark.parametrize("mode", CASES)
+def test_empty_index(rules_url: str, mode: str) -> None:
     """Without nodes LlamaIndex answers by itself, and asks nobody."""
     with recorded(rules_url) as proxy:
         engine = SummaryIndex.from_documents([]).as_query_engine(
-            llm=bounded(proxy.url), response_mode="tree_summarize"
+            llm=bounded(proxy.url), response_mode=mode
         )
         assert str(engine.query("What?")) == "Empty Response"
         assert proxy.requests == []
