@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -211,6 +212,19 @@ ITEMS = st.builds(
     st.integers(0, 9999),
     st.sampled_from(["p", "q"]),
 )
+
+
+@given(st.lists(ITEMS, min_size=2, max_size=30), st.floats(60.0, 600.0))
+def test_whose_turn_it_is_does_not_change_while_they_wait(queue: list[Queued], now: float) -> None:
+    """What is left of each application halves every ten seconds, for all alike: the order that is
+    computed once is the one of every moment."""
+    waiting = sorted(queue, key=lambda item: item.turn)
+    for before, after in pairwise(waiting):
+        left = [
+            item.hints.work_left * 2.0 ** -((now - item.queued) / AGING_S)
+            for item in (before, after)
+        ]
+        assert before.throughput < after.throughput or left[0] <= left[1] * (1 + 1e-9)
 
 
 @given(st.lists(ITEMS, max_size=30), st.integers(1, 4), st.sampled_from(["app", "request"]))

@@ -12,7 +12,7 @@ from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.fleet import Fleet
 from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
-from weftline_server.schedule.policy import Queued, place
+from weftline_server.schedule.policy import place
 from weftline_server.schedule.prompter import Prompter
 from weftline_server.schedule.slot import EngineState, Slot, Work
 
@@ -214,15 +214,7 @@ class Dispatcher:
         ready = self._by_model()
         self._admit(ready)
         queue = [
-            Queued(
-                id=work.op.id,
-                model=work.model,
-                queued=work.queued,
-                tokens=work.tokens,
-                hints=work.op.hints,
-                prefixes=work.prefixes,
-                open=work.op.open,
-            )
+            work.item
             for work in self._queue.values()
             if self._memory.may_start(work.op.hints.application)
         ]

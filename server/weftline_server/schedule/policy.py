@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, log2
+from operator import attrgetter
 from types import MappingProxyType
 
 from weftline_engine.api import Hints
@@ -48,6 +49,16 @@ class Queued:
     hints: Hints
     prefixes: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
+    turn: tuple[float, ...] = field(init=False)  # by which `app` orders: the least goes first
+
+    def __post_init__(self) -> None:
+        # What is left of an application halves with each AGING_S in the queue. That it does so for
+        # all alike makes the order one that lasts: it is computed once, not in every round.
+        left = log2(self.hints.work_left) if self.hints.work_left > 0 else -inf
+        aged = left + self.hints.priority + self.queued / AGING_S
+        kind = 2 * self.open + self.throughput
+        turn = (kind, aged, self.hints.arrival, -self.hints.depth, self.queued)
+        object.__setattr__(self, "turn", turn)
 
     @property
     def throughput(self) -> bool:
@@ -233,25 +244,18 @@ class _Replicas:
         self._most.clear()
 
 
-def _by_application(now: float) -> Callable[[Queued], tuple[float, ...]]:
-    def key(item: Queued) -> tuple[float, ...]:
-        hints = item.hints
-        left = hints.work_left * 2.0 ** (hints.priority - (now - item.queued) / AGING_S)
-        kind = 2 * item.open + item.throughput
-        return (kind, left, hints.arrival, -hints.depth, item.queued)
-
-    return key
-
-
-def _first_come(now: float) -> Callable[[Queued], tuple[float, ...]]:
-    return lambda item: (item.open, item.queued + AGING_S * item.hints.priority)
+def _first_come(item: Queued) -> tuple[float, ...]:
+    return item.open, item.queued + AGING_S * item.hints.priority
 
 
 def _least_loaded(engine: _Engine, item: Queued, throughput: bool) -> float:
     return engine.in_flight
 
 
-_ORDER = {"app": _by_application, "request": _first_come}
+_ORDER: Mapping[str, Callable[[Queued], tuple[float, ...]]] = {
+    "app": attrgetter("turn"),
+    "request": _first_come,
+}
 _COST: Mapping[str, Callable[[_Engine, Queued, bool], float]] = {
     "app": _Engine.cost,
     "request": _least_loaded,
@@ -270,7 +274,7 @@ def place(
     for load in sorted(engines, key=lambda load: load.name):
         by_model.setdefault(load.model, _Replicas()).add(_Engine(load))
     placements = []
-    for item in sorted(queue, key=_ORDER[policy](now)):
+    for item in sorted(queue, key=_ORDER[policy]):
         replicas = by_model.get(item.model)
         if replicas is None or replicas.free <= 0:
             if not any(one.free > 0 for one in by_model.values()):

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.capacity import latency_tokens
-from weftline_server.schedule.policy import EngineLoad, common, is_bounded
+from weftline_server.schedule.policy import EngineLoad, Queued, common, is_bounded
 
 MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
 UNKNOWN_POOL = 1 << 20  # tokens, of an engine that does not say what its KV cache holds
@@ -52,6 +52,19 @@ class Work:
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
     stays: bool = False  # its session may send calls that nobody knows yet
+    item: Queued = field(init=False)  # what the policy sees of it: made once, and not each round
+
+    def __post_init__(self) -> None:
+        item = Queued(
+            id=self.op.id,
+            model=self.model,
+            queued=self.queued,
+            tokens=self.tokens,
+            hints=self.op.hints,
+            prefixes=self.prefixes,
+            open=self.op.open,
+        )
+        object.__setattr__(self, "item", item)
 
     def op_beside(self, latency_tokens: int | None) -> api.Op:
         """The op for an engine that may have so many tokens in flight while each of its own tokens
