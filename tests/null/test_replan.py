@@ -80,6 +80,30 @@ async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
     assert (await server.get(session, "s")).json()["value"] == "01"
 
 
+async def test_who_is_nearly_done_goes_before_who_begins(serve: Serve) -> None:
+    """Of eight calls two are left when another application comes with three: what is left counts,
+    and not what there was when they were queued."""
+    server = await serve(ONE_PLACE)
+    old, new = await server.session(), await server.session()
+    ended: list[str] = []
+
+    async def run(session: str, count: int) -> None:
+        calls = [call(f"c{i}", f"{i}{{{{output:o}}}}", o=f"v{i}") for i in range(count)]
+        await server.submit(session, *calls)
+
+        async def get(variable: str) -> None:
+            await server.get(session, variable)
+            ended.append(session)
+
+        await asyncio.gather(*(get(f"v{i}") for i in range(count)))
+
+    running = asyncio.create_task(run(old, 8))
+    while len(ended) < 6:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+    await asyncio.gather(run(new, 3), running)
+    assert ended == [old] * 8 + [new] * 3
+
+
 async def test_any_criterion_may_come_with_a_get(serve: Serve) -> None:
     """What the call is then run for is in the graph."""
     server = await serve(ONE_PLACE)

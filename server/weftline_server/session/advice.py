@@ -35,7 +35,7 @@ class Replanned:
         """Something has happened in `session`."""
         if session.closed:
             self._due.pop(session.id, None)
-        elif session.planning.due:
+        elif session.due:
             self._due[session.id] = session
 
     def take(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:

@@ -52,6 +52,7 @@ class Session:
         self.planning = Planning(self.graph, without)
         self.readers: dict[str, int] = {}  # variable → open gets and streams
         self.work_left = 0  # tokens of the calls that have not ended, roughly
+        self._told_left = 0  # the same, when the calls that wait were told last
         self.ended: list[CallRun] = []  # calls that have ended since the driver looked
         self.stays = True  # more calls may come than it knows; a route may know better
         self.reuse = Reuse()
@@ -62,10 +63,22 @@ class Session:
         self._replan()
         return self.planning.plan
 
+    @property
+    def due(self) -> bool:
+        """Whether calls that wait may have to be told of another plan, or of half or twice the work
+        that is left: so each hears of it in time, and of ten thousand none more than a few times.
+        """
+        told, left = self._told_left, self.work_left
+        return self.planning.due or (left > 0 and not told < 2 * left < 4 * told)
+
     def replanned(self) -> Sequence[str]:
-        """Calls that wait, and for which the plan is another than it was: each is given once."""
+        """Calls that wait, and of which something else is true than it was: each is given once."""
         self._replan()
-        return self.planning.take_moved()
+        moved = self.planning.take_moved()
+        if not self._told_left < 2 * self.work_left < 4 * self._told_left:
+            self._told_left = self.work_left
+            moved = [id for id, run in self.calls.items() if run.state is CallState.QUEUED]
+        return moved
 
     def _replan(self) -> None:
         for call in self.planning.update():
@@ -115,6 +128,7 @@ class Session:
             if node.call.criteria is not None:
                 for var in node.writes:
                     self.planning.want(var, node.call.criteria)
+        self._told_left = self._told_left or self.work_left
         for node in event.nodes:
             actions += self._advance(self.calls[node.id], event.now)
         return actions
