@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "tokenizers": "tokenizers",
             "defusedxml": "defusedxml",
             "google-re2": "re2",
+            "pyyaml": "yaml",
             "prometheus-client": "prometheus_client",
         },
         "engine": {
