@@ -27,18 +27,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.gpu_report import write
 from bench.harness import machine
 from bench.simulator.virtual import VirtualLoop, run
+from bench.simulator.world import world
 from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
-from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
-from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session.driver import Driver
-from weftline_server.session.registry import Registry, RegistryConfig
+from weftline_engine.simulated import SimulatedConfig
 
 # Tokens of prompt, query and answer (Parrot, section 8.3).
 KINDS = ((7437, 7, 704), (1116, 8, 89), (1694, 4, 631), (2031, 4, 416))
@@ -110,32 +107,19 @@ async def simulated(
     loop: VirtualLoop, pool: int, todo: Sequence[Request], in_turn: bool
 ) -> list[float]:
     """Seconds per token of every answer."""
-    registry = Registry(RegistryConfig(max_sessions=1 << 30))
-    driver = Driver(registry, frozenset(), loop.time)
+    models = names(in_turn)
+    configs = [SimulatedConfig(kv_tokens=pool, words=WORDS, model=model) for model in models]
+    async with world(loop, *configs) as made:
 
-    def maker(model: str) -> Any:
-        config = SimulatedConfig(kv_tokens=pool, words=WORDS, model=model)
-        return lambda: SimulatedEngine(config, loop.time)
+        async def user(number: int, one: Request) -> float:
+            await asyncio.sleep(one.at - made.now)
+            session = made.driver.open("t")
+            await made.driver.submit(session, Submit(calls=(ask(one, models[number % 2]),)))
+            await made.driver.get(session, "out")
+            made.driver.close(session)
+            return (made.now - one.at) / one.application.answer
 
-    makers = {f"e{i}": maker(model) for i, model in enumerate(names(in_turn))}
-    dispatcher = Dispatcher(makers, "app", driver.on_outcome, loop.time, wants=driver.wants)
-    driver.attach(dispatcher)
-    await dispatcher.start()
-
-    async def user(number: int, one: Request) -> float:
-        await asyncio.sleep(one.at - loop.time())
-        session = driver.open("t")
-        call = ask(one, names(in_turn)[number % 2])
-        await driver.submit(session, Submit(calls=(call,)))
-        await driver.get(session, "out")
-        driver.close(session)
-        return (loop.time() - one.at) / one.application.answer
-
-    try:
         return await asyncio.gather(*(user(number, one) for number, one in enumerate(todo)))
-    finally:
-        await driver.shut_down()
-        await dispatcher.close()
 
 
 async def real(url: str, todo: Sequence[Request], in_turn: bool) -> list[float]:

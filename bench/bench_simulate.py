@@ -89,8 +89,8 @@ def _calibrated(measured: list[Case]) -> tuple[SimulatedConfig, list[Foretold]]:
     foretold = foretell(measured, config)
     for one in foretold:
         print(
-            f"{one.workload}, {one.point}: measured {one.measured_s:.2f} s, simulated "
-            f"{one.simulated_s:.2f} s, {one.error:+.0%}",
+            f"{one.workload}, {one.point} +{one.delay_ms} ms: measured {one.measured_s:.2f} s, "
+            f"simulated {one.simulated_s:.2f} s, {one.error:+.0%}",
             flush=True,
         )
     print(f"mean error of the others: {mean_error(foretold):.0%}", flush=True)

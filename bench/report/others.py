@@ -11,24 +11,26 @@ Report = Mapping[str, Any]
 def simulation(report: Report) -> list[str]:
     """How well the simulator foretells what was measured, and what it says of many engines."""
     cost = {name: f"{1000 * value:.3g} ms" for name, value in report["cost"].items()}
+    attend_us = 1e6 * report["cost"].get("attend_s", 0.0)
     fitted = report["calibrated_on"]
     lines = [
         *("## Many engines, simulated", ""),
         "`weftline bench simulate` runs the server's own sessions, passes and policy, and the",
         "embedded engine's scheduler, on engines whose steps take a given time: "
         f"{cost['step_s']} each,",
-        f"{cost['fill_s']} for a prompt token and {cost['sequence_s']} for a sequence that",
-        f"decodes, fitted to `{fitted}`. The other workloads were not looked at; the mean error of",
-        f"their mean completion is {report['mean_error']:.0%}.",
+        f"{cost['fill_s']} for a prompt token, {attend_us:.3g} µs for each token that one attends",
+        f"to and {cost['sequence_s']} for a sequence that decodes, fitted to `{fitted}`. The other",
+        f"workloads were not looked at; the mean error of their mean completion is "
+        f"{report['mean_error']:.0%}.",
         "",
-        "| workload | point | measured | simulated | error |",
-        "|---|---|---|---|---|",
+        "| workload | point | round trip | measured | simulated | error |",
+        "|---|---|---|---|---|---|",
     ]
     for one in report["foretold"]:
         note = ", fitted" if one["workload"] == fitted else ""
         lines.append(
-            f"| {one['workload']}{note} | {one['point']} | {one['measured_s']:.2f} s "
-            f"| {one['simulated_s']:.2f} s | {one['error']:+.0%} |"
+            f"| {one['workload']}{note} | {one['point']} | {one.get('delay_ms', 0)} ms "
+            f"| {one['measured_s']:.2f} s | {one['simulated_s']:.2f} s | {one['error']:+.0%} |"
         )
     if report["sizes"]:
         lines += _sizes(report)

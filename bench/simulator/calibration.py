@@ -28,7 +28,7 @@ Runs = Callable[[World, "Case"], Awaitable[list[float]]]
 
 SYSTEM = "weftline"
 CALIBRATED_ON = "independent_chat"
-PARTS = ("step_s", "fill_s", "sequence_s")  # of the profile, that are fitted
+PARTS = ("step_s", "fill_s", "attend_s", "sequence_s")  # of the profile, that are fitted
 NUDGE = 0.05  # of a part's logarithm, to see what it does
 ROUNDS = 5
 
@@ -44,24 +44,26 @@ class Case:
     seconds: float
     overhead_s: float  # of an application, outside of its calls
     shared: int  # tokens of a common beginning
+    delay_ms: int = 0  # between client and server: of the overhead, where the server runs the graph
 
     @property
     def name(self) -> str:
         """Its texts are unlike those of any other."""
-        return f"{self.workload} {self.point}"
+        return f"{self.workload} {self.point} {self.delay_ms}"
 
 
 def cases(report: Report) -> Iterator[Case]:
-    """The points of a report that have a replay, without a delay between client and server."""
+    """The points of a report that have a replay, each at every round trip."""
     name = report["workload"]
     runs = [r for r in report["runs"] if r["system"] == SYSTEM and r["cache"] == "cold"]
-    for point in dict.fromkeys(r["point"] for r in runs):
-        found = [r for r in runs if r["point"] == point and r["delay_ms"] == 0]
+    for point, delay in dict.fromkeys((r["point"], r["delay_ms"]) for r in runs):
+        found = [r for r in runs if (r["point"], r["delay_ms"]) == (point, delay)]
         if name not in REPLAYS or not found or any(a["error"] for r in found for a in r["apps"]):
             continue
         first = min(found, key=lambda r: int(r["repeat"]))
         seconds = fmean(app["seconds"] for r in found for app in r["apps"])
-        yield Case(name, point, first["apps"], seconds, _overhead(first["apps"]), _shared(report))
+        overhead = _overhead(first["apps"])
+        yield Case(name, point, first["apps"], seconds, overhead, _shared(report), delay)
 
 
 def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
@@ -198,22 +200,28 @@ def calibrate(
     """The profile under which the simulator comes closest to what was measured.
 
     Gauss and Newton's method on the logarithms of the profile's parts and of the seconds, so that
-    a point counts by its relative error. Tokens in flight stay free: where all contexts are about
-    as long, their cost cannot be told from that of their sequences.
+    a point counts by its relative error. A part that `config` leaves out stays out. Tokens in
+    flight do: where all contexts are about as long, their cost cannot be told from that of their
+    sequences. So it is with what a prompt attends to, as long as all prompts are as long; then it
+    keeps its share of what a prompt costs.
     """
+    names = [part for part in PARTS if getattr(config.cost, part) > 0]
     measured = np.log([case.seconds for case in found])
 
-    def logs(parts: Array) -> Array:
-        cost = StepCost(**dict(zip(PARTS, np.exp(parts).tolist(), strict=True)))
-        return np.log(replay(found, replace(config, cost=cost)))
+    def profile(parts: Array) -> SimulatedConfig:
+        named = dict(zip(names, np.exp(parts).tolist(), strict=True))
+        return replace(config, cost=replace(config.cost, **named))
 
-    parts = np.log([getattr(config.cost, part) for part in PARTS])
+    def logs(parts: Array) -> Array:
+        return np.log(replay(found, profile(parts)))
+
+    parts = np.log([getattr(config.cost, part) for part in names])
     for _ in range(rounds):
         now = logs(parts)
-        slopes = np.stack([(logs(parts + row) - now) / NUDGE for row in NUDGE * np.eye(len(PARTS))])
+        slopes = np.stack([(logs(parts + row) - now) / NUDGE for row in NUDGE * np.eye(len(names))])
         change = np.linalg.lstsq(slopes.T, measured - now, rcond=0.02)[0]
         parts = parts + np.clip(change, -1.0, 1.0)
-    return replace(config, cost=StepCost(**dict(zip(PARTS, np.exp(parts).tolist(), strict=True))))
+    return profile(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +230,7 @@ class Foretold:
 
     workload: str
     point: str
+    delay_ms: int
     measured_s: float
     simulated_s: float
 
@@ -234,10 +243,13 @@ class Foretold:
 def foretell(found: Sequence[Case], config: SimulatedConfig) -> list[Foretold]:
     """All points with one profile."""
     said = replay(found, config)
-    return [Foretold(c.workload, c.point, c.seconds, s) for c, s in zip(found, said, strict=True)]
+    return [
+        Foretold(c.workload, c.point, c.delay_ms, c.seconds, s)
+        for c, s in zip(found, said, strict=True)
+    ]
 
 
 def start_from() -> SimulatedConfig:
     """A profile of about the right size for two cores."""
-    cost = StepCost(step_s=0.02, fill_s=0.0005, sequence_s=0.001)
+    cost = StepCost(step_s=0.02, fill_s=0.0015, attend_s=3e-6, sequence_s=0.001)
     return SimulatedConfig(cost=cost, part_tokens=8)

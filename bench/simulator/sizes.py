@@ -64,7 +64,7 @@ def simulate(
     """At least `calls` calls, arriving at random, until the last one has ended."""
 
     async def main(loop: VirtualLoop) -> Outcome:
-        async with world(loop, config, engines, policy) as made:
+        async with world(loop, *[config] * engines, policy=policy) as made:
             return await _all(made, calls, policy, engines * rate(config, load))
 
     return run(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -30,20 +31,19 @@ class World:
 @asynccontextmanager
 async def world(
     loop: VirtualLoop,
-    config: SimulatedConfig,
-    engines: int = 1,
+    *configs: SimulatedConfig,
     policy: str = "app",
     without: frozenset[str] = frozenset(),
 ) -> AsyncIterator[World]:
-    """A server on so many engines, stopped at the end of the block."""
+    """A server on an engine of each config, stopped at the end of the block."""
     registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
     made = World(Driver(registry, without, loop.time), loop)
 
-    def make() -> SimulatedEngine:
+    def make(config: SimulatedConfig) -> SimulatedEngine:
         made.engines.append(SimulatedEngine(config, loop.time))
         return made.engines[-1]
 
-    makers = {f"e{i}": make for i in range(engines)}
+    makers = {f"e{i}": partial(make, config) for i, config in enumerate(configs)}
     driver = made.driver
     dispatcher = Dispatcher(
         makers,

@@ -32,19 +32,22 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """Seconds of a step: the sum of what it takes in any case, for each prompt token computed, for
-    each sequence that decodes, and for each token in flight, whose KV is read."""
+    each token that one of these attends to, for each sequence that decodes, and for each token in
+    flight, whose KV is read."""
 
     step_s: float = 0.010
     fill_s: float = 0.0005
     sequence_s: float = 0.0008
     token_s: float = 0.0
+    attend_s: float = 0.0
 
-    def seconds(self, fill_tokens: int, decoding: int, tokens: int) -> float:
+    def seconds(self, fill_tokens: int, decoding: int, tokens: int, attended: int = 0) -> float:
         return (
             self.step_s
             + self.fill_s * fill_tokens
             + self.sequence_s * decoding
             + self.token_s * tokens
+            + self.attend_s * attended
         )
 
 
@@ -190,10 +193,17 @@ class SimulatedEngine:
     def _seconds(self, plan: StepPlan) -> float:
         if not plan.chunks:
             return 0.0
-        decoding = sum(c.samples and c.sequence.filled for c in plan.chunks)
-        fill = sum(c.stop - c.start for c in plan.chunks) - decoding
+        decoding = tokens = fill = attended = 0
+        for chunk in plan.chunks:
+            tokens += chunk.stop
+            if chunk.samples and chunk.sequence.filled:
+                decoding += 1
+            else:
+                size = chunk.stop - chunk.start
+                fill += size
+                attended += size * chunk.start + size * (size + 1) // 2
         self.computed += fill
-        return self.config.cost.seconds(fill, decoding, sum(c.stop for c in plan.chunks))
+        return self.config.cost.seconds(fill, decoding, tokens, attended)
 
     def _apply(self, plan: StepPlan) -> None:
         self.scheduler.apply(plan)

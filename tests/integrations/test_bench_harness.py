@@ -134,19 +134,19 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
 
 def test_the_page_shows_what_is_not_of_the_harness() -> None:
     """The simulator's errors and sizes; a query engine's seconds."""
-    foretold = {"workload": "copilot", "point": "8 users", "error": -0.04}
+    foretold = {"workload": "copilot", "point": "8 users", "delay_ms": 250, "error": -0.04}
     size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
     simulated = {
         "calibrated_on": "independent_chat",
-        "cost": {"step_s": 0.02, "fill_s": 0.0005, "sequence_s": 0.001, "token_s": 0.0},
+        "cost": {"step_s": 0.02, "fill_s": 0.0005, "sequence_s": 0.001, "attend_s": 3e-6},
         "mean_error": 0.04,
         "foretold": [foretold | {"measured_s": 2.5, "simulated_s": 2.4}],
         "sizes": [size | {"cached": 0.3, "busy": 0.8}],
     }
     lines = others.simulation(simulated)
-    assert "| copilot | 8 users | 2.50 s | 2.40 s | -4% |" in lines
+    assert "| copilot | 8 users | 250 ms | 2.50 s | 2.40 s | -4% |" in lines
     assert "| 64 | app | 9 | 2.00 s | 3.00 s | 30% | 80% |" in lines
-    assert "20 ms each" in " ".join(lines)
+    assert "20 ms each" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
     found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
     rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,8 +69,33 @@ def test_a_profile_is_found_again_and_foretells_other_workloads() -> None:
     assert [one.error for one in foretell(others, found)] == pytest.approx([0, 0], abs=0.15)
 
 
+def test_long_prompts_cost_more_than_their_length() -> None:
+    """A prompt of 80 tokens attends to 80 · 81 / 2; from prompts of two lengths the cost of that is
+    told apart from that of a token, and users of one system prompt are foretold."""
+    attending = replace(HIDDEN, cost=replace(HIDDEN.cost, attend_s=20e-6))
+    (alone,) = replay(CHATS[:1], attending)
+    assert alone == pytest.approx(0.03 + 0.08 + 20e-6 * 3240 + 7 * 0.034)
+
+    def measured(workload: str, point: str, *apps: dict[str, Any], shared: int = 0) -> Case:
+        made = Case(workload, point, apps, 1.0, 0.0, shared)
+        return replace(made, seconds=replay([made], attending)[0])
+
+    chats = [
+        measured(
+            "independent_chat", f"{users} of {ns[0]}", *(app(0, 1, call(0, 1, n, 8)) for n in ns)
+        )
+        for users, ns in ((1, [80]), (1, [400]), (4, [80, 90, 100, 110]))
+    ]
+    start = StepCost(step_s=0.02, fill_s=0.002, sequence_s=0.002, attend_s=3e-6)
+    found = calibrate(chats, SimulatedConfig(cost=start), rounds=8)
+    assert found.cost.attend_s == pytest.approx(20e-6, rel=0.1)
+    users = [app(0, 1, call(0, 1, 300 + own, 8)) for own in (20, 30, 40)]
+    (one,) = foretell([measured("copilot", "3 users", *users, shared=300)], found)
+    assert one.error == pytest.approx(0, abs=0.05)
+
+
 def test_the_points_of_a_report() -> None:
-    """Those of ours without a delay; what an application takes outside of its calls is noted."""
+    """Those of ours at each round trip; what an application takes outside of its calls is noted."""
     runs = [
         {"system": system, "point": point, "delay_ms": delay, "cache": "cold", "repeat": repeat}
         | {"apps": [app(0.0, 2.0 + repeat, call(0.25, 1.5, 50, 4, 32))]}
@@ -78,8 +104,9 @@ def test_the_points_of_a_report() -> None:
         for repeat in (0, 1)
     ]
     found = list(cases({"workload": "copilot", "runs": runs}))
-    assert [(one.point, one.seconds, one.overhead_s, one.shared) for one in found] == [
-        ("2 users", 2.5, 0.5, 32)
+    assert [(o.point, o.delay_ms, o.seconds, o.overhead_s, o.shared) for o in found] == [
+        ("2 users", 0, 2.5, 0.5, 32),
+        ("3 users", 250, 2.5, 0.5, 32),
     ]
     assert list(cases({"workload": "agent_loop", "runs": runs})) == []
 

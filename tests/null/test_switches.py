@@ -62,7 +62,7 @@ async def three_topics(made: World) -> float:
 
 def measured(load: Callable[[World], Awaitable[T]], engines: int, *without: str) -> T:
     async def main(loop: VirtualLoop) -> T:
-        async with world(loop, CONFIG, engines, without=frozenset(without)) as made:
+        async with world(loop, *[CONFIG] * engines, without=frozenset(without)) as made:
             return await load(made)
 
     return run(main)
