@@ -15,7 +15,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench import bench_server
 from bench.harness.workload import load, names
+from bench.report import others
 from bench.report.page import write_headline, write_page
 
 BENCH = [sys.executable, "-m", "weftline_server", "bench"]
@@ -117,3 +119,20 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"weftline bench: {tmp_path} has no config.json: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At small sizes: every curve is there, nothing is lost, and the report can be drawn of it."""
+    monkeypatch.setattr(bench_server, "LENGTHS", (10, 20))
+    monkeypatch.setattr(
+        "sys.argv",
+        ["bench_server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],
+    )
+    bench_server.main()
+    report = json.loads((tmp_path / "server.json").read_text())
+    assert {*report["place_ms_by_queue"]} == {"sharing", "alone", "full"}
+    for curves in (report["place_ms_by_queue"], report["add_call_us_by_session"]):
+        assert all(list(curve) == ["10", "20"] for curve in curves.values())
+    assert [(one["calls"], one["lost_or_wrong"]) for one in report["whole_path"]] == [(40, 0)] * 2
+    assert report["agents"]["ours"]["applications_per_minute"] > 0
+    assert "| calls | 10 | 20 |" in others.server(report)
