@@ -151,8 +151,9 @@ class _Engine:
         self.in_flight = load.latency + load.throughput
         self.bounded = load.bounded
         self.strict = load.strict
-        self.groups = dict(load.groups)
-        self.fresh = set(load.shared)  # beginnings of what is in flight
+        # The load's own until something is added: of many engines most get nothing in a round.
+        self.groups: Mapping[str, int] = load.groups
+        self.fresh: Collection[str] = load.shared  # beginnings of what is in flight
 
     def room(self, kind: _Kind) -> float:
         """How many tokens a call of this kind may add; -inf where it may not run."""
@@ -187,8 +188,10 @@ class _Engine:
             self.bounded += own
             self.strict += own if item.strict else 0
         if item.hints.group:
-            self.groups[item.hints.group] = self.groups.get(item.hints.group, 0) + 1
-        self.fresh.update(hash for hash, _ in item.prefixes)
+            members = self.groups.get(item.hints.group, 0) + 1
+            self.groups = {**self.groups, item.hints.group: members}
+        if item.prefixes:
+            self.fresh = {*self.fresh, *(hash for hash, _ in item.prefixes)}
 
     def cost(self, item: Queued, throughput: bool) -> float:
         """Tokens that stand between the item and its end here, and those it puts before others."""
@@ -218,7 +221,7 @@ class _Replicas:
     def add(self, engine: _Engine) -> None:
         self.engines.append(engine)
         self.free += max(0, engine.load.max_running - engine.running)
-        self._fresh |= engine.fresh
+        self._fresh.update(engine.fresh)
 
     def rooms(self, item: Queued, kind: _Kind) -> list[float]:
         """Each engine's room for a call of `kind`; nothing where `item` fits nowhere, so that not
@@ -272,7 +275,9 @@ def place(
     cost = _COST[policy]
     by_model: dict[str, _Replicas] = {}
     for load in sorted(engines, key=lambda load: load.name):
-        by_model.setdefault(load.model, _Replicas()).add(_Engine(load))
+        if load.model not in by_model:
+            by_model[load.model] = _Replicas()
+        by_model[load.model].add(_Engine(load))
     placements = []
     for item in sorted(queue, key=_ORDER[policy]):
         replicas = by_model.get(item.model)
