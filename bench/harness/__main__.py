@@ -162,10 +162,10 @@ def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tupl
         return chosen
     if args.exact:
         return EXACT
-    if args.null:
-        return ON_NULL
     if args.ablation:
         return ABLATION
+    if args.null:
+        return ON_NULL
     if scale.quick:
         return workload.quick_systems or workload.systems or IN_TEN_MINUTES
     return workload.systems or USUAL

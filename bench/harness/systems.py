@@ -91,6 +91,10 @@ SYSTEMS: Mapping[str, System] = {
         "weftline on vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
     ),
     "request-policy": _weftline("weftline, request policy", "--policy", "request"),
+    # As the baseline of Parrot's experiments: a server of 2023 that holds so many tokens at a time.
+    "request-capped": _weftline(
+        "weftline, request policy, 4,096 tokens", "--policy", "request", "--kv-tokens", "4096"
+    ),
     **{
         f"without-{name}": _weftline(f"weftline without {name}", "--without", name)
         for name in OPTIMISATIONS
@@ -100,9 +104,17 @@ SYSTEMS: Mapping[str, System] = {
         for n in (4, 8, 12, 16)
     },
 }
-USUAL = (BASELINE, "openai-weftline", "chat-weftline", "accelerated", OURS, "weftline-vllm")
+USUAL = (
+    *(BASELINE, "openai-weftline", "chat-weftline", "accelerated", OURS, "weftline-vllm"),
+    "request-capped",
+)
 IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
 ONCE = ("openai-weftline",)  # of them, those that a quick run asks for the first point alone
-ABLATION = (OURS, "request-policy", *(f"without-{name}" for name in OPTIMISATIONS))
+ABLATION = (
+    OURS,
+    "request-policy",
+    "request-capped",
+    *(f"without-{name}" for name in OPTIMISATIONS),
+)
 ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)
 EXACT = (*ON_NULL, *ABLATION[1:])  # vLLM has no engine without a model

@@ -136,7 +136,8 @@ def scatter(report: Report, path: Path) -> Path:
         for name in others:
             pairs = matched(report, base, name)
             most = max([most, *(value for pair in pairs for value in pair)])
-            axes.plot(*zip(*pairs, strict=True), "o", color=colours(report)[name], markersize=3,
+            theirs, ours = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            axes.plot(theirs, ours, "o", color=colours(report)[name], markersize=3,
                       label=report["systems"][name]["title"])  # fmt: skip
         axes.plot([0, most], [0, most], color="#555555", linewidth=0.8)
         axes.set_xlabel(f"seconds with {report['systems'][base]['title']}")

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import bench_server
+from bench.harness.systems import ABLATION
 from bench.harness.workload import load, names
 from bench.report import others
 from bench.report.page import write_headline, write_page
@@ -80,6 +81,22 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
     assert found == [("weftline", 0), ("openai-weftline", 0), ("weftline", 250)]
     assert report["repeated_tokens"] == 0.0  # counted, and no paragraph of the two prompts is
     assert "| weftline | " in write_page(tmp_path, tmp_path).read_text()
+
+
+def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> None:
+    """Each has its process; both caches are named, and the page stacks what each part adds."""
+    words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
+    for more in ([], ["--ablation", "--warm"]):
+        done = subprocess.run([*BENCH, *words, *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "chain_summary-ablation.json").read_text())
+    found = [(run["system"], run["cache"]) for run in report["runs"]]
+    assert found == [(name, cache) for name in ABLATION for cache in ("cold", "warm")]
+    assert len({about["command"] for about in report["systems"].values()}) == len(ABLATION)
+    assert {"cpu", "pinned_to", "versions", "commit"} <= set(report["machine"])
+    page = write_page(tmp_path, tmp_path).read_text()
+    assert "![Ablation](benchmarks/ablation.svg)" in page
+    assert ElementTree.parse(tmp_path / "benchmarks" / "ablation.svg").getroot() is not None
 
 
 def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> None:
