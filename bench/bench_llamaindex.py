@@ -49,9 +49,9 @@ class Case:
 
 
 CASES = (
-    Case("tree_summarize", 12, 300, 660, 24),
-    Case("accumulate", 8, 60, 660, 24),
-    Case("refine", 6, 120, 1400, 24),
+    Case("tree_summarize", 12, 150, 400, 12),
+    Case("accumulate", 8, 60, 500, 16),
+    Case("refine", 6, 60, 1200, 16),
 )
 
 
