@@ -9,8 +9,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import HumanMessage
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_openai import ChatOpenAI
 
@@ -179,6 +182,49 @@ def test_refused_as_chat_openai_is(
         assert outcome(lambda chain=chain: asyncio.run(chain.ainvoke(GIVEN))) == wanted, name
         streamed = outcome(lambda plain=plain: "".join(plain.stream(GIVEN)))
         assert outcome(lambda chain=chain: "".join(chain.stream(GIVEN))) == streamed, name
+
+
+class Odd:
+    """A value that no template shows."""
+
+    def __format__(self, spec: str) -> str:
+        raise ArithmeticError("not to be shown")
+
+
+BAD_VALUES: tuple[Any, ...] = (
+    *({}, {"y": "soup"}, "soup", 5, None, ["soup"], {"x": None}, {"x": ["soup", 1]}),
+    *({"x": Odd()}, {"x": HumanMessage("soup")}),
+)
+
+
+@tiers
+def test_bad_values(tier: str, echo_url: str) -> None:
+    """Missing variables, other types, a parser that fails: the same step complains."""
+    ours, way = TIERS[tier]
+
+    def chains(llm: Any) -> list[Chain]:
+        caught = {"exceptions_to_handle": (OutputParserException,)}
+        instead = RunnableLambda(lambda value: "instead")
+        parsed = ASK | llm | JsonOutputParser()
+        messages = ChatPromptTemplate.from_messages([MessagesPlaceholder("x")])
+        return [
+            ASK | llm | TEXT,
+            ASK | llm | TEXT | AGAIN | llm | TEXT,
+            messages | llm | TEXT,
+            llm | TEXT,
+            parsed,
+            parsed | AGAIN | llm | TEXT,
+            parsed.with_fallbacks([instead], **caught) | AGAIN | llm | TEXT,
+            ASK | llm | TEXT | (lambda text: {"y": text}) | AGAIN | llm,
+            parsed.with_retry(stop_after_attempt=2, wait_exponential_jitter=False),
+            itemgetter("x") | llm | TEXT,
+        ]
+
+    plains, own = chains(chat_openai(echo_url)), chains(chat_weftline(echo_url, **ours))
+    for number, (plain, chain) in enumerate(zip(plains, own, strict=True)):
+        for value in BAD_VALUES:
+            expected = outcome(partial(plain.invoke, value))
+            assert outcome(partial(way(chain).invoke, value)) == expected, (number, value)
 
 
 @cache

@@ -7,14 +7,17 @@ from typing import Any
 
 import openai
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from langchain_weftline import ChatWeftline
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from tests.integrations.recording import recorded
 
 QUESTION = [SystemMessage("Be brief."), HumanMessage("Which rivers?")]
 ECHO = "system: Be brief.\nuser: Which rivers?\nassistant: "
@@ -146,6 +149,37 @@ def test_in_a_chain(llm: Any) -> None:
     chain = ChatPromptTemplate.from_template("Which {what}?") | llm | StrOutputParser()
     assert chain.invoke({"what": "rivers"}) == "user: Which rivers?\nassistant: "
     assert "".join(chain.stream({"what": "lakes"})) == "user: Which lakes?\nassistant: "
+
+
+class Limiter(BaseRateLimiter):
+    """Counts who asks to be let in."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        self.asked += 1
+        return True
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        return self.acquire(blocking=blocking)
+
+
+async def test_a_cache_and_a_rate_limiter(echo_url: str) -> None:
+    """What the cache knows costs nothing; whatever else is sent has asked the limiter."""
+    limiter = Limiter()
+    with recorded(echo_url) as passed:
+        llm = ChatWeftline(base_url=passed.url, cache=InMemoryCache(), rate_limiter=limiter)
+        chain = ChatPromptTemplate.from_template("Which {what}?") | llm
+        first = chain.invoke({"what": "rivers"})
+        assert chain.invoke({"what": "rivers"}).content == first.content
+        assert (await chain.ainvoke({"what": "rivers"})).content == first.content
+        for way in (compile_chain, accelerate):
+            assert way(chain).invoke({"what": "rivers"}).content == first.content
+        assert (limiter.asked, len(passed.bodies("/v1/chat/completions"))) == (1, 1)
+        await chain.ainvoke({"what": "lakes"})
+        compile_chain(chain).invoke({"what": "seas"})
+        assert (limiter.asked, len(passed.bodies("/v1/chat/completions"))) == (3, 3)
 
 
 def test_errors_are_those_of_the_openai_client(echo_url: str) -> None:
