@@ -1,17 +1,14 @@
-"""A server that is away, refuses, stalls or dies: every tier fails as ChatOpenAI does there."""
+"""A server that is away, refuses or dies: every tier fails as ChatOpenAI does there."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from operator import itemgetter
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,50 +16,34 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import HumanMessage
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable, RunnableLambda
-from langchain_openai import ChatOpenAI
+from langchain_core.runnables import RunnableLambda
 
-from langchain_weftline import ChatWeftline, accelerate, compile_chain
-from langchain_weftline.patience import Deadlines, Patience
+from langchain_weftline.failures import as_model
+from langchain_weftline.transport import httpx as chat_openai_http
 from tests.integrations.conftest import served, started
-from weftline.protocol import Call, InOut, Placeholder
+from tests.integrations.tiers import (
+    AGAIN,
+    ASK,
+    GIVEN,
+    TEXT,
+    TIERS,
+    Chain,
+    Way,
+    chat_openai,
+    chat_weftline,
+    outcome,
+    plainly,
+    tiers,
+)
+from weftline.errors import (
+    ConnectionFailed,
+    EngineFailed,
+    EngineUnavailable,
+    Timeout,
+    WeftlineError,
+)
 
-Chain = Runnable[Any, Any]
-Way = Callable[[Chain], Chain]
-
-ASK = ChatPromptTemplate.from_template("Tell of {x}.")
-AGAIN = ChatPromptTemplate.from_template("Again: {x}")
-TEXT = StrOutputParser()
-GIVEN = {"x": "soup"}
 SLOW = ("--null-mode", "fixed", "--null-step-s", "0.05")
-
-
-def chat_openai(url: str, **options: Any) -> Any:
-    """What people use today, pointed at the same server."""
-    key = options.pop("api_key", "none")
-    defaults = {"model": "default", "max_retries": 0}
-    return ChatOpenAI(base_url=f"{url}/v1", api_key=key, **{**defaults, **options})
-
-
-def chat_weftline(url: str, **options: Any) -> Any:
-    return ChatWeftline(base_url=url, **{"max_retries": 0, **options})
-
-
-def unchanged(chain: Chain) -> Chain:
-    return chain
-
-
-TIERS: dict[str, tuple[dict[str, Any], Way]] = {
-    "T0": ({"provenance": False}, unchanged),
-    "T1": ({}, unchanged),
-    "T2": ({}, accelerate),
-    "T3": ({}, compile_chain),
-}
-tiers = pytest.mark.parametrize("tier", TIERS)
 
 
 @contextmanager
@@ -157,14 +138,6 @@ def steps(llm: Any, good: Any) -> dict[str, Chain]:
     }
 
 
-def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
-    """What `act` gives, or the type and the words of what it raises."""
-    try:
-        return "value", str(act())
-    except Exception as error:
-        return type(error), str(error)
-
-
 @pytest.mark.parametrize("tier", TIERS)
 def test_refused_as_chat_openai_is(
     tier: str, refusing: tuple[str, dict[str, Any], type[Exception]], echo_url: str
@@ -184,53 +157,11 @@ def test_refused_as_chat_openai_is(
         assert outcome(lambda chain=chain: "".join(chain.stream(GIVEN))) == streamed, name
 
 
-class Odd:
-    """A value that no template shows."""
-
-    def __format__(self, spec: str) -> str:
-        raise ArithmeticError("not to be shown")
-
-
-BAD_VALUES: tuple[Any, ...] = (
-    *({}, {"y": "soup"}, "soup", 5, None, ["soup"], {"x": None}, {"x": ["soup", 1]}),
-    *({"x": Odd()}, {"x": HumanMessage("soup")}),
-)
-
-
-@tiers
-def test_bad_values(tier: str, echo_url: str) -> None:
-    """Missing variables, other types, a parser that fails: the same step complains."""
-    ours, way = TIERS[tier]
-
-    def chains(llm: Any) -> list[Chain]:
-        caught = {"exceptions_to_handle": (OutputParserException,)}
-        instead = RunnableLambda(lambda value: "instead")
-        parsed = ASK | llm | JsonOutputParser()
-        messages = ChatPromptTemplate.from_messages([MessagesPlaceholder("x")])
-        return [
-            ASK | llm | TEXT,
-            ASK | llm | TEXT | AGAIN | llm | TEXT,
-            messages | llm | TEXT,
-            llm | TEXT,
-            parsed,
-            parsed | AGAIN | llm | TEXT,
-            parsed.with_fallbacks([instead], **caught) | AGAIN | llm | TEXT,
-            ASK | llm | TEXT | (lambda text: {"y": text}) | AGAIN | llm,
-            parsed.with_retry(stop_after_attempt=2, wait_exponential_jitter=False),
-            itemgetter("x") | llm | TEXT,
-        ]
-
-    plains, own = chains(chat_openai(echo_url)), chains(chat_weftline(echo_url, **ours))
-    for number, (plain, chain) in enumerate(zip(plains, own, strict=True)):
-        for value in BAD_VALUES:
-            expected = outcome(partial(plain.invoke, value))
-            assert outcome(partial(way(chain).invoke, value)) == expected, (number, value)
-
-
-@cache
-def plainly(run: Callable[..., Any], *arguments: Any) -> Any:
-    """What ChatOpenAI comes to, once for all tiers."""
-    return run(chat_openai, unchanged, {}, *arguments)
+def lost(error: httpx.TransportError) -> ConnectionFailed:
+    """What our client makes of a connection that breaks amid an answer."""
+    failed = ConnectionFailed("no server answers")
+    failed.began, failed.__cause__ = True, error
+    return failed
 
 
 def dies_between_two_calls(make: Callable[..., Any], way: Way, options: dict[str, Any]) -> Any:
@@ -318,112 +249,37 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def stalls(make: Callable[..., Any], way: Way, options: dict[str, Any], url: str) -> Any:
-    llm = make(url, timeout=0.3, max_tokens=50, **options)
-    once = ASK | llm | TEXT
-    chain = way(once | AGAIN | llm | TEXT)
-    safe = way(once.with_fallbacks([RunnableLambda(lambda x: "instead")]))
-    return [
-        outcome(lambda: chain.invoke(GIVEN)),
-        outcome(lambda: asyncio.run(chain.ainvoke(GIVEN))),
-        outcome(lambda: safe.invoke(GIVEN)),
-        outcome(lambda: list(way(once).stream(GIVEN)))[:1],
-    ]
-
-
-@pytest.fixture(scope="module")
-def stalling_url() -> Iterator[str]:
-    with served("--null-mode", "fixed", "--null-step-s", "0.6") as url:
-        yield url
-
-
-@tiers
-def test_it_stalls(tier: str, stalling_url: str) -> None:
-    """A model's timeout ends the wait, amid a stream too, and what it waited for is cancelled."""
-    ours, way = TIERS[tier]
-    plain = plainly(stalls, stalling_url)
-    assert issubclass(plain[0][0], openai.APITimeoutError)
-    assert stalls(chat_weftline, way, ours, stalling_url) == plain
-    deadline = time.monotonic() + 20
-    while "weftline_sessions_open 0" not in httpx.get(f"{stalling_url}/metrics").text:
-        assert time.monotonic() < deadline, "what nobody waits for goes on"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
-    ("timeout", "max_retries", "expected"),
+    ("failure", "body"),
     [
-        (None, None, Patience(math.inf, 2)),
-        (3, 0, Patience(3.0, 0)),
-        ((5.0, 0.3), 1, Patience(0.3, 1)),
-        (httpx.Timeout(5.0, read=0.3), 5, Patience(0.3, 5)),
-        (httpx.Timeout(5.0, read=None), 5, Patience(math.inf, 5)),
+        (EngineFailed("it gave up", call="c"), True),
+        (EngineUnavailable("it starts", call="c"), True),
+        (lost(httpx.RemoteProtocolError("peer closed connection")), False),
+        (lost(httpx.ReadError("")), False),
+        (Timeout("too late"), False),
     ],
+    ids=lambda value: type(value).__name__,
 )
-def test_what_a_timeout_says(timeout: Any, max_retries: int | None, expected: Patience) -> None:
-    """Every form that ChatOpenAI takes."""
-    assert ChatWeftline(timeout=timeout, max_retries=max_retries).patience == expected
+def test_a_stream_that_began_fails_as_chat_openais_does(failure: WeftlineError, body: bool) -> None:
+    """Its status was a success by then, so what comes is no error of a status."""
+    http = chat_openai_http  # the client's own kind, which is not always httpx
 
+    def answer(request: Any) -> Any:
+        def parts() -> Iterator[bytes]:
+            chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+            delta = {"index": 0, "delta": {"content": "some"}, "finish_reason": None}
+            yield b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + b"\n\n"
+            if body:
+                yield b"data: " + json.dumps(failure.to_body()).encode() + b"\n\n"
+                return
+            kind = type(failure.__cause__).__name__ if failure.__cause__ else "ReadTimeout"
+            text = str(failure.__cause__ or failure)
+            raise getattr(http, kind)(text, request=request)
 
-def test_a_graph_waits_as_long_as_its_longest_path() -> None:
-    """A call has the time of its model after its inputs; what is known when it is sent has none."""
+        return http.Response(200, content=parts(), request=request)
 
-    def call(out: str, *reads: str) -> Call:
-        ins = [Placeholder(name=n, in_out=InOut.IN, semantic_var_id=n) for n in reads]
-        last = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=out)
-        text = "".join(f"{{{{input:{name}}}}}" for name in reads) + "{{output:o}}"
-        return Call(name=out, prompt=text, placeholders=(*ins, last))
-
-    deadlines = Deadlines()
-    patience = {"a": Patience(3, 1), "b": Patience(1, 0), "c": Patience(5, 0), "e": Patience(2, 0)}
-    calls = [call("a"), call("b", "a"), call("c"), call("d", "c"), call("e", "b", "c")]
-    deadlines.submitted(calls, patience, now=100)
-    assert deadlines.left("abcde", now=100) == {"a": 6, "b": 7, "c": 5, "e": 9}
-    deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has come by then
-    assert deadlines.left("af", now=110) == {"a": 0, "f": 1}
-
-
-@contextmanager
-def busy() -> Iterator[tuple[str, list[str]]]:
-    """An endpoint that is too busy, which no server of ours is on demand; what it was asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(self.path)
-            self.send_response(503)
-            self.send_header("Retry-After", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """The test's own output is enough."""
-
-    with ExitStack() as stack:
-        http = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        http.daemon_threads = True
-        thread = Thread(target=http.serve_forever)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(http.shutdown)
-        yield f"http://127.0.0.1:{http.server_address[1]}", asked
-
-
-@pytest.mark.parametrize("max_retries", [0, 1])
-@pytest.mark.parametrize(
-    ("tier", "ahead", "path"),
-    [
-        ("T0", 0, "/v1/chat/completions"),
-        ("T1", 0, "/v1/chat/completions"),
-        ("T2", 1, "/v1/chat/completions"),
-        ("T3", 0, "/v1/submit"),
-    ],
-)
-def test_as_often_as_the_model_says(tier: str, ahead: int, path: str, max_retries: int) -> None:
-    """`max_retries` is how often a call, or the submit of a graph, is sent again."""
-    ours, way = TIERS[tier]
-    with busy() as (url, asked):
-        llm = chat_weftline(url, max_retries=max_retries, **ours)
-        with pytest.raises(openai.InternalServerError):
-            way(ASK | llm | TEXT).invoke(GIVEN)
-        assert asked == ["/v1/submit"] * ahead + [path] * (1 + max_retries)
+    with http.Client(transport=http.MockTransport(answer)) as client:
+        llm = chat_openai("http://there:1", http_client=client)
+        expected = outcome(lambda: list(llm.stream("hi")))
+    error = as_model(failure, streamed=True)
+    assert (type(error), str(error)) == expected

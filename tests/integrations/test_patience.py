@@ -1,0 +1,145 @@
+"""A model's timeout and retries in every tier, beside ChatOpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.runnables import RunnableLambda
+
+from langchain_weftline import ChatWeftline
+from langchain_weftline.patience import Deadlines, Patience
+from tests.integrations.conftest import served
+from tests.integrations.tiers import (
+    AGAIN,
+    ASK,
+    GIVEN,
+    TEXT,
+    TIERS,
+    Way,
+    chat_weftline,
+    outcome,
+    plainly,
+    tiers,
+)
+from weftline.protocol import Call, InOut, Placeholder
+
+
+def stalls(make: Callable[..., Any], way: Way, options: dict[str, Any], url: str) -> Any:
+    llm = make(url, timeout=0.3, max_tokens=50, **options)
+    once = ASK | llm | TEXT
+    chain = way(once | AGAIN | llm | TEXT)
+    safe = way(once.with_fallbacks([RunnableLambda(lambda x: "instead")]))
+    return [
+        outcome(lambda: chain.invoke(GIVEN)),
+        outcome(lambda: asyncio.run(chain.ainvoke(GIVEN))),
+        outcome(lambda: safe.invoke(GIVEN)),
+        outcome(lambda: list(way(once).stream(GIVEN)))[:1],
+    ]
+
+
+@pytest.fixture(scope="module")
+def stalling_url() -> Iterator[str]:
+    with served("--null-mode", "fixed", "--null-step-s", "0.6") as url:
+        yield url
+
+
+@tiers
+def test_it_stalls(tier: str, stalling_url: str) -> None:
+    """A model's timeout ends the wait, amid a stream too, and what it waited for is cancelled."""
+    ours, way = TIERS[tier]
+    plain = plainly(stalls, stalling_url)
+    assert issubclass(plain[0][0], openai.APITimeoutError)
+    assert stalls(chat_weftline, way, ours, stalling_url) == plain
+    deadline = time.monotonic() + 20
+    while "weftline_sessions_open 0" not in httpx.get(f"{stalling_url}/metrics").text:
+        assert time.monotonic() < deadline, "what nobody waits for goes on"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "max_retries", "expected"),
+    [
+        (None, None, Patience(math.inf, 2)),
+        (3, 0, Patience(3.0, 0)),
+        ((5.0, 0.3), 1, Patience(0.3, 1)),
+        (httpx.Timeout(5.0, read=0.3), 5, Patience(0.3, 5)),
+        (httpx.Timeout(5.0, read=None), 5, Patience(math.inf, 5)),
+    ],
+)
+def test_what_a_timeout_says(timeout: Any, max_retries: int | None, expected: Patience) -> None:
+    """Every form that ChatOpenAI takes."""
+    assert ChatWeftline(timeout=timeout, max_retries=max_retries).patience == expected
+
+
+def test_a_graph_waits_as_long_as_its_longest_path() -> None:
+    """A call has the time of its model after its inputs; what is known when it is sent has none."""
+
+    def call(out: str, *reads: str) -> Call:
+        ins = [Placeholder(name=n, in_out=InOut.IN, semantic_var_id=n) for n in reads]
+        last = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=out)
+        text = "".join(f"{{{{input:{name}}}}}" for name in reads) + "{{output:o}}"
+        return Call(name=out, prompt=text, placeholders=(*ins, last))
+
+    deadlines = Deadlines()
+    patience = {"a": Patience(3, 1), "b": Patience(1, 0), "c": Patience(5, 0), "e": Patience(2, 0)}
+    calls = [call("a"), call("b", "a"), call("c"), call("d", "c"), call("e", "b", "c")]
+    deadlines.submitted(calls, patience, now=100)
+    assert deadlines.left("abcde", now=100) == {"a": 6, "b": 7, "c": 5, "e": 9}
+    deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has come by then
+    assert deadlines.left("af", now=110) == {"a": 0, "f": 1}
+
+
+@contextmanager
+def busy() -> Iterator[tuple[str, list[str]]]:
+    """An endpoint that is too busy, which no server of ours is on demand; what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            self.send_response(503)
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """The test's own output is enough."""
+
+    with ExitStack() as stack:
+        http = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        http.daemon_threads = True
+        thread = Thread(target=http.serve_forever)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(http.shutdown)
+        yield f"http://127.0.0.1:{http.server_address[1]}", asked
+
+
+@pytest.mark.parametrize("max_retries", [0, 1])
+@pytest.mark.parametrize(
+    ("tier", "ahead", "path"),
+    [
+        ("T0", 0, "/v1/chat/completions"),
+        ("T1", 0, "/v1/chat/completions"),
+        ("T2", 1, "/v1/chat/completions"),
+        ("T3", 0, "/v1/submit"),
+    ],
+)
+def test_as_often_as_the_model_says(tier: str, ahead: int, path: str, max_retries: int) -> None:
+    """`max_retries` is how often a call, or the submit of a graph, is sent again."""
+    ours, way = TIERS[tier]
+    with busy() as (url, asked):
+        llm = chat_weftline(url, max_retries=max_retries, **ours)
+        with pytest.raises(openai.InternalServerError):
+            way(ASK | llm | TEXT).invoke(GIVEN)
+        assert asked == ["/v1/submit"] * ahead + [path] * (1 + max_retries)
