@@ -87,6 +87,27 @@ def test_prompts_that_grow_by_the_same_text_are_computed_once() -> None:
     assert ranges(run(scheduler)) == [("a", 16, 21, True), ("b", 20, 21, True)]
 
 
+def test_prompts_that_go_on_from_the_same_copy_are_computed_once() -> None:
+    """Both begin with a context that ends within a block, whose rows each of them copies; then they
+    get the same text. The second takes the blocks of the first, and gives back its copy."""
+    scheduler = make_scheduler()
+    first = add(scheduler, "first", list(range(1, 7)), kind=Kind.FILL)
+    run(scheduler)
+    scheduler.finish(first, Context("first", "", "first", 1))
+    both = [add(scheduler, name, list(range(1, 7))) for name in "ab"]
+    for one in both:
+        one.open = True
+    plan = run(scheduler)
+    assert (ranges(plan), len(plan.copies)) == ([], 2)
+    free = scheduler.pool.free
+    for one, last in zip(both, (30, 31), strict=True):
+        one.tokens += [*range(7, 18), last]
+        one.prompt, one.open = len(one.tokens), False
+    assert ranges(run(scheduler)) == [("a", 5, 18, True), ("b", 16, 18, True)]
+    assert both[1].cached == 16
+    assert scheduler.pool.free == free - 3  # three of a; b has one more, and gave its copy back
+
+
 def test_equal_prefixes_meet_within_one_step() -> None:
     """Of two equal prompts of 10 the second computes only what is no whole block of the first."""
     scheduler = make_scheduler()

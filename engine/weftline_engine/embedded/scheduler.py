@@ -129,12 +129,10 @@ class Scheduler:
 
     def rests(self, plan: StepPlan) -> bool:
         """Whether there is nothing to do after this step until something comes from outside."""
-        everyone = (*self.running, *self.waiting)
-        if not all(one.open for one in everyone):
+        if not all(one.open for one in (*self.running, *self.waiting)):
             return False
-        if plan.chunks or plan.done:
-            return not self.waiting and all(one.left == 0 for one in everyone)
-        return True
+        still = not self.waiting and all(one.left == 0 for one in self.running)
+        return still or not (plan.chunks or plan.done)
 
     def finish(self, sequence: Sequence, context: Context | None) -> None:
         """The sequence ends well; what it computed stays pinned under `context`, if any."""
@@ -222,8 +220,7 @@ class Scheduler:
         """The next tokens of a running sequence, at most so many; None when it cannot go on now."""
         if most < 1:
             return None
-        if sequence.computed % self.config.block_size == 0:
-            self._reuse(sequence)
+        self._reuse(sequence)
         stop = min(sequence.ready, sequence.computed + most)
         start = sequence.computed
         if start >= stop or not self._reserve(sequence, stop):
@@ -235,30 +232,35 @@ class Scheduler:
         return Chunk(sequence, start, stop, blocks, samples)
 
     def _reuse(self, sequence: Sequence) -> None:
-        """Go on over what the tree holds of the next tokens, computed earlier or in this step."""
-        size, begin = self.config.block_size, sequence.computed
-        if len(sequence.held) * size != begin:
+        """Go on over what the tree holds of the next tokens, computed earlier or in this step.
+
+        A block of its own that is not full (the copied end of a context) gives way to a full one.
+        """
+        size, before = self.config.block_size, sequence.computed
+        begin = len(sequence.held) * size
+        if before - begin >= size:
             return  # a block of its own duplicates a node until the step is applied
         # The last token of a prompt is computed in any case: its logits are wanted.
         last = len(sequence.tokens) - (1 if sequence.generates else 0)
-        if last <= begin or (sequence.filled and sequence.left == 1):
+        if last <= before or (sequence.filled and sequence.left == 1):
             return
         match = self.tree.match(self._node(sequence), sequence.tokens[begin:last], self.step)
+        if before > begin and not match.nodes:
+            return
         for node in match.nodes:
             self.tree.use(node)
-            sequence.held.append(node)
-            sequence.blocks.append(node.block)
-        sequence.computed += len(match.nodes) * size
-        if match.partial is not None:
-            self.tree.hold(match.partial)  # or taking a block could evict the one to copy
-            block = self.tree.take()
-            self.tree.release([match.partial])
-            if block is not None:  # else it computes these few tokens itself
-                self._copies.append((match.partial.block, block))
-                sequence.blocks.append(block)
-                sequence.computed += match.extra
+        for block in sequence.blocks[len(sequence.held) :]:  # one, or none
+            self.pool.give(block)
+        sequence.blocks[len(sequence.held) :] = [node.block for node in match.nodes]
+        sequence.held.extend(match.nodes)
+        sequence.computed = begin + len(match.nodes) * size
+        block = self.tree.take_beside(match.partial) if match.partial else None
+        if match.partial is not None and block is not None:  # else it computes these few itself
+            self._copies.append((match.partial.block, block))
+            sequence.blocks.append(block)
+            sequence.computed += match.extra
         if not sequence.filled:
-            sequence.cached += min(sequence.computed, sequence.prompt) - begin
+            sequence.cached += min(sequence.computed, sequence.prompt) - before
 
     def _is_in(self, sequence: Sequence) -> bool:
         """Whether the sequence is running, by being let in now if need be. Where one finds no room,

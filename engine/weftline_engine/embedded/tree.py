@@ -185,6 +185,13 @@ class ContextTree:
             block = self.pool.take()
         return block
 
+    def take_beside(self, node: Node) -> int | None:
+        """A block for a copy of `node`, which is not evicted for it."""
+        self.hold(node)
+        block = self.take()
+        self.release([node])
+        return block
+
     def nodes(self) -> Iterator[Node]:
         """Every node that can be found, parents first."""
         stack = list(self._roots.values())
