@@ -254,10 +254,10 @@ class Scheduler:
         sequence.blocks[len(sequence.held) :] = [node.block for node in match.nodes]
         sequence.held.extend(match.nodes)
         sequence.computed = begin + len(match.nodes) * size
-        block = self.tree.take_beside(match.partial) if match.partial else None
-        if match.partial is not None and block is not None:  # else it computes these few itself
-            self._copies.append((match.partial.block, block))
-            sequence.blocks.append(block)
+        copy = self.tree.take_beside(match.partial) if match.partial else None
+        if match.partial is not None and copy is not None:  # else it computes these few itself
+            self._copies.append((match.partial.block, copy))
+            sequence.blocks.append(copy)
             sequence.computed += match.extra
         if not sequence.filled:
             sequence.cached += min(sequence.computed, sequence.prompt) - before
