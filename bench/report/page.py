@@ -46,7 +46,7 @@ system: the same machine, weights, texts and lengths, greedy, every answer of a 
 ratio is of the same repetition on two systems; given are medians with quartiles. Texts are new in
 each repetition, so the caches are cold but for what a workload shares within itself. A round trip
 that is not 0 is made by a relay between client and server, with 20 % of jitter to either side, the
-same for all.
+same for all. A run begins when the servers of the other systems are at rest.
 
 {machine}
 """
