@@ -83,7 +83,7 @@ test-ray: install ## replicas on two real Ray nodes, which it starts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
-	$(BIN)/python bench/bench_vllm.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python bench/bench_vllm.py $(ARGS)
 
 bench-affinity: install ## a call to where its prefix is, against engines in turn
 	PYTHONPATH=. $(BIN)/python bench/bench_affinity.py $(ARGS)

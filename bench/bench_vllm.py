@@ -1,10 +1,11 @@
 """What weftline costs in front of a vLLM: the same chats through it and past it, in turns.
 
-    make bench-vllm        (or: python bench/bench_vllm.py --vllm .venv-vllm/bin/python)
+    make bench-vllm [ARGS="--rounds 4"]
 
-Prints JSON. One vLLM serves both ways, so the ratio of a pair of neighbouring rounds tells what the
-server between adds: `throughput` is tokens a second with several chats at once, through weftline
-over past it; `first_token_ms` what is added to the wait for the first token of a chat alone.
+Prints JSON. vLLM runs in the type that its torch multiplies faster in here. One vLLM serves both
+ways, so the ratio of a pair of neighbouring rounds tells what the server between adds: `throughput`
+is tokens a second with several chats at once, through weftline over past it; `first_token_ms` what
+is added to the wait for the first token of a chat alone.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from typing import Any
 
 import httpx
 
+from bench.harness import probe, servers
 from weftline.local import local_server
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
-ROOT = Path(__file__).parents[1]
 SYSTEM = "You are a careful assistant. You answer every question briefly, in one sentence. " * 6
 READY_S = 300.0
 
 
 @contextmanager
-def vllm(python: Path, model: Path) -> Iterator[str]:
+def vllm(python: Path, model: Path, dtype: str) -> Iterator[str]:
     """A vLLM with the switches that weftline gives its own; its base URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -44,7 +45,7 @@ def vllm(python: Path, model: Path) -> Iterator[str]:
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "2"}
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--served-model-name", "m", "--dtype", "bfloat16", "--max-model-len", "4096"),
+        *("--served-model-name", "m", "--dtype", dtype, "--max-model-len", "4096"),
         *("--host", "127.0.0.1", "--port", str(port), "--scheduling-policy", "priority"),
         *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
     ]
@@ -152,20 +153,20 @@ def _quartiles(values: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm/bin/python")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--firsts", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
     model = resolve(DEFAULT_MODEL)
+    dtype = probe.fastest(probe.multiplications(model, dict(os.environ)))
     with (
-        vllm(args.vllm, model) as direct,
+        vllm(servers.VLLM_PYTHON, model, dtype) as direct,
         local_server(str(model), "--engine", "vllm", "--connect", direct) as through,
     ):
         found = asyncio.run(measure(direct, through, args))
     machine = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    print(json.dumps({**found, "machine": machine}, indent=1))
+    print(json.dumps({**found, "dtype": dtype, "machine": machine}, indent=1))
 
 
 if __name__ == "__main__":

@@ -159,12 +159,17 @@ def _parsed(chain: Chain, ask: str) -> Any:
     return made
 
 
+def planned(llm: ChatWeftline) -> Any:
+    """A plan, and a text about an item of it."""
+    plan = ASK | llm.with_structured_output(SCHEMA)
+    return plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
+
+
 def test_arguments_go_from_call_to_call_in_the_server(url: str) -> None:
     """A plan, and a text about an item of it: one request, and the client sees neither value."""
     with recorded(url) as passed:
         llm = ChatWeftline(base_url=passed.url)
-        plan = ASK | llm.with_structured_output(SCHEMA)
-        chain = plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
+        chain = planned(llm)
         compiled = compile_chain(chain)
         assert compiled.invoke({"ask": "the town"}) == "The eternal city."
         assert counted(passed) == (1, 0)
@@ -180,8 +185,7 @@ async def test_calls_of_tools_are_sent_ahead(url: str) -> None:
     """Both calls are one submit, and LangChain finds both answers; a stream asks anew."""
     with recorded(url) as passed:
         llm = ChatWeftline(base_url=passed.url)
-        plan = ASK | llm.with_structured_output(SCHEMA)
-        chain = plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
+        chain = planned(llm)
         ahead = accelerate(chain)
         assert ahead.invoke({"ask": "the town"}) == "The eternal city."
         assert await ahead.ainvoke({"ask": "the town"}) == "The eternal city."
