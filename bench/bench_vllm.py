@@ -2,87 +2,50 @@
 
     make bench-vllm [ARGS="--rounds 4"]
 
-Prints JSON. vLLM runs in the type that its torch multiplies faster in here. One vLLM serves both
-ways, so the ratio of a pair of neighbouring rounds tells what the server between adds: `throughput`
-is tokens a second with several chats at once, through weftline over past it; `first_token_ms` what
-is added to the wait for the first token of a chat alone.
+Prints JSON and writes it to bench/results/DATE-MACHINE/vllm.json. One vLLM, in the type that its
+torch multiplies faster in here, serves both ways, so the ratio of a pair of neighbouring rounds
+tells what the server between adds: `throughput` is tokens a second with several chats at once,
+through weftline over past it; `first_token_ms` what is added to the wait for the first token of a
+chat alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
-import platform
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import httpx
 
-from bench.harness import probe, servers
-from weftline.local import local_server
+from bench.gpu_report import write
+from bench.harness import machine, probe
+from bench.harness.fleet import Fleet
+from bench.harness.metrics import spread
+from bench.harness.servers import Kind, ServerSpec, Setup
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
 SYSTEM = "You are a careful assistant. You answer every question briefly, in one sentence. " * 6
-READY_S = 300.0
-
-
-@contextmanager
-def vllm(python: Path, model: Path, dtype: str) -> Iterator[str]:
-    """A vLLM with the switches that weftline gives its own; its base URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    command = [
-        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--served-model-name", "m", "--dtype", dtype, "--max-model-len", "4096"),
-        *("--host", "127.0.0.1", "--port", str(port), "--scheduling-policy", "priority"),
-        *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
-    ]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as running:
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", running)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            running.terminate()
-
-
-def _wait(url: str, running: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        if running.poll() is not None:
-            break
-        try:
-            if httpx.get(url).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
-    sys.exit("vLLM did not start")
+# With the switches that weftline gives a vLLM of its own.
+VLLM = ServerSpec(Kind.VLLM, ("--scheduling-policy", "priority", "--enable-prompt-tokens-details"))
+WAYS = {"direct": VLLM, "weftline": ServerSpec(Kind.WEFTLINE, engine=VLLM)}
 
 
 class Client:
     """Chats with one base URL; prompts repeat in both ways, so that both find the same cache."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=300)
-        self._model = model
 
     async def chat(self, question: str, tokens: int) -> tuple[float, int]:
         """Seconds to the first text, and how many tokens came."""
         body = {
-            "model": self._model,
+            "model": "default",
             "messages": [
                 {"role": "system", "content": SYSTEM},
                 {"role": "user", "content": question},
@@ -119,54 +82,54 @@ class Client:
         return sum(count for _, count in made) / (time.perf_counter() - started)
 
 
-async def measure(direct: str, through: str, args: argparse.Namespace) -> dict[str, Any]:
-    ways = {"direct": Client(direct, "m"), "weftline": Client(through, "default")}
+async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of both ways, there and back, so that what drifts drifts for both."""
+    ways = {way: Client(fleet.url(spec, 0)) for way, spec in WAYS.items()}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     firsts: dict[str, list[float]] = {way: [] for way in ways}
     for round in range(args.rounds + 1):
-        # There and back, so that what drifts drifts for both.
         for way in sorted(ways, reverse=bool(round % 2)):
+            await fleet.rest()
             first = await ways[way].first_tokens(args.firsts)
             rate = await ways[way].throughput(args.at_once, args.tokens)
+            print(f"  {round} {way} {rate:.1f} tokens/s", flush=True)
             if round:  # the first one warms both
                 firsts[way].append(statistics.median(first))
                 rates[way].append(rate)
-    ratios = [
-        ours / theirs for ours, theirs in zip(rates["weftline"], rates["direct"], strict=True)
-    ]
-    added = [
-        ours - theirs for ours, theirs in zip(firsts["weftline"], firsts["direct"], strict=True)
-    ]
+    pairs = list(zip(rates["weftline"], rates["direct"], strict=True))
+    waits = list(zip(firsts["weftline"], firsts["direct"], strict=True))
     return {
-        "throughput": {**_quartiles(ratios), "direct_tokens_s": _quartiles(rates["direct"])},
-        "first_token_ms": {**_quartiles(added), "direct_ms": _quartiles(firsts["direct"])},
+        "throughput": asdict(spread([ours / theirs for ours, theirs in pairs])),
+        "direct_tokens_s": asdict(spread(rates["direct"])),
+        "first_token_ms": asdict(spread([ours - theirs for ours, theirs in waits])),
+        "direct_first_token_ms": asdict(spread(firsts["direct"])),
         "at_once": args.at_once,
         "tokens": args.tokens,
         "rounds": args.rounds,
     }
 
 
-def _quartiles(values: list[float]) -> dict[str, Any]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
+async def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """Start both, measure, and say with what."""
+    model = resolve(DEFAULT_MODEL)
+    dtype = probe.fastest(probe.multiplications(model, dict(os.environ)))
+    async with Fleet() as fleet:
+        await fleet.need(Setup(model, vllm_dtype=dtype), WAYS)
+        found = await measure(fleet, args)
+    return {**found, "dtype": dtype, "machine": machine.describe()}
 
 
 def main() -> None:
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--firsts", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
-    args = parser.parse_args()
-    model = resolve(DEFAULT_MODEL)
-    dtype = probe.fastest(probe.multiplications(model, dict(os.environ)))
-    with (
-        vllm(servers.VLLM_PYTHON, model, dtype) as direct,
-        local_server(str(model), "--engine", "vllm", "--connect", direct) as through,
-    ):
-        found = asyncio.run(measure(direct, through, args))
-    machine = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    print(json.dumps({**found, "dtype": dtype, "machine": machine}, indent=1))
+    found = asyncio.run(compare(parser.parse_args()))
+    where = machine.slug(found["machine"]["cores"])
+    write(found, datetime.date.today().isoformat(), where, "vllm.json")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
