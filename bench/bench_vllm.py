@@ -16,8 +16,8 @@ import asyncio
 import datetime
 import json
 import os
-import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -70,10 +70,6 @@ class Client:
                     count = event["usage"]["completion_tokens"]
         return first, count
 
-    async def first_tokens(self, count: int) -> list[float]:
-        """Milliseconds to the first token of chats, one after the other."""
-        return [(await self.chat(f"What is {n} plus {n}?", 4))[0] * 1e3 for n in range(count)]
-
     async def throughput(self, at_once: int, tokens: int) -> float:
         """Tokens a second, with so many chats at once."""
         started = time.perf_counter()
@@ -82,27 +78,44 @@ class Client:
         return sum(count for _, count in made) / (time.perf_counter() - started)
 
 
+async def first_tokens(ways: Mapping[str, Client], first: int, count: int) -> list[list[float]]:
+    """Milliseconds to the first token of the same chat each way, one chat after the other.
+
+    Which way goes first changes from chat to chat: a neighbour's load, and what vLLM's threads
+    still spin for, then meets both.
+    """
+    found = []
+    for number in range(first, first + count):
+        question = f"What is {number} plus {number}?"
+        waits = {
+            way: (await ways[way].chat(question, 4))[0] * 1e3
+            for way in sorted(ways, reverse=bool(number % 2))
+        }
+        found.append([waits[way] for way in ways])
+    return found
+
+
 async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
     """Rounds of both ways, there and back, so that what drifts drifts for both."""
     ways = {way: Client(fleet.url(spec, 0)) for way, spec in WAYS.items()}
     rates: dict[str, list[float]] = {way: [] for way in ways}
-    firsts: dict[str, list[float]] = {way: [] for way in ways}
+    waits: list[list[float]] = []
     for round in range(args.rounds + 1):
+        await fleet.rest()
+        chats = await first_tokens(ways, round * args.firsts, args.firsts)
         for way in sorted(ways, reverse=bool(round % 2)):
             await fleet.rest()
-            first = await ways[way].first_tokens(args.firsts)
             rate = await ways[way].throughput(args.at_once, args.tokens)
             print(f"  {round} {way} {rate:.1f} tokens/s", flush=True)
             if round:  # the first one warms both
-                firsts[way].append(statistics.median(first))
                 rates[way].append(rate)
-    pairs = list(zip(rates["weftline"], rates["direct"], strict=True))
-    waits = list(zip(firsts["weftline"], firsts["direct"], strict=True))
+        waits += chats if round else []
+    ratios = [ours / theirs for theirs, ours in zip(*rates.values(), strict=True)]
     return {
-        "throughput": asdict(spread([ours / theirs for ours, theirs in pairs])),
+        "throughput": asdict(spread(ratios)),
         "direct_tokens_s": asdict(spread(rates["direct"])),
-        "first_token_ms": asdict(spread([ours - theirs for ours, theirs in waits])),
-        "direct_first_token_ms": asdict(spread(firsts["direct"])),
+        "first_token_ms": asdict(spread([ours - theirs for theirs, ours in waits])),
+        "direct_first_token_ms": asdict(spread([theirs for theirs, _ in waits])),
         "at_once": args.at_once,
         "tokens": args.tokens,
         "rounds": args.rounds,
