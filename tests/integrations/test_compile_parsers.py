@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import date, datetime
 from enum import Enum
 from typing import Any
 
@@ -45,6 +45,12 @@ class Point(BaseModel):
     a: int
 
 
+class Person(BaseModel):
+    name: str
+    born: date
+    tags: dict[Any, str] = {}
+
+
 def _structured(*keys: str) -> Any:
     schemas = [structured.ResponseSchema(name=key, description="") for key in keys]
     return classic.StructuredOutputParser.from_response_schemas(schemas)
@@ -78,6 +84,17 @@ PARSERS: list[tuple[BaseOutputParser[Any], tuple[str, ...]]] = [
         ),
     ),
     (extract.NoOutputParser(), ("NO_OUTPUT", " some\ntext ")),
+    (
+        classic.YamlOutputParser(pydantic_object=Person),
+        (
+            "```yaml\nname: Ann\nborn: 1990-01-01\n```",
+            "```\nname: Ann\nborn: 1990-01-01",
+            "```yml\nname: [. Got: \n```",
+            "```yaml\nname: Ann\nborn: 1990-13-01\n```",
+            "```yaml\nname: 1990-01-01\nborn: x\n```",
+            "```yaml\n{name: Ann, born: 1990-01-01, tags: {1: a, 2020-01-01: b}}\n```",
+        ),
+    ),
     (flare.FinishedOutputParser(), ("It is. FINISHED", "not yet")),
     (PydanticOutputParser(pydantic_object=Point), ('```json\n{"a": 1}\n```', '{"a": "x"}', "x")),
 ]
@@ -119,8 +136,8 @@ def test_which_parsers_run_in_the_server(echo_url: str) -> None:
         if "the client makes an object" in step.why:
             made.append(type(parser).__name__)
     assert made == [
-        *("EnumOutputParser", "DatetimeOutputParser", "FinishedOutputParser"),
-        "PydanticOutputParser",
+        *("EnumOutputParser", "DatetimeOutputParser", "YamlOutputParser"),
+        *("FinishedOutputParser", "PydanticOutputParser"),
     ]
 
 

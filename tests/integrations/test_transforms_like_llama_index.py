@@ -17,7 +17,7 @@ from tests.integrations.test_transforms_like_langchain import mutated
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.transforms import parse, run
 from weftline.transforms.base import NO_JSON
-from weftline.transforms.loose_json import MAX_YAML_CHARS, NO_YAML
+from weftline.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML
 
 SEEDS = (
     'Here it is:\n```json\n{"items": [{"sub_question": "Where?", "tool_name": "rivers"}]}\n```\n',

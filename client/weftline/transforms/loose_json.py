@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 from weftline.errors import TransformFailed
 from weftline.transforms.base import (
-    MAX_DEPTH,
     NO_JSON,
     Transform,
     as_text,
     check_json,
     refuse,
 )
-
-# PyYAML is written in Python: at its slowest it took 1.9 s for 65,536 of them.
-MAX_YAML_CHARS = 1 << 15
+from weftline.transforms.yaml_text import NO_YAML, is_plain, load_yaml, yaml_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class JsonOrYaml(Transform):
     def __post_init__(self) -> None:
         if not isinstance(self.fenced, bool):
             refuse("json_or_yaml's 'fenced' is true or false")
-        _yaml()
+        yaml_module()
 
     def apply(self, value: Any) -> Any:
         text = as_text(value, self.op)
@@ -87,58 +83,15 @@ def _between_brackets(text: str) -> str:
 
 
 def _read_yaml(text: str, before: json.JSONDecodeError) -> Any:
-    yaml = _yaml()
-    if len(text) > MAX_YAML_CHARS:
-        raise TransformFailed(f"json_or_yaml reads at most {MAX_YAML_CHARS} characters as YAML")
     try:
-        parsed = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        parsed = load_yaml(text, JsonOrYaml.op)
+    except yaml_module().YAMLError as error:
         raise TransformFailed(
             f"Got invalid JSON object. Error: {before} {error}. Got JSON string: {text}"
         ) from error
-    except RecursionError as error:
-        raise TransformFailed(f"ValueError: {NO_JSON}") from error
-    except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        # What PyYAML lets through: a 13th month, a number without digits.
-        raise TransformFailed(f"{type(error).__name__}: {error}") from error
-    if not _is_plain(parsed, len(text) + 1):
+    if not is_plain(parsed, len(text) + 1):
         raise TransformFailed(f"ValueError: {NO_YAML}")
     return parsed
-
-
-def _is_plain(value: Any, most: int) -> bool:
-    """Whether this is JSON of at most `most` values, those of anchors counted out.
-
-    Without anchors a text has no more values than characters.
-    """
-    waiting = [(value, MAX_DEPTH)]
-    while waiting:
-        item, depth = waiting.pop()
-        most -= 1
-        if depth < 0 or most < 0:
-            return False
-        if isinstance(item, dict) and all(isinstance(key, str) for key in item):
-            waiting.extend((inner, depth - 1) for inner in item.values())
-        elif isinstance(item, list):
-            waiting.extend((inner, depth - 1) for inner in item)
-        elif not (item is None or isinstance(item, (str, int, float))):
-            return False
-    return True
-
-
-NO_YAML = (
-    "the YAML holds dates, keys that are no text, anchors that multiply or more than "
-    f"{MAX_DEPTH} levels, which cannot be sent on; ask the model for plain JSON"
-)
-
-
-def _yaml() -> ModuleType:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        refuse("transform 'json_or_yaml' needs PyYAML: run `pip install pyyaml`")
-    found: ModuleType = yaml
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from weftline.transforms.messages import ToolCalls
 from weftline.transforms.objects import Json, Router, Structured, Xml
 from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
+from weftline.transforms.yaml_text import Yaml
 
 # Bounds on what one list of specs may cost: repr can double its input, join multiplies it.
 MAX_SPECS = 16
@@ -62,6 +63,7 @@ _ALL: tuple[type[Transform], ...] = (
     JsonObject,
     JsonOrYaml,
     JsonText,
+    Yaml,
     Path,
     CommaList,
     NumberedList,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from langchain_weftline.transport import httpx
 from weftline import transforms
 from weftline.errors import ConnectionFailed, Timeout, TransformFailed, WeftlineError
 from weftline.protocol import Call
+from weftline.transforms.yaml_text import Yaml
 
 _INVALID_JSON = "Invalid json output: "
 # How the messages of an OutputParserException begin; other parsers raise a plain ValueError.
@@ -58,6 +60,8 @@ def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
     message = failure.message
     name, _, rest = message.partition(": ")
     if (error := _BUILTIN_ERRORS.get(name)) is None:
+        if failure.param == Yaml.op and message.startswith("Failed to parse "):
+            return OutputParserException(message, llm_output=_unread(message, specs))
         if message.startswith(_PARSERS_OWN):
             text = message.removeprefix(_INVALID_JSON)
             head, routed, inner = message.rpartition(_ROUTED)
@@ -69,6 +73,20 @@ def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
         keys = {repr(key): key for spec in specs for key in spec.get("keys", ())}
         return KeyError(keys.get(rest, rest))
     return error(rest)
+
+
+def _unread(message: str, specs: Iterable[Spec]) -> str | None:
+    """The text that a transform of YAML could not read, out of its message."""
+    for transform in (transforms.parse(spec) for spec in specs if spec["op"] == Yaml.op):
+        before = f"Failed to parse {getattr(transform, 'class_name', None)} from completion "
+        for end in re.finditer(r"\. Got: ", message.removeprefix(before)):
+            text = message.removeprefix(before)[: end.start()]
+            try:
+                transform.apply(text)
+            except TransformFailed as failure:
+                if failure.message == message:
+                    return text
+    return None
 
 
 def _specs(calls: Iterable[Call]) -> Iterator[Spec]:

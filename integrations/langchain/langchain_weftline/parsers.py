@@ -94,6 +94,12 @@ def _enum(parser: Any) -> Spec:
     return {"op": "enum", "values": [member.value for member in parser.enum]}
 
 
+def _yaml(parser: Any) -> Spec:
+    if parser.pattern != type(parser).model_fields["pattern"].default:
+        raise CannotCompile(parser, "it has a pattern of its own")
+    return {"op": "yaml", "class_name": parser.pydantic_object.__name__}
+
+
 _CORE: Mapping[type[Any], _Parts] = MappingProxyType(
     {
         PydanticOutputParser: _Parts(lambda _: {"op": "json"}, lambda parser: parser._parse_obj),
@@ -112,6 +118,8 @@ _CLASSIC: Mapping[str, _Parts] = MappingProxyType(
                 lambda parser: {"op": "datetime", "format": parser.format},
                 lambda _: datetime.fromisoformat,
             ),
+            # YAML has what JSON has not, so the client reads it once more.
+            "output_parsers.yaml.YamlOutputParser": _Parts(_yaml, lambda parser: parser.parse),
             "chains.flare.prompts.FinishedOutputParser": _Parts(
                 lambda parser: {"op": "finished", "finished_value": parser.finished_value},
                 lambda _: tuple,
