@@ -28,6 +28,7 @@ from weftline.http import (
     text_of_event,
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.resume import StreamedRequest
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 from weftline.watching import Event, event_of
 
@@ -158,26 +159,26 @@ class AsyncClient:
     async def _events(
         self, path: str, body: Get | Submit | Mapping[str, Any], max_retries: int = MAX_RETRIES
     ) -> AsyncGenerator[ServerSentEvent, None]:
-        content, headers = to_wire(body), idempotency("POST", path)
-        began = False  # what has been given cannot be taken back
-        for attempt in count():
+        request = StreamedRequest(path, body, max_retries)
+        while True:
             try:
                 async with aconnect_sse(
-                    self._http, "POST", path, json=content, headers=headers
+                    self._http, "POST", path, json=request.content, headers=request.headers
                 ) as source:
-                    began = source.response.is_success
-                    wait = pause(attempt, "POST", path, source.response, max_retries)
-                    if began:
+                    if request.goes_on(source.response):
                         async for event in source.aiter_sse():
-                            yield event
+                            if request.is_new(event):
+                                yield event
+                        request.check_whole()
                         return
+                    wait = request.pause(source.response)
                     if wait is None:
                         await source.response.aread()
                         body_of(source.response)
             except httpx.TransportError as error:
-                wait = None if began else pause(attempt, "POST", path, error, max_retries)
+                wait = request.pause(error)
                 if wait is None:
-                    raise self._endpoint.unreachable(error, began=began) from error
+                    raise self._endpoint.unreachable(error, began=request.began) from error
             assert wait is not None, "an answer without success raises its error"
             await sleep(wait)
 

@@ -23,6 +23,7 @@ from weftline.http import (
     text_of_event,
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
+from weftline.resume import StreamedRequest
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 
 
@@ -106,25 +107,26 @@ class Client:
     def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
     ) -> Generator[str, None, None]:
-        content, headers = to_wire(body), idempotency("POST", path)
-        began = False  # text that has been given cannot be taken back
-        for attempt in count():
+        request = StreamedRequest(path, body)
+        while True:
             try:
-                with connect_sse(self._http, "POST", path, json=content, headers=headers) as source:
-                    began = source.response.is_success
-                    wait = pause(attempt, "POST", path, source.response)
-                    if began:
+                with connect_sse(
+                    self._http, "POST", path, json=request.content, headers=request.headers
+                ) as source:
+                    if request.goes_on(source.response):
                         for event in source.iter_sse():
-                            if text := text_of_event(event, on_graph):
+                            if request.is_new(event) and (text := text_of_event(event, on_graph)):
                                 yield text
+                        request.check_whole()
                         return
+                    wait = request.pause(source.response)
                     if wait is None:
                         source.response.read()
                         body_of(source.response)
             except httpx.TransportError as error:
-                wait = None if began else pause(attempt, "POST", path, error)
+                wait = request.pause(error)
                 if wait is None:
-                    raise self._endpoint.unreachable(error) from error
+                    raise self._endpoint.unreachable(error, began=request.began) from error
             assert wait is not None, "an answer without success raises its error"
             sleep(wait)
 

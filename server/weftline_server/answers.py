@@ -25,37 +25,70 @@ class AnswersConfig:
     reconnect_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response; `body` is None where it was too large to keep."""
+    """An HTTP response as far as it has been sent; `body` is None once it is too large to keep."""
 
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes | None
+    def __init__(self, max_bytes: int) -> None:
+        self.status = 0
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.body: bytearray | None = bytearray()
+        self.whole = False
+        self._max_bytes = max_bytes
+        self._grown = asyncio.Event()
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is a stream of events, which is given while it comes."""
+        kind = dict(self.headers).get(b"content-type", b"")
+        return kind.startswith(b"text/event-stream")
 
     @property
     def is_final(self) -> bool:
         """Whether the same request would get it again, as far as the server can say."""
-        return self.status < 500 and self.status not in (408, 429)
+        return self.whole and self.status < 500 and self.status not in (408, 429)
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.status, self.headers = status, headers
+        self.wake()
+
+    def add(self, part: bytes, *, last: bool) -> None:
+        """Append to the body."""
+        self.whole = last
+        if self.body is not None:
+            self.body += part
+            if len(self.body) > self._max_bytes:
+                self.body = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake whoever waits in `grown`."""
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def grown(self) -> None:
+        """Return at the next change."""
+        await self._grown.wait()
 
 
 @dataclass(slots=True)
 class Entry:
-    """A request under a key: who waits for its answer, and the answer once there is one.
+    """A request under a key: its answer, and how many clients wait for it.
 
-    `changed` is set when a client comes or goes, `done` when the request has ended.
+    `changed` is set when a client comes or goes. `ended` says that the request has ended, `kept`
+    that its answer may then be given again.
     """
 
     digest: bytes
     made: float
+    answer: Answer
     clients: int = 1
-    answer: Answer | None = None
+    ended: bool = False
+    kept: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def size(self) -> int:
-        return len(self.answer.body or b"") if self.answer is not None else 0
+        return len(self.answer.body or b"") if self.kept else 0
 
     def count(self, by: int) -> None:
         """One client more, or one less."""
@@ -94,16 +127,16 @@ class Answers:
                 "later",
                 retry_after_s=1.0,
             )
-        entry = self._entries[key] = Entry(digest, now)
+        entry = self._entries[key] = Entry(digest, now, Answer(self._config.max_answer))
         return entry
 
-    def end(self, key: str, answer: Answer | None) -> None:
-        """The request of `key` has ended; its answer is kept if it is final."""
+    def end(self, key: str, *, given_up: bool = False) -> None:
+        """The request of `key` has ended; its answer is kept if it is final and not `given_up`."""
         entry = self._entries[key]
-        entry.answer = answer
-        entry.done.set()
+        entry.ended, entry.kept = True, entry.answer.is_final and not given_up
+        entry.answer.wake()
         self._bytes += entry.size
-        if answer is None or not answer.is_final:
+        if not entry.kept:
             self._forget(key)
         while self._bytes > self._config.max_bytes and self._evict():
             pass
@@ -112,12 +145,12 @@ class Answers:
         for key, entry in list(self._entries.items()):
             if now - entry.made <= self._config.expiry_s:
                 break  # the others are younger
-            if entry.done.is_set():
+            if entry.ended:
                 self._forget(key)
 
     def _evict(self) -> bool:
         """Forget the oldest entry whose request has ended; False if there is none."""
-        ended = (key for key, entry in self._entries.items() if entry.done.is_set())
+        ended = (key for key, entry in self._entries.items() if entry.ended)
         key = next(ended, None)
         if key is not None:
             self._forget(key)

@@ -1,7 +1,8 @@
 """Idempotency keys: a request that comes again with the same key and body is done once.
 
-The second and every later one gets the first one's answer, also while the first still runs. ASGI
-middleware, because it must see the whole answer; what is kept is decided in `answers`.
+The second and every later one gets the first one's answer, also while the first still runs; of a
+stream all that there is, and the rest as it comes. ASGI middleware, because it must see the whole
+answer; what is kept is decided in `answers`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from weftline.errors import InvalidRequest, KeyReused, WeftlineError
-from weftline_server.answers import Answer, Answers, AnswersConfig, Entry
+from weftline_server.answers import Answers, AnswersConfig, Entry
 from weftline_server.routes.deps import tenant_of
 from weftline_server.routes.wire import error_response
 
@@ -63,10 +64,7 @@ class Idempotency:
                 entry = answers.begin(key, digest, time.monotonic())
                 await self._first(answers, key, entry, scope, _after(messages, receive), send)
                 return
-            if not await _ended(entry, receive):
-                return
-            if entry.answer is not None:
-                await _give_again(key, entry.answer, send)
+            if await _given_again(key, entry, receive, send):
                 return
 
     async def _first(
@@ -79,7 +77,7 @@ class Idempotency:
         send: Send,
     ) -> None:
         """Run the request; its client may leave as long as others wait for the same answer."""
-        record = _Record(self._config.max_answer)
+        answer = entry.answer
         abandoned = False
 
         async def until_abandoned() -> Message:
@@ -87,52 +85,21 @@ class Idempotency:
             message = await receive()
             if message["type"] == "http.disconnect":
                 entry.count(-1)
-                await _nobody_waits(entry, 0 if record.streams else self._config.reconnect_s)
+                await _nobody_waits(entry, self._config.reconnect_s)
                 abandoned = True
             return message
 
         async def recorded(message: Message) -> None:
-            record.add(message)
+            if message["type"] == "http.response.start":
+                answer.begin(message["status"], _headers(message))
+            else:
+                answer.add(message.get("body", b""), last=not message.get("more_body", False))
             await send(message)
 
         try:
             await self._app(scope, until_abandoned, recorded)
         finally:
-            answers.end(key, None if abandoned else record.answer())
-
-
-class _Record:
-    """An answer on its way to a client, kept as long as it is not too large."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._start: Message | None = None
-        self._body: bytearray | None = bytearray()
-        self._whole = False
-
-    @property
-    def streams(self) -> bool:
-        """Whether it is a stream of events, which no client asks for again."""
-        headers = dict(self._start["headers"]) if self._start is not None else {}
-        return bytes(headers.get(b"content-type", b"")).startswith(b"text/event-stream")
-
-    def add(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        self._whole = not message.get("more_body", False)
-        if self._body is not None:
-            self._body += message.get("body", b"")
-            if len(self._body) > self._max_bytes:
-                self._body = None
-
-    def answer(self) -> Answer | None:
-        """The answer, if all of it has been sent."""
-        if self._start is None or not self._whole:
-            return None
-        headers = tuple((bytes(name), bytes(value)) for name, value in self._start["headers"])
-        body = None if self._body is None else bytes(self._body)
-        return Answer(self._start["status"], headers, body)
+            answers.end(key, given_up=abandoned)
 
 
 def _key(scope: Scope) -> str | None:
@@ -170,24 +137,51 @@ def _after(messages: list[Message], receive: Receive) -> Receive:
     return next_message
 
 
-async def _ended(entry: Entry, receive: Receive) -> bool:
-    """Wait until the first request has ended; False if this one's client leaves before."""
+async def _given_again(key: str, entry: Entry, receive: Receive, send: Send) -> bool:
+    """Give the first request's answer to a later one; False if the first has ended without one that
+    may be given again."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     entry.count(+1)
-    ended = asyncio.create_task(entry.done.wait())
+    giving = asyncio.create_task(_follow(key, entry, send))
     left = asyncio.create_task(gone())
     try:
-        await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
-        return entry.done.is_set()
+        await asyncio.wait({giving, left}, return_when=asyncio.FIRST_COMPLETED)
+        return giving.result() if giving.done() else True
     finally:
         entry.count(-1)
-        for task in (ended, left):
+        for task in (giving, left):
             task.cancel()
-        await asyncio.gather(ended, left, return_exceptions=True)
+        await asyncio.gather(giving, left, return_exceptions=True)
+
+
+async def _follow(key: str, entry: Entry, send: Send) -> bool:
+    """Send what the first request is answered, a stream while it comes."""
+    answer = entry.answer
+    while not (entry.ended or answer.streams):
+        await answer.grown()
+    if entry.ended and not entry.kept:
+        return False
+    if answer.body is None:
+        raise KeyReused(
+            f"the answer to Idempotency-Key {key[:64]!r} was given, and was too large to be kept",
+            param="Idempotency-Key",
+        )
+    headers = [*answer.headers, (b"idempotency-replayed", b"true")]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    sent, ends = 0, False
+    while not ends:
+        # A stream that was given up, or has become too large to keep, breaks off here too.
+        ends = answer.whole or entry.ended or answer.body is None
+        part = bytes((answer.body or b"")[sent:])
+        sent += len(part)
+        await send({"type": "http.response.body", "body": part, "more_body": not ends})
+        if not ends and answer.body is not None and sent == len(answer.body):
+            await answer.grown()
+    return True
 
 
 async def _nobody_waits(entry: Entry, grace_s: float) -> None:
@@ -204,12 +198,5 @@ async def _nobody_waits(entry: Entry, grace_s: float) -> None:
             return
 
 
-async def _give_again(key: str, answer: Answer, send: Send) -> None:
-    if answer.body is None:
-        raise KeyReused(
-            f"the answer to Idempotency-Key {key[:64]!r} was given, and was too large to be kept",
-            param="Idempotency-Key",
-        )
-    headers = [*answer.headers, (b"idempotency-replayed", b"true")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+def _headers(message: Message) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((bytes(name), bytes(value)) for name, value in message["headers"])

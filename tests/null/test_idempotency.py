@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import KeyReused, Overloaded
 from weftline_engine.null import LatencyProfile, NullConfig
-from weftline_server.answers import Answer, Answers, AnswersConfig
+from weftline_server.answers import Answers, AnswersConfig
 from weftline_server.config import ServerConfig
 from weftline_server.session.registry import RegistryConfig
 
@@ -130,6 +131,42 @@ async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
     assert second.text == first.text
 
 
+async def test_a_stream_is_followed_by_who_comes_back(serve: Serve) -> None:
+    """A client is cut off in the middle: the run goes on, and the second connection gets all of it,
+    what is not generated yet as it comes."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)))
+    words = "one two three four five six"
+    calls = [call("echo", words + "{{output:x}}", x="x")]
+    body = {"calls": calls, "stream": "x", "graph": True, "close": True}
+    first = Caller(server, "k", body)
+    await first.parts(2)
+    first.gone.set()
+    second = Caller(server, "k", body)
+    await second.parts(3)
+    assert b"event: value" not in second.body, "it is given what there is, not all in the end"
+    await asyncio.gather(first.task, second.task)
+    assert second.body.startswith(first.body) and second.body.count(b"event: submitted") == 1
+    texts = re.findall(r'"text": "([^"]*)"', second.body.decode())
+    assert "".join(texts) == words and b"event: graph" in second.body
+    assert len(server.app.state.driver.registry) == 0, "it was closed once, at its end"
+
+
+async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve) -> None:
+    """What is kept is bounded: the second client gets a beginning, and no `value`; then a 409."""
+    config = ServerConfig(answers=AnswersConfig(max_answer=500))
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)), config)
+    calls = [call("echo", "one two three four five six seven eight{{output:x}}", x="x")]
+    body = {"calls": calls, "stream": "x", "close": True}
+    first = Caller(server, "k", body)
+    await first.parts(1)
+    second = Caller(server, "k", body)
+    await asyncio.gather(first.task, second.task)
+    assert b"event: value" in first.body
+    assert b"event: part" in second.body and b"event: value" not in second.body
+    assert len(second.body) <= 500
+    assert (await submit(server, "k", body)).status_code == 409
+
+
 async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
     """The first client has it; whoever asks again is told, and nothing runs again."""
     config = ServerConfig(answers=AnswersConfig(max_answer=100))
@@ -163,6 +200,11 @@ class Caller:
         }
         self._request = json.dumps(body, separators=(",", ":")).encode()  # as httpx writes it
         self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
+
+    async def parts(self, count: int) -> None:
+        """Return when so many parts of text have come."""
+        while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._sent:
@@ -226,15 +268,18 @@ async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) ->
     assert again.json()["error"]["type"] == "AlreadySet", "it was done, not replayed"
 
 
-def answer(size: int, status: int = 200) -> Answer:
-    return Answer(status, (), b"x" * size)
+def answered(answers: Answers, key: str, size: int, now: float = 0, status: int = 200) -> None:
+    """A request comes, and is answered with so many bytes."""
+    answer = answers.begin(key, b"d", now).answer
+    answer.begin(status, ())
+    answer.add(b"x" * size, last=True)
+    answers.end(key)
 
 
 def test_answers_expire() -> None:
     """After its time an answer is forgotten; a request that still runs is not."""
     answers = Answers(AnswersConfig(expiry_s=10))
-    answers.begin("done", b"d", now=0)
-    answers.end("done", answer(1))
+    answered(answers, "done", 1)
     running = answers.begin("running", b"d", now=0)
     assert answers.find("done", b"d", now=10) is not None
     assert answers.find("done", b"d", now=11) is None
@@ -245,8 +290,7 @@ def test_keys_and_bytes_are_bounded() -> None:
     """The oldest answers go first; what runs is never forgotten, so that nothing runs twice."""
     answers = Answers(AnswersConfig(max_keys=3, max_bytes=10))
     for number in range(3):
-        answers.begin(str(number), b"d", now=number)
-        answers.end(str(number), answer(4))
+        answered(answers, str(number), 4, now=number)
     assert answers.find("0", b"d", now=3) is None, "12 bytes are more than 10"
     for number in (3, 4, 5):
         answers.begin(str(number), b"d", now=number)
@@ -264,6 +308,5 @@ def test_keys_and_bytes_are_bounded() -> None:
 def test_only_what_would_come_again_is_kept(status: int, kept: bool) -> None:
     """A full or broken server may do better the next time."""
     answers = Answers(AnswersConfig())
-    answers.begin("k", b"d", now=0)
-    answers.end("k", answer(1, status))
+    answered(answers, "k", 1, status=status)
     assert (answers.find("k", b"d", now=0) is not None) is kept

@@ -134,6 +134,7 @@ def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -
     with Client("http://t", transport=httpx.MockTransport(answer)) as client:
         assert client.session().id == "s"
         events = 'event: part\ndata: {"offset": 0, "text": "hi"}\n\n'
+        events += 'event: value\ndata: {"value": "hi"}\n\n'
         waiting = answers(
             httpx.Response(200, text=events, headers={"Content-Type": "text/event-stream"})
         )
