@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ async def test_a_body_beyond_the_limit(serve: Serve) -> None:
 
 
 async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
-    """With keys every route denies by default, and another tenant's session is an unknown one."""
+    """Another tenant's session is an unknown one, on every route that takes one."""
     keys = ServerConfig(keys={"key-a": "a", "key-b": "b"})
     server = await serve(config=keys, headers={"Authorization": "Bearer key-a"})
     session = await server.session()
@@ -259,10 +260,28 @@ async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
     for method, path, body in routes:
         answer = await server.http.request(method, path, json=body, headers=other)
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "UnknownSession"), path
-    for method, path, body in [*routes, ("POST", "/v1/session", None), ("GET", "/v1/models", None)]:
-        for header in ("", "Bearer nope", "Basic key-a"):
-            answer = await server.http.request(
-                method, path, json=body, headers={"Authorization": header}
-            )
-            assert answer.status_code == 401, (path, header)
+    named: dict[str, Any]
+    for named in ({"session_id": session}, {"weftline": {"session_id": session}}):
+        chat = {"messages": [{"role": "user", "content": "hi"}], **named}
+        answer = await server.http.post("/v1/chat/completions", json=chat, headers=other)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "UnknownSession")
     assert (await server.graph(session))["calls"] == []
+
+
+async def test_every_route_denies_by_default(serve: Serve) -> None:
+    """With keys all of them but the two of /health ask for one, whatever else is wrong with the
+    request: also a route that somebody adds."""
+    server = await serve(config=ServerConfig(keys={"key-a": "a"}))
+    routes = [
+        (method, re.sub("{.*?}", "x", path))
+        for path, methods in server.app.openapi()["paths"].items()
+        for method in methods
+        if not path.startswith("/health/")
+    ]
+    assert len(routes) == 13
+    for method, path in routes:
+        for header in ("", "Bearer nope", "Basic key-a"):
+            headers = {"Authorization": header}
+            answer = await server.http.request(method, path, json={}, headers=headers)
+            assert answer.status_code == 401, (path, header)
+            assert answer.json()["error"]["type"] == "Unauthorized"

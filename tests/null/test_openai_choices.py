@@ -108,6 +108,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 1.5}, "min_p"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"messages": []}, "messages"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0.type",
+    ),
+    ({"response_format": {"type": "json_object"}, "constraint": {"regex": "a"}}, "constraint"),
     ({"constraint": {"regex": "a", "choice": ["b"]}}, "constraint"),
     ({"constraint": {"choice": []}}, "constraint"),
     ({"constraint": {"choice": ["a", ""]}}, "constraint"),
@@ -123,4 +130,29 @@ async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -
     """A field out of range, or one that we do not honour and that would change the answer."""
     server = await serve()
     answer = await server.http.post("/v1/chat/completions", json={**HI, **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"cache_salt": "mine"}, "cache_salt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "."}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt.0"),
+        ({"prompt": {"a": 1}}, "prompt"),
+    ],
+)
+async def test_what_a_text_completion_refuses(
+    serve: Serve, more: dict[str, Any], param: str
+) -> None:
+    """What changes nothing is taken: an echo of false, the best of one."""
+    server = await serve()
+    fine = {"prompt": "hi", "echo": False, "best_of": 1, "user": "u", "logit_bias": {}}
+    assert (await server.http.post("/v1/completions", json=fine)).status_code == 200
+    answer = await server.http.post("/v1/completions", json={**fine, **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

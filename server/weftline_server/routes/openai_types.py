@@ -136,6 +136,12 @@ class Completion:
                 "cache_salt is derived by the server from your key: leave it out",
                 param="cache_salt",
             )
+        format = self.response_format
+        if self.constraint is not None and format is not None and format.constraint is not None:
+            raise InvalidRequest(
+                "constraint and response_format exclude one another: give one",
+                param="constraint",
+            )
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
 

@@ -94,11 +94,22 @@ def _invalid(error: ValidationError) -> WeftlineError:
         cause = failure.get("ctx", {}).get("error")
         if isinstance(cause, WeftlineError):
             return cause
-    first = failures[0]
-    # Unions put the tried types in the path; field names and indices say where, the rest does not.
-    path = [str(p) for p in first["loc"] if isinstance(p, int) or p.isidentifier()]
-    where = ".".join(path) or "body"
-    return InvalidRequest(f"{where}: {first['msg']}", param=where)
+    # Of a union each type has failed in its own way: the one that fitted furthest says most.
+    found = max(failures, key=lambda failure: len(failure["loc"]))
+    where = ".".join(map(str, filter(_is_place, found["loc"]))) or "body"
+    return InvalidRequest(f"{where}: {found['msg']}", param=where)
+
+
+# Pydantic puts the tried types of a union among the places; classes and generics are no names of
+# fields, but these would be.
+_TYPES = frozenset({"str", "int", "float", "bool", "list", "dict", "tuple", "none"})
+
+
+def _is_place(part: int | str) -> bool:
+    """Whether a part of a failure's path is a field or an index."""
+    if isinstance(part, int):
+        return True
+    return part.isidentifier() and part[0].islower() and part not in _TYPES
 
 
 def error_response(error: WeftlineError) -> JSONResponse:
