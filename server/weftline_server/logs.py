@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline_server.session.call import CallRun, Step
+from weftline_server.session.call import CallRun
 from weftline_server.session.lowering import parts_before
 from weftline_server.session.session import Session
 
@@ -83,7 +83,7 @@ class CallLog:
 
 def _fields(session: Session, run: CallRun) -> dict[str, Any]:
     """Who, how long in each phase, how many tokens, and what went wrong."""
-    phases = [_phases(step) for step in run.steps if step.usage is not None]
+    phases = [step.phases for step in run.steps if step.phases is not None]
     usages = [step.usage for step in run.steps if step.usage is not None]
     return {
         "session": session.id,
@@ -102,18 +102,6 @@ def _fields(session: Session, run: CallRun) -> dict[str, Any]:
         "output_tokens": sum(usage.output_tokens for usage in usages),
         "error": None if run.error is None else run.error.type,
         "failed_first": None if run.error is None else run.error.call,
-    }
-
-
-def _phases(step: Step) -> dict[str, float]:
-    usage = step.usage
-    assert usage is not None and step.finished is not None
-    return {
-        # A prompt that was filled early starts before it is queued.
-        "queue": max(0.0, usage.started - step.queued),
-        "fill": usage.filled - usage.started,
-        "generate": step.finished - usage.filled,
-        "transform": step.transform_s,
     }
 
 

@@ -75,20 +75,14 @@ class Metrics:
             self._output_ended(step, model, criterion)
 
     def _output_ended(self, step: Step, model: str, criterion: str) -> None:
-        usage, engine = step.usage, step.engine or "none"
-        if usage is None or step.finished is None:
+        usage, phases, engine = step.usage, step.phases, step.engine or "none"
+        if usage is None or phases is None:
             return
         self._of(self._cached, model, engine).inc(usage.cached_tokens)
         self._of(self._computed, model, engine).inc(usage.prompt_tokens - usage.cached_tokens)
         self._of(self._output, model, engine).inc(usage.output_tokens)
-        for phase, seconds in (
-            ("queue", usage.started - step.queued),
-            ("fill", usage.filled - usage.started),
-            ("generate", step.finished - usage.filled),
-            ("transform", step.transform_s),
-        ):
-            # A prompt that was filled early starts before it is queued.
-            self._of(self._phases, phase, model, criterion).observe(max(0.0, seconds))
+        for phase, seconds in phases.items():
+            self._of(self._phases, phase, model, criterion).observe(seconds)
 
     def _of(self, metric: M, *labels: str) -> M:
         """`metric` with these labels; its own look-up checks and joins them each time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weftline.errors import (
@@ -16,7 +18,7 @@ from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Node
 from weftline_server.session import events as ev
-from weftline_server.session.call import CallState
+from weftline_server.session.call import CallState, Step
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState
 
@@ -246,6 +248,27 @@ def test_a_reader_may_change_the_objective() -> None:
     play.tell(ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.LATENCY))
     play.tell(reader)
     assert play.session.plan.objective["a"] is Criterion.LATENCY
+
+
+@pytest.mark.parametrize(
+    ("queued", "phases"),
+    [
+        (0.5, {"queue": 0.5, "fill": 4.0, "generate": 2.0, "transform": 0.25}),
+        (4.5, {"queue": 0.0, "fill": 0.5, "generate": 2.0, "transform": 0.25}),
+        (5.5, {"queue": 0.0, "fill": 0.0, "generate": 2.0, "transform": 0.25}),
+    ],
+    ids=["in turn", "filled early", "and done before it was ready"],
+)
+def test_a_prompt_that_was_filled_early_took_only_the_rest(
+    queued: float, phases: dict[str, float]
+) -> None:
+    """Its first step was long before; that it then waited for its input is no time of filling."""
+    step = Step(queued)
+    assert step.phases is None
+    step.usage = replace(USAGE, started=1.0, filled=5.0)
+    assert step.phases is None and step.generate_s is None
+    step.finished, step.transform_s = 7.0, 0.25
+    assert step.phases == phases
 
 
 def test_closing_settles_everything() -> None:

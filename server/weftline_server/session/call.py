@@ -63,6 +63,37 @@ class Step:
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # where the client asks for them
 
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until its first step in an engine; 0 if that came before the call was ready."""
+        return None if self.usage is None else max(0.0, self.usage.started - self.queued)
+
+    @property
+    def fill_s(self) -> float | None:
+        """Seconds until its prompt was computed. What was filled before the call was ready took
+        none of its time, and what it waited for in between is no filling."""
+        usage = self.usage
+        return None if usage is None else max(0.0, usage.filled - max(usage.started, self.queued))
+
+    @property
+    def generate_s(self) -> float | None:
+        """Seconds from its computed prompt to its last token."""
+        if self.usage is None or self.finished is None:
+            return None
+        return self.finished - self.usage.filled
+
+    @property
+    def phases(self) -> Mapping[str, float] | None:
+        """Seconds by phase of an output that was generated; None of any other."""
+        if self.queue_s is None or self.fill_s is None or self.generate_s is None:
+            return None
+        return {
+            "queue": self.queue_s,
+            "fill": self.fill_s,
+            "generate": self.generate_s,
+            "transform": self.transform_s,
+        }
+
 
 @dataclass(slots=True)
 class CallRun:

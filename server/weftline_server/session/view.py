@@ -133,13 +133,10 @@ def _step(session: Session, step: Step) -> dict[str, Any]:
         "started_s": since_open(started),
         "filled_s": since_open(filled),
         "finished_s": since_open(step.finished),
-        # What was filled before the call was ready took none of its time.
         "filled_early": started is not None and started < step.queued,
-        "queue_s": None if started is None else max(0.0, started - step.queued),
-        "fill_s": (
-            None if filled is None or started is None else filled - max(started, step.queued)
-        ),
-        "generate_s": (None if filled is None or step.finished is None else step.finished - filled),
+        "queue_s": step.queue_s,
+        "fill_s": step.fill_s,
+        "generate_s": step.generate_s,
         "transform_s": step.transform_s,
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "cached_tokens": usage.cached_tokens if usage else None,
