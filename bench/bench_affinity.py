@@ -115,7 +115,7 @@ async def simulated(
             await asyncio.sleep(one.at - made.now)
             session = made.driver.open("t")
             await made.driver.submit(session, Submit(calls=(ask(one, models[number % 2]),)))
-            await made.driver.get(session, "out")
+            await made.driver.readers.get(session, "out")
             made.driver.close(session)
             return (made.now - one.at) / one.application.answer
 

@@ -120,7 +120,7 @@ async def _application(made: World, agents: Agents, number: int) -> None:
     for turn in range(agents.turns):
         variable = f"turn{turn}"
         await made.driver.submit(session, Submit(calls=(_call(said, variable, agents.answer),)))
-        answer = await made.driver.get(session, variable)
+        answer = await made.driver.readers.get(session, variable)
         said += answer.text + words(agents.result)
         if turn + 1 < agents.turns:
             await asyncio.sleep(rng.expovariate(1 / agents.pause_s))

@@ -66,7 +66,7 @@ async def perform(made: World, program: Program, seed: object) -> float:
     session = made.driver.open("simulated", stays=False)
     await made.driver.submit(session, Submit(calls=calls))
     wanted = [number for number in range(len(program)) if number not in read]
-    await asyncio.gather(*(made.driver.get(session, f"v{number}") for number in wanted))
+    await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
     made.driver.close(session)
     return made.now - began
 

@@ -53,6 +53,7 @@ async def world(
         wants=driver.wants,
         without=without,
         replanned=driver.replanned.take,
+        goes_on=driver.goes_on,
     )
     driver.attach(dispatcher)
     await made.driver.dispatcher.start()

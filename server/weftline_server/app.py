@@ -50,6 +50,7 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
             wants=driver.wants,
             without=config.without,
             replanned=driver.replanned.take,
+            goes_on=driver.goes_on,
         )
     )
 

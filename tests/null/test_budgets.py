@@ -11,6 +11,7 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import BudgetExceeded
 from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server import app
 from weftline_server.config import ServerConfig
 from weftline_server.session.budget import Budget, Spent, value_bytes
 from weftline_server.session.registry import RegistryConfig
@@ -175,3 +176,18 @@ async def test_an_ordinary_large_application_fits(serve: Serve) -> None:
     ]
     assert (await server.submit(session, *calls)).status_code == 200
     assert (await server.get(session, "x1999")).json()["value"] == "start"
+
+
+async def test_a_server_closes_what_nobody_uses(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, for idleness as for age."""
+    monkeypatch.setattr(app, "SWEEP_S", 0.001)
+    for limits in (RegistryConfig(idle_s=0.0), RegistryConfig(budget=Budget(seconds=0.0))):
+        server = await serve(NullConfig(), ServerConfig(registry=limits))
+        session = await server.session()
+        for _ in range(1000):  # naming it would keep it
+            if not len(server.app.state.driver.registry):
+                break
+            await asyncio.sleep(0.001)
+        assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"

@@ -34,10 +34,10 @@ async def beside_a_batch(made: World) -> tuple[float, list[str]]:
     chat = made.driver.open("chat")
     await made.driver.submit(chat, one_call("w7 " * 100, "answer", OUTPUT))
     began = made.now
-    values = [(await made.driver.get(chat, "answer")).text]
+    values = [(await made.driver.readers.get(chat, "answer")).text]
     lasted = made.now - began
     for number in range(20):
-        values.append((await made.driver.get(batch, f"v{number}")).text)
+        values.append((await made.driver.readers.get(batch, f"v{number}")).text)
     return lasted / OUTPUT, values
 
 

@@ -33,7 +33,10 @@ class World:
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
-        self.memory = Memory(lambda id: self.wants.get(id.call), frozenset(without))
+        self.goes_on = False  # by itself, after the call that ends next
+        self.memory = Memory(
+            lambda id: self.wants.get(id.call), frozenset(without), lambda application: self.goes_on
+        )
         self.memory.has_pool("e", 1000)
 
     def call(
@@ -92,6 +95,17 @@ def test_a_session_that_waits_is_expected_as_it_has_come_before() -> None:
         Retain("e", "y", Retention.EVICTABLE),
     ]
     assert world.call("a", "z", 300, 6.0)[2] == Advise("e", "z", 2.4, None)
+
+
+def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
+    """Of three calls two follow by themselves; only then a tool is waited for, ten seconds long."""
+    world = World()
+    world.wants["d"] = Want()
+    for name, now, goes_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
+        world.goes_on = goes_on
+        world.call("s", name, 100, now)
+    told = world.call("s", "d", 120, 13.3)
+    assert Advise("e", "d", 10.0, None) in told
 
 
 def test_another_session_of_the_tenant_is_expected_alike() -> None:

@@ -42,7 +42,7 @@ async def a_chain(made: World) -> float:
     first = step((words(0, 20),), "draft", tokens=50)
     second = step((words(500, 400), Segment(input="draft")), "final", "draft")
     await made.driver.submit(session, Submit(calls=(first, second)))
-    await made.driver.get(session, "final")
+    await made.driver.readers.get(session, "final")
     return made.now
 
 

@@ -98,7 +98,7 @@ def _submitted(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:
 
 async def _values(driver: Driver, session: Session, variables: Sequence[str]) -> dict[str, Any]:
     """The values of all `variables`; the first failure ends the wait for the others."""
-    found = await asyncio.gather(*(driver.get(session, variable) for variable in variables))
+    found = await asyncio.gather(*(driver.readers.get(session, variable) for variable in variables))
     return {variable.id: variable.value for variable in found}
 
 
@@ -113,7 +113,7 @@ async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
         offset = _offset(request.headers.get("last-event-id"))
         events = sse_or_error(WeftlineError, _events(driver, session, body, offset))
         return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
-    waiting = driver.get(
+    waiting = driver.readers.get(
         session,
         body.semantic_var_id,
         criteria=body.criteria,
@@ -139,7 +139,7 @@ async def _events(
     driver: Driver, session: Session, body: Get, offset: int
 ) -> AsyncGenerator[dict[str, str], None]:
     """`part` events with the text as it comes, then one `value` event."""
-    chunks = driver.stream(
+    chunks = driver.readers.stream(
         session,
         body.semantic_var_id,
         offset=offset,

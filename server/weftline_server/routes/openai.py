@@ -131,7 +131,7 @@ class _Choice:
     async def whole(self) -> dict[str, Any]:
         """The choice once it is there; raises what its call failed with."""
         running = self.running
-        variable = await running.driver.get(running.session, self.node.writes[0])
+        variable = await running.driver.readers.get(running.session, self.node.writes[0])
         value = variable.text if self.parser is None else variable.value
         return running.answer.choice(self.index, value, self.step, self.logprobs())
 
@@ -139,7 +139,7 @@ class _Choice:
         """The choice as it comes."""
         answer, running = self.running.answer, self.running
         yield answer.chunk(self.index, {"content": ""}, first=True)
-        async for chunk in running.driver.stream(running.session, self.node.writes[0]):
+        async for chunk in running.driver.readers.stream(running.session, self.node.writes[0]):
             parts = [{"content": chunk.text}]
             if self.parser is not None:
                 parts = [delta_of(part) for part in self.parser.feed(chunk.text)]

@@ -26,11 +26,11 @@ async def watch(
     async def follow(variable: str) -> None:
         try:
             if parts:
-                async for chunk in driver.stream(session, variable):
+                async for chunk in driver.readers.stream(session, variable):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
                     await events.put(sse("part", text))
             else:
-                await driver.get(session, variable)
+                await driver.readers.get(session, variable)
             await events.put(sse("value", _value(driver, session, variable)))
         except WeftlineError as error:
             await events.put(sse("failed", {"semantic_var_id": variable, **error.to_body()}))

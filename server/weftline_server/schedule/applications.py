@@ -81,6 +81,7 @@ class Application:
     first: int = 0
     size: int = 0
     idle_since: float | None = None
+    goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -106,18 +107,19 @@ class Application:
         """A call of so many tokens has come."""
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
-        if self.idle_since is not None:
+        if self.idle_since is not None and not self.goes_on:
             pause = now - self.idle_since
             self.pause_s = _mean(self.pause_s, pause)
             self.habits.learn_pause(pause)
-            self.idle_since = None
+        self.idle_since = None
         self.busy += 1
 
-    def ended(self, now: float) -> None:
-        """A call has ended, well or badly."""
+    def ended(self, now: float, goes_on: bool = False) -> None:
+        """A call has ended, well or badly. Where the application `goes_on` by itself the time until
+        its next call is the server's, and tells nothing of its user or its tools."""
         self.busy -= 1
         if self.busy == 0:
-            self.idle_since = now
+            self.idle_since, self.goes_on = now, goes_on
 
     def is_dormant(self, now: float) -> bool:
         """Whether it has stayed away so long that its room is given to others."""

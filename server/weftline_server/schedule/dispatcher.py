@@ -54,12 +54,13 @@ class Dispatcher:
         wants: Callable[[PrimitiveId], Want | None] = _nothing,
         without: frozenset[str] = frozenset(),
         replanned: Replanned = tuple,
+        goes_on: Callable[[str], bool] = lambda application: False,
     ) -> None:
         self._fleet = Fleet(engines, self, clock)
         self._policy = policy
         self._sink = sink
         self._now = clock
-        self._memory = Memory(wants, without)
+        self._memory = Memory(wants, without, goes_on)
         self._replanned = replanned
         self._placing = False  # a round is due in this turn of the event loop
         self._queue: dict[str, Work] = {}

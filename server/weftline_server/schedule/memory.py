@@ -78,13 +78,17 @@ class _Use:
 
 
 class Memory:
-    """One for all engines. `wants` says what will become of a primitive's context; `without` may
-    name `retention` and `admission`."""
+    """One for all engines. `wants` says what will become of a primitive's context, and `goes_on`
+    whether an application has calls under way; `without` may name `retention` and `admission`."""
 
     def __init__(
-        self, wants: Callable[[PrimitiveId], Want | None], without: frozenset[str] = frozenset()
+        self,
+        wants: Callable[[PrimitiveId], Want | None],
+        without: frozenset[str] = frozenset(),
+        goes_on: Callable[[str], bool] = lambda application: False,
     ) -> None:
         self._wants = wants
+        self._goes_on = goes_on
         self._retains = "retention" not in without
         self._admits = "admission" not in without
         self._applications = Applications()
@@ -175,7 +179,7 @@ class Memory:
         one = self._applications.find(op.hints.application)
         if one is None:
             return [Free(engine, op.context)]
-        one.ended(now)
+        one.ended(now, self._goes_on(one.id))
         tokens = usage.prompt_tokens + usage.output_tokens
         if op.tokens is not None:
             self._learn(one, engine, op, usage)
@@ -202,7 +206,7 @@ class Memory:
         """A primitive has failed or was taken back, from `engine` if it had one."""
         one = self._applications.find(op.hints.application)
         if one is not None:
-            one.ended(now)
+            one.ended(now, self._goes_on(one.id))
         return [] if engine is None else [Free(engine, op.context)]
 
     def closed(self, application: str) -> list[Verb]:

@@ -39,6 +39,9 @@ ALLOWED: Mapping[CallState, frozenset[CallState]] = MappingProxyType(
 )
 
 
+UNDER_WAY = frozenset({_S.QUEUED, _S.RUNNING})
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token's text and bytes, the natural log of its probability, the likeliest in its place."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from weftline.errors import EngineFailed, Timeout, WeftlineError
+from weftline.errors import EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
-from weftline.protocol import Criterion, Submit
+from weftline.protocol import Submit
 from weftline_engine import api
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId
@@ -41,26 +39,14 @@ from weftline_server.session.lowering import (
     verified,
 )
 from weftline_server.session.observer import CallObserver
+from weftline_server.session.readers import Readers
 from weftline_server.session.registry import Registry
 from weftline_server.session.session import Session
 from weftline_server.session.tokenising import tokenised
-from weftline_server.session.variable import Variable
 
 log = logging.getLogger("weftline.driver")
 
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Text of a variable from character `offset` on; `end` is the offset after it."""
-
-    offset: int
-    text: str
-
-    @property
-    def end(self) -> int:
-        return self.offset + len(self.text)
 
 
 class Driver:
@@ -79,8 +65,8 @@ class Driver:
         self._fills_early = "prefill_early" not in without
         self.dispatcher: Dispatcher  # set once, by `attach`
         self._by_id: dict[str, Session] = {}
-        self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
         self._prepared: dict[PrimitiveId, Payload] = {}
+        self.readers = Readers(self._apply, clock)
         self._contained = Containment(self.close)
         self.replanned = Replanned(self._contained)
         self.observers: tuple[CallObserver, ...] = ()
@@ -139,10 +125,11 @@ class Driver:
                 session,
                 ev.CallsSubmitted(now=self._now(), nodes=nodes, detach=submit.detach),
             )
-        except WeftlineError:
+        finally:
             for id in prepared:
-                del self._prepared[id]
-            raise
+                run = session.calls.get(id.call)
+                if run is None or not run.live:  # refused, or ended at once: it will not be run
+                    self._prepared.pop(id, None)
         return nodes
 
     def set(self, session: Session, variable: str, value: Any) -> None:
@@ -157,105 +144,12 @@ class Driver:
         """Cancel the call and all below it. Raises UnknownCall."""
         self._apply(session, ev.CallCancelled(now=self._now(), call=call))
 
-    async def get(
-        self,
-        session: Session,
-        variable: str,
-        *,
-        criteria: Criterion | None = None,
-        timeout_s: float | None = None,
-        wait: bool = False,
-    ) -> Variable:
-        """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer."""
-        try:
-            async with self._reading(session, variable, criteria, wait) as (found, signal):
-                # Inside the block: a get that times out leaves the work running.
-                async with asyncio.timeout(timeout_s):
-                    while not found.settled:
-                        await signal.wait()
-                        signal.clear()
-        except TimeoutError:
-            raise Timeout(
-                f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
-                param=variable,
-            ) from None
-        if found.error is not None:
-            raise found.error
-        found.reads += 1
-        return found
-
-    async def stream(
-        self,
-        session: Session,
-        variable: str,
-        *,
-        offset: int = 0,
-        criteria: Criterion | None = None,
-        wait: bool = False,
-        grace_s: float = 0.0,
-    ) -> AsyncIterator[Chunk]:
-        """The variable's text from character `offset` on, as it comes; raises its error.
-
-        A reader that goes away counts for `grace_s` more seconds, in which it can come back.
-        """
-        reading = self._reading(session, variable, criteria, wait, grace_s)
-        async with reading as (found, signal):
-            found.reads += 1
-            while True:
-                if text := found.text[offset:]:
-                    yield Chunk(offset, text)
-                    offset += len(text)
-                elif found.settled:
-                    break
-                else:
-                    await signal.wait()
-                    signal.clear()
-        if found.error is not None:
-            raise found.error
-
-    @asynccontextmanager
-    async def _reading(
-        self,
-        session: Session,
-        variable: str,
-        criteria: Criterion | None,
-        wait: bool,
-        grace_s: float = 0.0,
-    ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
-        """Count as a reader of `variable` until the end of the block, however that comes."""
-        opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
-        self._apply(session, opened)
-        found = session.variable(variable)
-        signal = asyncio.Event()
-        signals = self._signals[session.id, variable]
-        signals.add(signal)
-        served = True
-        try:
-            yield found, signal
-        except (asyncio.CancelledError, GeneratorExit):
-            served = found.settled
-            raise
-        finally:
-            signals.discard(signal)
-            if not signals:
-                self._signals.pop((session.id, variable), None)
-            if served or not grace_s:
-                self._leave(session, variable, served)
-            else:
-                loop = asyncio.get_running_loop()
-                loop.call_later(grace_s, self._leave, session, variable, served)
-
-    def _leave(self, session: Session, variable: str, served: bool) -> None:
-        closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
-        self._apply(session, closed)
-
     def _apply(self, session: Session, event: ev.SessionEvent) -> None:
         session.touched = event.now
         for action in session.handle(event):
             match action:
                 case ev.Notify(variable):
-                    for signal in self._signals.get((session.id, variable), ()):
-                        signal.set()
+                    self.readers.wake(session, variable)
                 case ev.Run(call, index):
                     self._contained.spawn(session, self._run(session, call, index))
                 case ev.Fill(call, index) if self._may_fill(session, call, index):
@@ -343,6 +237,11 @@ class Driver:
         """Who will read the context that a finished output has left."""
         session = self._by_id.get(id.session)
         return None if session is None else want(session, id)
+
+    def goes_on(self, session: str) -> bool:
+        """Whether a call of the session is on an engine or on its way there."""
+        found = self._by_id.get(session)
+        return found is not None and found.under_way > 0
 
     def on_outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """The dispatcher's sink: turn what an engine says into what a session understands."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, ServerRestarted, UnknownSession
 from weftline_server.session.budget import Budget
-from weftline_server.session.call import CallState
 from weftline_server.session.session import Session
 
 _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, which session
@@ -92,13 +91,7 @@ class Registry:
 
     def busy(self) -> bool:
         """Whether a call of any session is on an engine, or on its way there."""
-        under_way = (CallState.QUEUED, CallState.RUNNING)
-        return any(
-            run.state in under_way
-            for session in self._sessions.values()
-            if session.work_left
-            for run in session.calls.values()
-        )
+        return any(session.under_way for session in self._sessions.values())
 
     def aged(self, now: float) -> list[Session]:
         """Sessions that are older than their budget."""

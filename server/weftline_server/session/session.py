@@ -23,7 +23,7 @@ from weftline_server.graph.primitive import segments_before
 from weftline_server.passes import Plan
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
-from weftline_server.session.call import CallRun, CallState, Step
+from weftline_server.session.call import UNDER_WAY, CallRun, CallState, Step
 from weftline_server.session.planning import Planning
 from weftline_server.session.reuse import Reuse
 from weftline_server.session.variable import Variable, VariableState
@@ -52,6 +52,7 @@ class Session:
         self.planning = Planning(self.graph, without)
         self.readers: dict[str, int] = {}  # variable → open gets and streams
         self.work_left = 0  # tokens of the calls that have not ended, roughly
+        self.under_way = 0  # calls that are on an engine, or on their way there
         self._told_left = 0  # the same, when the calls that wait were told last
         self.ended: list[CallRun] = []  # calls that have ended since the driver looked
         self.stays = True  # more calls may come than it knows; a route may know better
@@ -104,6 +105,7 @@ class Session:
             if run.state is CallState.WAITING:
                 assert self._missing(run), f"call {id} waits for nothing"
         assert self.work_left == sum(run.work for run in self.calls.values() if run.live)
+        assert self.under_way == sum(run.state in UNDER_WAY for run in self.calls.values())
         for var, variable in self.variables.items():
             if variable.state is VariableState.STREAMING:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
@@ -179,7 +181,7 @@ class Session:
         if run is None or run.state not in (CallState.QUEUED, CallState.RUNNING):
             return []
         if run.state is CallState.QUEUED:  # else another attempt, perhaps on another engine
-            run.move_to(CallState.RUNNING)
+            self._move(run, CallState.RUNNING)
             self.planning.start(run.node.id)
         run.steps[-1].sent = event.now
         run.steps[-1].engine, run.steps[-1].node = event.engine, event.node
@@ -210,14 +212,14 @@ class Session:
         self.spent.add_value(event.value)
         run.index += 1
         if run.index == len(run.node.writes):
-            run.move_to(CallState.DONE)
+            self._move(run, CallState.DONE)
             self.work_left -= run.work
             self.planning.start(run.node.id)
             self.reuse.end(run.node.id)
             self.ended.append(run)
             own: list[ev.Action] = []
         else:
-            run.move_to(CallState.WAITING)
+            self._move(run, CallState.WAITING)
             own = self._advance(run, event.now)
         return [ev.Notify(variable.id), *own, *self._feed_consumers(variable.id, event.now)]
 
@@ -258,6 +260,10 @@ class Session:
                 actions.append(ev.Notify(variable.id))
         return actions
 
+    def _move(self, run: CallRun, state: CallState) -> None:
+        self.under_way += (state in UNDER_WAY) - (run.state in UNDER_WAY)
+        run.move_to(state)
+
     def _run_at(self, event: ev.PrimitiveEvent) -> CallRun | None:
         """The call that `event` is about, or None if it has moved on (late news)."""
         run = self.calls.get(event.call)
@@ -281,7 +287,7 @@ class Session:
         if self._missing(run):
             return self._fill(run)
         run.filling = False
-        run.move_to(CallState.QUEUED)
+        self._move(run, CallState.QUEUED)
         run.steps.append(Step(queued=now))
         return [ev.Run(run.node.id, run.index)]
 
@@ -312,7 +318,7 @@ class Session:
                 continue
             if run.filling or run.state in (CallState.QUEUED, CallState.RUNNING):
                 actions.append(ev.Stop(run.node.id, run.index))
-            run.move_to(state)
+            self._move(run, state)
             run.error = error
             self.work_left -= run.work
             self.planning.start(run.node.id)

@@ -1,0 +1,136 @@
+"""Those who wait for variables: each counts as long as it is there, and is woken by what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from weftline.errors import Timeout
+from weftline.protocol import Criterion
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+from weftline_server.session.variable import Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text of a variable from character `offset` on; `end` is the offset after it."""
+
+    offset: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.text)
+
+
+class Readers:
+    """The open gets and streams of every session; `apply` tells a session of those that come and
+    go, at the time of `clock`."""
+
+    def __init__(
+        self, apply: Callable[[Session, ev.SessionEvent], None], clock: Callable[[], float]
+    ) -> None:
+        self._apply = apply
+        self._now = clock
+        self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
+
+    def wake(self, session: Session, variable: str) -> None:
+        """The variable has a new part, a value or an error."""
+        for signal in self._signals.get((session.id, variable), ()):
+            signal.set()
+
+    async def get(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        criteria: Criterion | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Variable:
+        """The variable once it is ready. Raises its error if it fails, Timeout, NoProducer."""
+        try:
+            async with self._reading(session, variable, criteria, wait) as (found, signal):
+                # Inside the block: a get that times out leaves the work running.
+                async with asyncio.timeout(timeout_s):
+                    while not found.settled:
+                        await signal.wait()
+                        signal.clear()
+        except TimeoutError:
+            raise Timeout(
+                f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
+                param=variable,
+            ) from None
+        if found.error is not None:
+            raise found.error
+        found.reads += 1
+        return found
+
+    async def stream(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        offset: int = 0,
+        criteria: Criterion | None = None,
+        wait: bool = False,
+        grace_s: float = 0.0,
+    ) -> AsyncIterator[Chunk]:
+        """The variable's text from character `offset` on, as it comes; raises its error.
+
+        A reader that goes away counts for `grace_s` more seconds, in which it can come back.
+        """
+        reading = self._reading(session, variable, criteria, wait, grace_s)
+        async with reading as (found, signal):
+            found.reads += 1
+            while True:
+                if text := found.text[offset:]:
+                    yield Chunk(offset, text)
+                    offset += len(text)
+                elif found.settled:
+                    break
+                else:
+                    await signal.wait()
+                    signal.clear()
+        if found.error is not None:
+            raise found.error
+
+    @asynccontextmanager
+    async def _reading(
+        self,
+        session: Session,
+        variable: str,
+        criteria: Criterion | None,
+        wait: bool,
+        grace_s: float = 0.0,
+    ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
+        """Count as a reader of `variable` until the end of the block, however that comes."""
+        opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
+        self._apply(session, opened)
+        found = session.variable(variable)
+        signal = asyncio.Event()
+        signals = self._signals[session.id, variable]
+        signals.add(signal)
+        served = True
+        try:
+            yield found, signal
+        except (asyncio.CancelledError, GeneratorExit):
+            served = found.settled
+            raise
+        finally:
+            signals.discard(signal)
+            if not signals:
+                self._signals.pop((session.id, variable), None)
+            if served or not grace_s:
+                self._leave(session, variable, served)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.call_later(grace_s, self._leave, session, variable, served)
+
+    def _leave(self, session: Session, variable: str, served: bool) -> None:
+        closed = ev.ReaderClosed(now=self._now(), variable=variable, served=served)
+        self._apply(session, closed)

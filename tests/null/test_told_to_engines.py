@@ -1,0 +1,173 @@
+"""What engines are told, in simulated time: prompts as they become known, contexts, salts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from bench.simulator.virtual import VirtualLoop, run
+from bench.simulator.world import World, world
+from tests.null.test_switches import step, words
+from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline_engine.api import Hints, Op, Retention
+from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_server.schedule.applications import UNKNOWN_PAUSE_S
+from weftline_server.session.early_fill import MIN_TOKENS
+from weftline_server.session.lowering import prefixes
+
+# 10 ms a step and 1 ms a prompt token.
+CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
+VERBS = ("submit", "feed", "update", "cancel", "retain", "free")
+
+Said = list[tuple[str, tuple[Any, ...]]]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Every verb that any engine is told, with its arguments; it is obeyed all the same."""
+    heard: Said = []
+
+    def listened(name: str) -> Callable[..., None]:
+        told = getattr(SimulatedEngine, name)
+
+        def verb(engine: SimulatedEngine, *arguments: Any) -> None:
+            heard.append((name, arguments))
+            told(engine, *arguments)
+
+        return verb
+
+    for name in VERBS:
+        monkeypatch.setattr(SimulatedEngine, name, listened(name))
+    return heard
+
+
+def played(story: Callable[[World], Awaitable[None]]) -> None:
+    """Run `story` on a server with two engines."""
+
+    async def main(loop: VirtualLoop) -> None:
+        async with world(loop, CONFIG, CONFIG) as made:
+            await story(made)
+
+    run(main)
+
+
+CHAIN = (
+    step((words(0, 20),), "draft", tokens=200),
+    step((words(500, 60), Segment(input="draft")), "final", "draft"),
+)
+
+
+def test_an_input_is_filled_as_it_streams(said: Said) -> None:
+    """60 words, and then the 200 tokens of the draft as they are generated, some at a time. When
+    the draft is ready hardly anything is left to fill, and no token was sent twice or too early."""
+    graphs: list[dict[str, Any]] = []
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        await made.driver.submit(session, Submit(calls=CHAIN))
+        await made.driver.readers.get(session, "final")
+        (last,) = (run for run in session.calls.values() if run.node.call.name == "final")
+        graphs.append({"phases": last.steps[0].phases, "prompt": last.steps[0].usage})
+
+    played(story)
+    (opened,) = (op for name, (op, *_) in said if name == "submit" and op.open)
+    feeds = [arguments[1:] for name, arguments in said if name == "feed"]
+    ends = [len(opened.tokens), *(offset + len(part) for offset, part, _ in feeds)]
+    assert [offset for offset, _, _ in feeds] == ends[:-1]
+    assert len(feeds) > 5 and [last for _, _, last in feeds] == [False] * (len(feeds) - 1) + [True]
+    assert ends[-1] == graphs[0]["prompt"].prompt_tokens == 260
+    assert len(feeds[-1][1]) < 2 * MIN_TOKENS
+    assert graphs[0]["phases"]["fill"] < 0.010 + 2 * MIN_TOKENS * 0.001
+
+
+def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -> None:
+    """The producer goes, and with it what had been filled for its reader."""
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        first, _ = await made.driver.submit(session, Submit(calls=CHAIN))
+        await asyncio.sleep(1.0)  # a hundred tokens of the draft
+        made.driver.cancel(session, first.id)
+        assert made.driver.dispatcher.running() == {"e0": (0, 0), "e1": (0, 0)}
+        await asyncio.sleep(1.0)
+        assert [engine.scheduler.contexts for engine in made.engines] == [{}, {}]
+        assert not made.driver.early._early and not made.driver._prepared
+
+    played(story)
+    assert sum(name == "cancel" for name, _ in said) == 2
+
+
+def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
+    """It could begin, but what it needs later has failed already: it is not run, and the tokens
+    that were made of its beginning are forgotten."""
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        first, _ = await made.driver.submit(session, Submit(calls=CHAIN))
+        made.driver.cancel(session, first.id)
+        late = Call(
+            name="late",
+            prompt=(words(0, 9), Segment(output="x"), Segment(input="final"), Segment(output="y")),
+            placeholders=(
+                Placeholder(name="final", in_out=InOut.IN, semantic_var_id="final"),
+                *(Placeholder(name=n, in_out=InOut.OUT, semantic_var_id=n) for n in "xy"),
+            ),
+        )
+        await made.driver.submit(session, Submit(calls=(late,)))
+        assert session.variable("x").error is session.variable("draft").error
+        await asyncio.sleep(1.0)
+        assert not made.driver._prepared
+
+    played(story)
+
+
+def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
+    """Of two outputs in one prompt the first one's context is kept for the second, and freed when
+    that has its own. This one is for a session that may go on: evictable, with the time at which
+    that is expected. With the session it goes."""
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        outs = (
+            Placeholder(
+                name=n, in_out=InOut.OUT, semantic_var_id=n, sampling=Sampling(max_tokens=9)
+            )
+            for n in "xy"
+        )
+        prompt = (words(0, 40), Segment(output="x"), words(90, 9), Segment(output="y"))
+        call = Call(name="two", prompt=prompt, placeholders=tuple(outs))
+        await made.driver.submit(session, Submit(calls=(call,)))
+        await made.driver.readers.get(session, "y")
+        made.driver.close(session)
+
+    played(story)
+    first, second = (op.context for name, (op, *_) in said if name == "submit")
+    about = [(name, *arguments) for name, arguments in said if name in ("update", "retain", "free")]
+    assert about == [
+        ("update", first, Hints(expected_pause=0.0)),
+        ("free", first),
+        ("update", second, Hints(expected_pause=UNKNOWN_PAUSE_S)),
+        ("retain", second, Retention.EVICTABLE),
+        ("free", second),
+    ]
+
+
+def test_tenants_are_parted_by_their_salts(said: Said) -> None:
+    """Every op carries its tenant's: equal prompts of two tenants share no block of any cache, and
+    neither is sent to where the other's is."""
+
+    async def story(made: World) -> None:
+        for tenant in "aab":
+            session = made.driver.open(tenant)
+            await made.driver.submit(session, Submit(calls=(step((words(0, 40),), "v"),)))
+            await made.driver.readers.get(session, "v")
+
+    played(story)
+    ops: list[Op] = [op for name, (op, *_) in said if name == "submit"]
+    one, same, other = (op.salt for op in ops)
+    assert one == same != other and len(one) == 16
+    tokens = ops[0].tokens
+    assert prefixes(tokens, one) == prefixes(tokens, same) != prefixes(tokens, other)
