@@ -11,9 +11,12 @@ from types import MappingProxyType
 EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "server": {
+            "aiohttp": "aiohttp",
             "fastapi": "fastapi",
             "starlette": "starlette",
             "uvicorn": "uvicorn",
+            "httptools": "httptools",
+            "uvloop": "uvloop",
             "pydantic": "pydantic",
             "sse-starlette": "sse_starlette",
             "jinja2": "jinja2",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from weftline.errors import InvalidRequest
@@ -120,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
         )
     specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
     makers = {} if args.cluster else engines.factories(specs)
-    return asyncio.run(_serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes))
+    serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serving)
 
 
 def _gate_of(args: argparse.Namespace, specs: Sequence[engines.EngineSpec]) -> _Gate | None:
