@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.harness import machine, probe, runner
@@ -21,15 +22,18 @@ from bench.harness.results import RESULTS
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
-from weftline.errors import WeftlineError
+from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.models.errors import ModelUnavailable
 
 INTERRUPTED = 130
+TIME_IS_OVER = 3
+NEXT_S = 60.0  # what the next workload takes at least, with its warm-up
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done, 1 with a sentence where it could not be done, 130 interrupted."""
+    """0 done, 1 with a sentence where it could not be done, 3 where --within was not enough for
+    all of it, 130 interrupted."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     try:
@@ -80,6 +84,20 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: the one that its torch multiplies faster in here, by a probe of six seconds",
     )
     parser.add_argument("--null", action="store_true", help="no model: checks the harness alone")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the whole turns that the folder has of the same code, machine and settings",
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        metavar="S",
+        help="begin no turn that would end later than after so many seconds, and exit with 3 if "
+        "one is left; --resume goes on from there",
+    )
+    parser.add_argument("--cores", metavar="N,N", help="of all servers (default: all there are)")
+    parser.add_argument("--client-cores", metavar="N,N", help="of the client (default: the same)")
     parser.add_argument("--folder", type=Path, help="of the results")
     return parser
 
@@ -87,12 +105,16 @@ def _parser() -> argparse.ArgumentParser:
 async def _run(args: argparse.Namespace) -> int:
     model = None if args.null else resolve(args.model, progress=for_stream())
     scale = _scale(args)
-    about = machine.describe()
+    began = time.monotonic()
+    until = began + (args.within or math.inf)
+    cores = _cores(args.cores, "cores")
+    client = _cores(args.client_cores or args.cores, "client-cores")
+    about = machine.describe(cores, client)
+    os.sched_setaffinity(0, client)
     today = datetime.date.today().isoformat()
     # Numbers without a model say nothing about speed, so they never lie among the results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or kept / f"{today}-{machine.slug(about['cores'])}"
-    began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
@@ -101,21 +123,16 @@ async def _run(args: argparse.Namespace) -> int:
     probed = _probe(args, model, chosen)
     if probed:
         say(f"vLLM in {probe.fastest(probed)}: {probed}")
-    vllm_dtype = probe.fastest(probed) if probed else args.vllm_dtype
-    ordinary = Setup(
-        model=model,
-        dtype=args.dtype,
-        vllm_dtype=None if vllm_dtype == "auto" else vllm_dtype,
-        kv_tokens=scale.kv_tokens,
-    )
-    # Eight servers at once, and floats of twice the size: none may take much of the memory.
-    exactly = Setup(model=model, dtype="float32", kv_tokens=16_384)
+    setup = _setup(args, model, scale, cores, probed)
+    longest = 0.0
     async with Fleet(say) as fleet:
         for name, systems in chosen.items():
+            if longest and time.monotonic() + max(longest, NEXT_S) > until:
+                return _over(say)
             plan = runner.Plan(
                 workload=name,
                 systems=systems,
-                setup=exactly if args.exact else ordinary,
+                setup=setup,
                 scale=scale,
                 folder=folder,
                 repeats=args.repeat or (1 if args.exact else scale.repeats),
@@ -126,10 +143,56 @@ async def _run(args: argparse.Namespace) -> int:
                 suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
                 same_texts=args.exact,
                 vllm_probe_ms=probed,
+                machine=about,
+                resume=args.resume,
+                until=until,
                 say=say,
             )
-            say(f"wrote {await runner.run(plan, fleet)}")
+            outcome = await runner.run(plan, fleet)
+            say(f"wrote {outcome.path}")
+            longest = max(longest, outcome.longest_s)
+            if not outcome.complete:
+                return _over(say)
     return 0
+
+
+def _setup(
+    args: argparse.Namespace,
+    model: Path | None,
+    scale: Scale,
+    cores: tuple[int, ...],
+    probed: dict[str, float] | None,
+) -> Setup:
+    if args.exact:
+        # Nine servers at once, and floats of twice the size: none may take much of the memory.
+        return Setup(model=model, dtype="float32", kv_tokens=16_384, cores=cores)
+    vllm_dtype = probe.fastest(probed) if probed else args.vllm_dtype
+    return Setup(
+        model=model,
+        dtype=args.dtype,
+        vllm_dtype=None if vllm_dtype == "auto" else vllm_dtype,
+        kv_tokens=scale.kv_tokens,
+        cores=cores,
+    )
+
+
+def _over(say: Callable[[str], None]) -> int:
+    say("the time is over and what was measured is marked partial: --resume goes on")
+    return TIME_IS_OVER
+
+
+def _cores(names: str | None, option: str) -> tuple[int, ...]:
+    """The cores of an option; without one, all that this process may use."""
+    allowed = os.sched_getaffinity(0)
+    if names is None:
+        return tuple(sorted(allowed))
+    words = names.split(",")
+    chosen = {int(word) for word in words if word.strip().isdecimal()}
+    if len(chosen) != len(words) or not chosen <= allowed:
+        raise InvalidRequest(
+            f"--{option} {names!r} is no list of cores: there are {', '.join(map(str, allowed))}"
+        )
+    return tuple(sorted(chosen))
 
 
 def _workloads(args: argparse.Namespace) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,23 @@ from typing import Any
 from bench.harness.servers import VLLM_PYTHON
 from bench.harness.texts import ROOT
 
+SOURCES = (
+    *("client", "server", "engine", "kernels", "integrations"),
+    *("bench/harness", "bench/workloads"),
+)
 PACKAGES = ("langchain-core", "langchain-openai", "langgraph", "llama-index-core", "torch")
 
 
-def describe() -> dict[str, Any]:
-    """What a reader needs to judge a number by."""
+def describe(cores: Sequence[int] = (), client_cores: Sequence[int] = ()) -> dict[str, Any]:
+    """What a reader needs to judge a number by, with the cores of the servers and of the client,
+    which is also what makes the load and the round trips; by default all that there are."""
+    own = sorted(os.sched_getaffinity(0))
+    cores, client_cores = cores or own, client_cores or own
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "pinned_to": sorted(os.sched_getaffinity(0)),
+        "cores": len({*cores, *client_cores}),
+        "server_cores": list(cores),
+        "client_cores": list(client_cores),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "bf16_instructions": bool({"avx512_bf16", "amx_bf16"} & _flags()),
         "kernel": platform.release(),
@@ -29,8 +39,17 @@ def describe() -> dict[str, Any]:
         "versions": {name: version for name in PACKAGES if (version := _version(name))}
         | {"vllm": _vllm_version()},
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "changed_since_commit": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "source": _source(),
+        "changed_since_commit": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
+        ),
     }
+
+
+def _source() -> str:
+    """Of what is measured and what measures: the same however docs and results go on."""
+    text = _git("ls-tree", "-r", "HEAD", "--", *SOURCES) + _git("diff", "HEAD", "--", *SOURCES)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def cpu_name() -> str:

@@ -15,6 +15,7 @@ from bench.harness.texts import ROOT
 from bench.harness.workload import Workload
 
 RESULTS = ROOT / "bench" / "results"
+KEPT = 1000  # characters of an answer: all that --exact compares, at its sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,12 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Calls only of the first repetition: all of them would be megabytes."""
         record = asdict(self)
+        outputs = [app.output for app in self.apps]
         record["failed"] = sum(app.error is not None for app in self.apps)
-        for app in record["apps"]:
-            app["output"] = sum(call["output"] for call in app["calls"])
-            app["result"] = app["result"][:200]
+        for app, output in zip(record["apps"], outputs, strict=True):
+            del app["counted"]
+            app["output"] = output
+            app["result"] = app["result"][:KEPT]
             if self.repeat > 0:
                 del app["calls"]
         rounded: dict[str, Any] = _rounded(record)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness import machine, results
+from bench.harness import results, resume
 from bench.harness.fleet import Fleet
 from bench.harness.repeated import repeated_share
 from bench.harness.results import Run
@@ -19,6 +20,7 @@ from bench.harness.texts import Count, Texts, counter
 from bench.harness.workload import TINY, Point, Scale, Workload, load
 
 WARM_UP_SEED = 1_000_000
+CACHES = ("cold", "warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Plan:
     scale: Scale
     folder: Path
     repeats: int
+    machine: Mapping[str, Any]  # what it runs on
     delays_ms: tuple[int, ...] | None = None
     warm: bool = False
     only: str = ""  # points whose name begins so
@@ -40,7 +43,27 @@ class Plan:
     suffix: str = ""  # of the file's name
     same_texts: bool = False  # for all systems, to compare what they answer and not how fast
     vllm_probe_ms: Mapping[str, float] | None = None  # what its dtype was chosen by, if it was
+    resume: bool = False  # keep what is there already of the same code and settings
+    until: float = math.inf  # by time.monotonic: no turn begins that would end later
     say: Callable[[str], None] = print
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.workload}{self.suffix}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One repetition of one point at one round trip, on all systems in this order."""
+
+    repeat: int
+    point: Point
+    delay_ms: int
+    systems: Sequence[str]
+
+    @property
+    def where(self) -> tuple[int, str, int]:
+        return self.repeat, self.point.name, self.delay_ms
 
 
 @dataclass(slots=True)
@@ -55,17 +78,26 @@ class _Bench:
     prepared: Mapping[str, float] = field(default_factory=dict)
     repeated: float | None = None  # share of tokens
     salt: int = 0
+    longest_s: float = 0.0  # of a turn
 
 
-async def run(plan: Plan, fleet: Fleet) -> Path:
-    """Run `plan` and return its file, which is marked partial if anything ended it early.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Where the results are, whether they are all, and how long the longest turn took."""
+
+    path: Path
+    complete: bool
+    longest_s: float
+
+
+async def run(plan: Plan, fleet: Fleet) -> Outcome:
+    """Run `plan`; its file is marked partial if anything ended it early.
 
     Raises InvalidRequest or EngineUnavailable, a sentence each, where a server does not come up.
     """
     workload, setup = load(plan.workload), plan.setup
     if workload.kv_tokens is not None:
         setup = replace(setup, kv_tokens=workload.kv_tokens(plan.scale))
-    await fleet.need(setup, {name: SYSTEMS[name].server for name in plan.systems})
     bench = _Bench(plan, workload, fleet, counter(setup.model))
     report: dict[str, Any] = {
         "workload": plan.workload,
@@ -79,53 +111,111 @@ async def run(plan: Plan, fleet: Fleet) -> Path:
         "vllm_dtype": setup.vllm_dtype or setup.dtype,
         "vllm_probe_ms": plan.vllm_probe_ms,
         "kv_tokens": setup.kv_tokens,
-        "machine": machine.describe(),
-        "systems": {name: _described(fleet, name) for name in plan.systems},
+        "machine": plan.machine,
+        "systems": dict.fromkeys(plan.systems),
     }
+    spent = _go_on(bench, report) if plan.resume else 0.0
+    if spent and not any(_left(bench)):
+        return Outcome(plan.path, True, 0.0)
+    await fleet.need(setup, {name: SYSTEMS[name].server for name in plan.systems})
+    report["systems"] = {name: _described(fleet, name) for name in plan.systems}
     clock = time.monotonic()
 
-    def write(partial: bool) -> Path:
+    def write(partial: bool) -> None:
         report.update(
             partial=partial,
-            seconds=round(time.monotonic() - clock, 1),
+            seconds=round(spent + time.monotonic() - clock, 1),
             prepared=dict(bench.prepared),
             repeated_tokens=bench.repeated,
             summary=results.summary(workload, bench.runs, plan.systems[0], plan.same_texts),
             runs=[run.to_json() for run in bench.runs],
         )
-        return results.write(plan.folder, plan.workload + plan.suffix, report)
+        results.write(plan.folder, plan.path.stem, report)
 
-    await _run_all(bench, write)
-    return write(False)
+    complete = await _run_all(bench, write)
+    write(not complete)
+    return Outcome(plan.path, complete, bench.longest_s)
+
+
+def _go_on(bench: _Bench, report: dict[str, Any]) -> float:
+    """Take over the whole turns that are there; the seconds that they took, 0 where there are
+    none. What is left of a turn goes: its systems would be compared over the pause between."""
+    kept, reason = resume.kept(bench.plan.path, report)
+    if kept is None:
+        if reason:
+            bench.plan.say(reason)
+        return 0.0
+    bench.prepared, bench.repeated = kept.prepared, kept.repeated
+    bench.runs = list(kept.runs)
+    broken = {turn.where for turn in _left(bench)}
+    bench.runs = [r for r in bench.runs if (r.repeat, r.point, r.delay_ms) not in broken]
+    report["began"] = kept.report["began"]
+    bench.plan.say(f"{bench.plan.path.name} has {len(bench.runs)} runs, which are kept")
+    return kept.seconds
 
 
 def _described(fleet: Fleet, name: str) -> dict[str, Any]:
     system = SYSTEMS[name]
     server = fleet.server(system.server)
-    words = [] if server is None else [Path(w).name if "/" in w else w for w in server.command]
-    return {"title": system.title, "way": system.way, "command": " ".join(words)}
+    assert server is not None
+    words = [Path(w).name if "/" in w else w for w in server.command]
+    return {
+        "title": system.title,
+        "way": system.way,
+        "command": " ".join(words),
+        "cores": server.cores(),
+    }
 
 
-async def _run_all(bench: _Bench, write: Callable[[bool], Path]) -> None:
+def _points(bench: _Bench) -> list[Point]:
+    plan = bench.plan
+    points = [
+        point
+        for point in bench.workload.points(plan.scale, bench.prepared)
+        if point.name.startswith(plan.only) and (point.quick or not plan.scale.quick)
+    ]
+    return points[:1] if plan.first else points
+
+
+def _turns(bench: _Bench) -> Iterator[Turn]:
+    """All of the plan, repetition by repetition."""
+    plan = bench.plan
+    places = [(p, delay) for p in _points(bench) for delay in plan.delays_ms or p.delays_ms]
+    for repeat in range(plan.repeats):
+        for number, (point, delay) in enumerate(places):
+            yield Turn(repeat, point, delay, _order(plan, repeat, first=number == 0))
+
+
+def _left(bench: _Bench) -> Iterator[Turn]:
+    """The turns of which a run is missing."""
+    caches = CACHES[: 1 + bench.plan.warm]
+    there = {(r.repeat, r.point, r.delay_ms, r.system, r.cache) for r in bench.runs}
+    for turn in _turns(bench):
+        if not there.issuperset((*turn.where, s, c) for s in turn.systems for c in caches):
+            yield turn
+
+
+async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
+    """Whether time was enough for all that is left."""
     plan, workload = bench.plan, bench.workload
-    if workload.prepare is not None:
+    if workload.prepare is not None and not bench.prepared:
         name = BASELINE if BASELINE in plan.systems else plan.systems[0]
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, 0)
         bench.prepared = await workload.prepare(stage)
-    points = [
-        point
-        for point in workload.points(plan.scale, bench.prepared)
-        if point.name.startswith(plan.only) and (point.quick or not plan.scale.quick)
-    ]
-    if plan.first:
-        points = points[:1]
-    await _warm_up(bench, points[0])
-    turns = [(point, delay) for point in points for delay in plan.delays_ms or point.delays_ms]
-    for repeat in range(plan.repeats):
-        for number, (point, delay) in enumerate(turns):
-            for name in _order(plan, repeat, first=number == 0):
-                await _once(bench, name, point, delay, repeat)
-                write(True)
+    left = list(_left(bench))
+    await _warm_up(bench, left[0].point)
+    bench.salt += len(bench.runs)  # their texts are not said again
+    for number, turn in enumerate(left):
+        began = time.monotonic()
+        if bench.longest_s and began + bench.longest_s > plan.until:
+            return False
+        for name in turn.systems:
+            await _once(bench, name, turn.point, turn.delay_ms, turn.repeat)
+            write(True)
+        bench.longest_s = max(bench.longest_s, time.monotonic() - began)
+        more = len(left) - number - 1
+        plan.say(f"{plan.workload}: {more} turns are left, each up to {bench.longest_s:.0f} s")
+    return True
 
 
 async def _warm_up(bench: _Bench, point: Point) -> None:
@@ -153,7 +243,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     """One repetition with a cold cache, and one more behind it where the plan says so."""
     plan, system = bench.plan, SYSTEMS[name]
     bench.salt = repeat if plan.same_texts else bench.salt + 1
-    for cache in ("cold", "warm") if plan.warm else ("cold",):
+    for cache in CACHES[: 1 + plan.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
         await bench.fleet.rest()
         before, client = bench.fleet.cpu_seconds(), time.process_time()

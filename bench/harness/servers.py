@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -53,13 +54,15 @@ class ServerSpec:
 class Setup:
     """What all servers of a benchmark have in common. `model` None is the null engine. All have a
     KV cache of `kv_tokens`: left alone, each would take what it finds of the memory. vLLM runs in
-    `vllm_dtype`, whichever it is faster in; None: the same as weftline.
+    `vllm_dtype`, whichever it is faster in; None: the same as weftline. `cores` are those that the
+    servers may use; none given are those of the harness.
     """
 
     model: Path | None
     dtype: str = "bfloat16"
     vllm_dtype: str | None = None
     kv_tokens: int = 65_536  # the embedded engine's own default
+    cores: tuple[int, ...] = ()
     logs: Path = Path("out/bench-logs")
 
 
@@ -74,6 +77,10 @@ class Server:
     def cpu_seconds(self) -> float:
         """Of all its processes until now."""
         return session_cpu_seconds(self.process.pid)
+
+    def cores(self) -> list[int]:
+        """Those that any thread of it may run on, as the kernel says now."""
+        return session_cores(self.process.pid)
 
 
 def command(
@@ -135,7 +142,8 @@ async def running(
     port = free_port()
     words = command(spec, setup, port, engine_url)
     log = setup.logs / f"{name}.txt"
-    server = Server(f"http://127.0.0.1:{port}", _start(spec, words, log), words)
+    process = _start(spec, words, log, setup.cores)
+    server = Server(f"http://127.0.0.1:{port}", process, words)
     try:
         await _wait_until_ready(server, name, log)
         yield server
@@ -143,7 +151,9 @@ async def running(
         stop(server.process)
 
 
-def _start(spec: ServerSpec, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    spec: ServerSpec, words: Sequence[str], log: Path, cores: Sequence[int]
+) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -153,7 +163,7 @@ def _start(spec: ServerSpec, words: Sequence[str], log: Path) -> subprocess.Pope
             stderr=subprocess.STDOUT,
             env=environment(spec, os.environ),
             start_new_session=True,  # Ctrl-C reaches this process alone, which stops the server
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(_prepare, cores),
         )
 
 
@@ -182,8 +192,11 @@ def free_port() -> int:
         return port
 
 
-def _die_with_parent() -> None:
-    """Even where the harness is killed outright, the kernel sends its servers SIGTERM."""
+def _prepare(cores: Sequence[int]) -> None:
+    """In the child, before it becomes the server: its cores; and even where the harness is killed
+    outright, the kernel sends its servers SIGTERM."""
+    if cores:
+        os.sched_setaffinity(0, cores)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -225,6 +238,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def session_members(session: int) -> list[int]:
     """Every process of a session."""
     return [pid for pid, fields in _processes() if int(fields[3]) == session]
+
+
+def session_cores(session: int) -> list[int]:
+    """The cores that the threads of a session's processes may use, taken together."""
+    found: set[int] = set()
+    for pid in session_members(session):
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(OSError):  # it has just ended
+                found |= os.sched_getaffinity(int(task.name))
+    return sorted(found)
 
 
 def session_cpu_seconds(session: int) -> float:

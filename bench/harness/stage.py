@@ -42,7 +42,8 @@ class Call:
 
 @dataclass(slots=True)
 class App:
-    """One run of an application: when it began, how long it took, its result or its error."""
+    """One run of an application: when it began, how long it took, its result or its error.
+    `counted` are output tokens of calls that are not among `calls`."""
 
     kind: str
     start: float
@@ -50,10 +51,11 @@ class App:
     result: str = ""
     error: str | None = None
     calls: list[Call] = field(default_factory=list)
+    counted: int = 0
 
     @property
     def output(self) -> int:
-        return sum(call.output for call in self.calls)
+        return self.counted + sum(call.output for call in self.calls)
 
 
 class Stage:

@@ -73,7 +73,7 @@ WEFTLINE = ServerSpec(Kind.WEFTLINE)
 
 BASELINE = "langchain-vllm"
 OURS = "weftline"
-OPTIMISATIONS = ("objective", "groups", "prefix", "prefill_early", "affinity")
+OPTIMISATIONS = ("objective", "groups", "prefix", "prefill_early", "affinity", "tree_attention")
 
 
 def _weftline(title: str, *arguments: str) -> System:

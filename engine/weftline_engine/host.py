@@ -104,6 +104,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--step-tokens", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
+    parser.add_argument("--no-tree-attention", action="store_true")
     return parser.parse_args()
 
 

@@ -63,6 +63,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         ByteDetokenizer(tokenizer),
         grammars=_grammars(path, decoder.config.vocabulary, decoder.config.eos),
         seed=options.seed,
+        tree_attention=not options.no_tree_attention,
     )
     if isinstance(decoder, DeviceModel):
         decoder.warm(core.cache)

@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 # Sharing costs an item more: one gather, one product and a merge, some 60 µs a layer on two
 # cores, which is the time in which they read 2 MB, about 32 pages of 3 heads of 64 in bfloat16.
 MIN_PAGES_SAVED = 32
+NEVER_SHARED = 1 << 62  # pages that no sharing saves: every sequence reads its own table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,10 @@ from weftline_server.passes import PASSES
 from weftline_server.schedule.policy import POLICIES
 from weftline_server.session.registry import RegistryConfig
 
-OPTIMISATIONS = frozenset(PASSES) | {"admission", "affinity", "prefill_early", "retention"}
+# The last one is the embedded engine's, the others the server's own.
+OPTIMISATIONS = frozenset(PASSES) | {
+    *("admission", "affinity", "prefill_early", "retention", "tree_attention"),
+}
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -52,6 +52,7 @@ def test_a_dummy_needs_nothing_but_its_config(
         "step_tokens": 64,
         "seed": 0,
         "device": "cpu",
+        "no_tree_attention": False,
     }
     options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)
 

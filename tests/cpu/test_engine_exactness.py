@@ -220,3 +220,33 @@ def test_new_advice_changes_who_is_served_and_not_what(
         ended += [event.op for event in bench.step() if isinstance(event, Finished)]
     assert ended == ["b", "a"]
     assert [bench.outcomes[name].tokens for name in "ab"] == expected
+
+
+def test_attention_without_the_tree_gives_the_same_tokens(
+    make_bench: Make,
+    generate: Make,
+    tokens_of: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six prompts with ten pages in common: read once a step, or by each sequence for itself."""
+    common = tokens_of(1, 160)
+    ops = [generate(f"op{i}", (*common, *tokens_of(10 + i, 5))) for i in range(6)]
+    steps: dict[bool, list[bool]] = {}
+    found = {}
+    for shared in (True, False):
+        bench = make_bench(tree_attention=shared)
+        decoder, merged = bench.core.decoder, steps.setdefault(shared, [])
+        forward = type(decoder).forward
+
+        def watched(
+            self: Any, step: Any, cache: Any, forward: Any = forward, merged: Any = merged
+        ) -> Any:
+            merged.append(step.work.merged)
+            return forward(self, step, cache)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(decoder), "forward", watched)
+            found[shared] = [outcome.tokens for outcome in bench.run(*ops)]
+    assert found[True] == found[False]
+    assert any(steps[True])
+    assert not any(steps[False])

@@ -93,10 +93,62 @@ def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> Non
     found = [(run["system"], run["cache"]) for run in report["runs"]]
     assert found == [(name, cache) for name in ABLATION for cache in ("cold", "warm")]
     assert len({about["command"] for about in report["systems"].values()}) == len(ABLATION)
-    assert {"cpu", "pinned_to", "versions", "commit"} <= set(report["machine"])
+    assert {"cpu", "server_cores", "client_cores", "versions", "commit"} <= set(report["machine"])
     page = write_page(tmp_path, tmp_path).read_text()
     assert "![Ablation](benchmarks/ablation.svg)" in page
     assert ElementTree.parse(tmp_path / "benchmarks" / "ablation.svg").getroot() is not None
+
+
+def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
+    """A part ends behind a whole turn when its time is over; the next one keeps what is there, and
+    when nothing is left starts no server. Other systems are refused, for theirs would be lost."""
+    words = ["chain_summary", "--null", "--repeat", "2", "--delays", "0", "--folder", str(tmp_path)]
+    both = [*words, "--systems", "weftline,openai-weftline", "--resume"]
+    path = tmp_path / "chain_summary.json"
+
+    def part(*more: str) -> tuple[int, str, list[dict[str, Any]]]:
+        done = subprocess.run([*BENCH, *both, *more], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr, json.loads(path.read_text())["runs"]
+
+    code, said, first = part("--within", "0.001")
+    assert (code, len(first)) == (3, 2) and "the time is over" in said
+    assert json.loads(path.read_text())["partial"] is True
+    code, said, whole = part()
+    assert code == 0 and "has 2 runs, which are kept" in said
+    assert whole[:2] == first
+    found = [(run["repeat"], run["system"]) for run in whole]
+    assert found == [
+        (0, "weftline"),
+        (0, "openai-weftline"),
+        (1, "openai-weftline"),
+        (1, "weftline"),
+    ]
+    report = json.loads(path.read_text())
+    assert report["partial"] is False
+    assert {row["metrics"]["seconds"]["n"] for row in report["summary"]} == {2}
+    code, said, again = part()
+    assert code == 0 and again == whole and "starting" not in said
+    done = subprocess.run([*BENCH, *words, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "holds weftline, openai-weftline: go on with the same" in done.stderr
+
+
+def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
+    """The servers' threads on theirs and the client on its own, as the results say; a list of cores
+    that are not there is one sentence."""
+    last = max(os.sched_getaffinity(0))
+    words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
+    more = ["--cores", str(last), "--client-cores", str(last)]
+    assert subprocess.run([*BENCH, *words, *more], capture_output=True).returncode == 0
+    report = json.loads((tmp_path / "chain_summary.json").read_text())
+    assert {tuple(about["cores"]) for about in report["systems"].values()} == {(last,)}
+    assert (report["machine"]["server_cores"], report["machine"]["client_cores"]) == (
+        [last],
+        [last],
+    )
+    done = subprocess.run([*BENCH, *words, "--cores", "9999"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("weftline bench: --cores '9999' is no list of cores: there are ")
 
 
 def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import probe, servers, systems
+from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
@@ -103,6 +103,37 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
     assert ours["metrics"]["seconds"]["ratio"]["median"] == 2.0
     assert ours["metrics"]["rate"]["ratio"]["low"] == 2.0  # more is better there
     assert theirs["metrics"]["seconds"]["ratio"]["median"] == 1.0
+
+
+def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
+    """Runs come back as they were written, but for the calls of later repetitions, whose tokens
+    are kept; another code, machine or size is taken anew, and other systems are refused."""
+    apps = [app("a", 0.0, 1.5, output=7), app("a", 0.5, 2.0, error="lost")]
+    runs = [replace(run("ours", repeat), apps=apps) for repeat in (0, 1)]
+    machine = dict.fromkeys(resume.OF_THE_MACHINE, "m")
+    report = {
+        **dict.fromkeys(resume.OF_THE_REPORT, 1),
+        "machine": machine,
+        "systems": {"ours": None},
+        "runs": [run.to_json() for run in runs],
+        "prepared": {"saturation": 2.0},
+        "repeated_tokens": 0.5,
+        "seconds": 9.0,
+    }
+    path = results.write(tmp_path, "w", report)
+    kept, reason = resume.kept(path, report)
+    assert kept is not None and reason == ""
+    assert kept.runs[0] == runs[0]
+    assert [[one.output for one in run.apps] for run in kept.runs] == [[7, 10], [7, 10]]
+    assert kept.runs[1].apps[0].calls == []
+    assert [run.to_json() for run in kept.runs] == report["runs"]
+    assert (kept.prepared, kept.repeated, kept.seconds) == ({"saturation": 2.0}, 0.5, 9.0)
+    assert resume.kept(tmp_path / "none.json", report) == (None, "")
+    other = {**report, "kv_tokens": 2, "machine": {**machine, "source": "x"}}
+    said = "w.json is taken anew: it was of another kv_tokens, source"
+    assert resume.kept(path, other) == (None, said)
+    with pytest.raises(InvalidRequest, match=r"^w\.json holds ours: go on with the same systems"):
+        resume.kept(path, {**report, "systems": {"ours": None, "theirs": None}})
 
 
 def test_equal_answers_are_counted() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from weftline.errors import InvalidRequest
+from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_server.commands.engines import from_tables, without
 from weftline_server.commands.settings import Process, load
 from weftline_server.config import ServerConfig
 
@@ -77,3 +79,15 @@ def test_what_is_wrong_is_said(write: Path, text: str, says: str) -> None:
 def test_a_file_that_is_not_there(write: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot read"):
         load(write, {})
+
+
+def test_attention_without_the_tree_is_said_to_the_engines() -> None:
+    """What an engine leaves out is named with what the server does, and reaches its child."""
+    names = load(None, {"without": ["tree_attention", "groups"]}).server.without
+    tables: list[dict[str, object]] = [{"engine": "null"}, {"engine": "torch", "kv_tokens": 512}]
+    specs = without(from_tables(tables), names)
+    assert [one.tree_attention for one in specs] == [False, False]
+    assert without(from_tables(tables), frozenset({"groups"})) == from_tables(tables)
+    config = EmbeddedConfig(model=Path("m"), tree_attention=specs[1].tree_attention)
+    assert config.arguments(3)[-1] == "--no-tree-attention"
+    assert "--no-tree-attention" not in EmbeddedConfig(model=Path("m")).arguments(3)

@@ -36,6 +36,7 @@ class EmbeddedConfig:
 
     `kv_tokens` None: what `kv_fraction` of the memory holds that is free once the weights are
     there. That is 0.85 of a GPU's, and on the CPU a third, but not more than 65,536 tokens.
+    `tree_attention` reads the keys and values of a common beginning once a step, for all sequences.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class EmbeddedConfig:
     step_tokens: int | None = None  # None: 512 on the CPU, 2,048 on a GPU
     seed: int = 0
     load_format: LoadFormat | str = LoadFormat.AUTO
+    tree_attention: bool = True
 
     def __post_init__(self) -> None:
         for name, value, kind in (
@@ -79,4 +81,4 @@ class EmbeddedConfig:
             value = getattr(self, option)
             if value is not None:
                 words += [f"--{option.replace('_', '-')}", str(value)]
-        return words
+        return words if self.tree_attention else [*words, "--no-tree-attention"]

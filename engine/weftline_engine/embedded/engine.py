@@ -37,13 +37,15 @@ from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepP
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 from weftline_engine.embedded.text import Detokenizer, StopScanner
 from weftline_engine.embedded.transfer import copy_pages, restore_pages, save_pages, wipe_pages
+from weftline_kernels.work_list import NEVER_SHARED
 
 
 class Core:
     """A model, its KV cache and everything in flight.
 
     `probe`, if given, sees every step's logits before sampling (R, V) with the ops of its rows: it
-    is how a test makes one request's logits NaN.
+    is how a test makes one request's logits NaN. Without `tree_attention` each sequence reads
+    its keys and values for itself, wherever they are shared in memory.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Core:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         probe: Callable[[Tensor, list[str]], None] | None = None,
+        tree_attention: bool = True,
     ) -> None:
         self.decoder = decoder
         self.config = config
@@ -70,6 +73,7 @@ class Core:
         self._live: dict[str, Live] = {}
         self._held: list[Live] = []  # wait for their parent context
         self._grammars = grammars or NoGrammars()
+        self._least = decoder.min_pages_saved if tree_attention else NEVER_SHARED
         self._sampler = Sampler(
             *(config.max_running, decoder.config.vocabulary, decoder.config.eos, self._grammars),
             decoder.device,
@@ -232,8 +236,7 @@ class Core:
     def _run(self, plan: StepPlan) -> None:
         if plan.copies:
             copy_pages(self.cache, plan.copies)
-        least = self.decoder.min_pages_saved
-        step = step_input(plan, self.config.block_size, min_pages_saved=least)
+        step = step_input(plan, self.config.block_size, min_pages_saved=self._least)
         logits_RV = self.decoder.forward(step, self.cache)
         self.scheduler.apply(plan)
         sampling = [self._live[c.sequence.op.id] for c in plan.chunks if c.samples]

@@ -40,6 +40,7 @@ class EngineSpec:
     kv_tokens: int | None = None
     kv_fraction: float | None = None
     max_running: int | None = None
+    tree_attention: bool = True
     connect: str | None = None
     connect_key_env: str = "WEFTLINE_CONNECT_KEY"
     served: str | None = None
@@ -119,6 +120,13 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
     return (EngineSpec(**given),)
 
 
+def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:
+    """The engines with those of `names` left out that are an engine's to leave out."""
+    if "tree_attention" not in names:
+        return tuple(specs)
+    return tuple(dataclasses.replace(spec, tree_attention=False) for spec in specs)
+
+
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
     """What makes each engine, by its name. Downloads models that are not there yet."""
     found: dict[str, Callable[[], Engine]] = {}
@@ -168,6 +176,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             kv_tokens=spec.kv_tokens,
             kv_fraction=spec.kv_fraction,
             max_running=spec.max_running or 64,
+            tree_attention=spec.tree_attention,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             param="engine",
         )
     specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
+    specs = engines.without(specs, settings.server.without)
     makers = {} if args.cluster else engines.factories(specs)
     serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
