@@ -107,7 +107,7 @@ gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and insta
 	else echo "no pytest here: bench/gpu.py checks every kernel by itself"; fi
 	$(ON_GPU) bench/gpu.py
 
-gpu-figures: ## replay figure 15 or 16 of the Parrot paper on a CUDA device: FIG=15
+gpu-figures: ## replay a figure of the Parrot paper on a CUDA device: FIG=11, 14, 15, 16, 17 or 18
 	$(ON_GPU) bench/gpu_figures.py --fig $(or $(FIG),15)
 
 clean: ## remove .venv and everything that was built; the model cache stays

@@ -1,9 +1,10 @@
-"""Replays figures 15 and 16 of the Parrot paper: decoding behind one long common prefix.
+"""Replays figures 11, 14, 15, 16, 17 and 18 of the Parrot paper on one CUDA device.
 
-    PYTHONPATH=client:server:engine:kernels python bench/gpu_figures.py --fig 15 [--dry-run]
+    PYTHONPATH=client:server:engine:kernels:. python bench/gpu_figures.py --fig 15 [--dry-run]
 
-Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length: mean
-latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
+Figures 11, 14, 17 and 18 are applications (gpu_apps.py), 15 and 16 decode behind one long common
+prefix. Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length:
+mean latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
 LLaMA-7B, tiles planned anew for every step; prompts count as filled before. Three ways: "tree"
 shares the prefix in attention, "pages_shared" only in memory, "off" copies it where that fits.
 The figure counts only if pages_shared itself reaches 80 % of its own roof.
@@ -23,6 +24,7 @@ from typing import Any
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
 
+import gpu_apps
 import gpu_attention
 import gpu_report
 import gpu_step
@@ -33,6 +35,7 @@ from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0
+DECODING = (15, 16)
 MODES = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
 LENGTHS = Path(__file__).with_name("parrot_figures.json")
 # Figure 16: (batch, tokens of each output). Not all of the paper's points, to stay in the time.
@@ -96,14 +99,40 @@ def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fig", type=int, choices=(15, 16), required=True)
+    figures = sorted((*gpu_apps.FIGURES, *DECODING))
+    parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--folder", type=Path, help="of the results; a dry run has none by itself")
     options = parser.parse_args()
     dry, figure = options.dry_run, options.fig
     if not dry and not torch.cuda.is_available():
         sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
     device = torch.device("cpu" if dry else "cuda")
     deadline = time.monotonic() + BUDGET_S
+    report: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
+        "figure": figure,
+        "kernels": gpu_report.kernel_hashes(),
+    }
+    if figure in DECODING:
+        report |= decoding(figure, device, deadline, dry)
+    else:
+        report["rows"] = gpu_apps.rows(figure, device, deadline, dry)
+    print(json.dumps(report, indent=2))
+    if options.folder:
+        gpu_report.write(report, report["date"], report["device"], name_of(figure), options.folder)
+    elif not dry:
+        gpu_report.write(report, report["date"], report["device"], name_of(figure))
+
+
+def name_of(figure: int) -> str:
+    """The file of a figure's numbers."""
+    return f"gpu-figure-{figure}.json"
+
+
+def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> dict[str, Any]:
+    """Figure 15 or 16, and what the device copies in a second."""
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
     config = gpu_step.TINY if dry else gpu_step.LLAMA_7B
@@ -120,18 +149,7 @@ def main() -> None:
         row["counts"] = isinstance(base, dict) and base["part_of_roof"] >= COUNTED_FROM
         rows.append(row)
         print(json.dumps(row), file=sys.stderr)
-    report = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
-        "figure": figure,
-        "copy_gb_s": bandwidth / 1e9,
-        "kernels": gpu_report.kernel_hashes(),
-        "rows": rows,
-    }
-    print(json.dumps(report, indent=2))
-    if not dry:
-        name = f"gpu-figure-{figure}.json"
-        gpu_report.write(report, str(report["date"]), str(report["device"]), name)
+    return {"copy_gb_s": bandwidth / 1e9, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -43,10 +43,12 @@ def stale(results: Path, now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def write(report: Mapping[str, Any], date: str, machine: str, name: str) -> Path:
+def write(
+    report: Mapping[str, Any], date: str, machine: str, name: str, results: Path = RESULTS
+) -> Path:
     """Write `report` to bench/results/DATE-MACHINE/NAME and return where."""
     machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
-    path = RESULTS / f"{date}-{machine}" / name
+    path = results / f"{date}-{machine}" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
     return path

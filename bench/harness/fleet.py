@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from bench.harness.servers import Server, ServerSpec, Setup, running
+from bench.harness.servers import Server, ServerSpec, Setup, phases, running
 from bench.harness.texts import ROOT
 
 JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
@@ -66,6 +66,10 @@ class Fleet:
     def cpu_seconds(self) -> dict[ServerSpec | None, float]:
         """What each server has used since its start."""
         return {spec: server.cpu_seconds() for spec, server in self._servers.items()}
+
+    async def phases(self, spec: ServerSpec) -> dict[str, float]:
+        """What the server of `spec` tells of where its calls' time went, until now."""
+        return await phases(self._servers[spec])
 
     async def rest(self) -> None:
         """Wait until every server is at rest (5 s at most): none computes in another's time."""

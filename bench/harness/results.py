@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ KEPT = 1000  # characters of an answer: all that --exact compares, at its sizes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One repetition of one point on one system. `client_cpu_s` and `server_cpu_s` are spent during
-    the run, `others_cpu_s` by the servers that were only waiting for their turn.
+    the run, `others_cpu_s` by the servers that were only waiting for their turn. `phases_s` are the
+    seconds of all calls in each phase, where the server tells.
     """
 
     system: str
@@ -34,6 +35,7 @@ class Run:
     client_cpu_s: float
     server_cpu_s: float
     others_cpu_s: float
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def where(self) -> tuple[str, int, str]:

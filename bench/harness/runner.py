@@ -246,12 +246,14 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     for cache in CACHES[: 1 + plan.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
         await bench.fleet.rest()
+        told = await bench.fleet.phases(system.server)
         before, client = bench.fleet.cpu_seconds(), time.process_time()
         began = time.perf_counter()
         await bench.workload.run(stage, point)
         seconds, client = time.perf_counter() - began, time.process_time() - client
         spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
         busy = spent.pop(system.server) + spent.pop(system.server.engine, 0.0)
+        phases = await bench.fleet.phases(system.server)
         bench.runs.append(
             Run(
                 system=name,
@@ -264,6 +266,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
                 client_cpu_s=client,
                 server_cpu_s=busy,
                 others_cpu_s=sum(spent.values()),
+                phases_s={name: s - told.get(name, 0.0) for name, s in phases.items()},
             )
         )
         # LangChain makes every call of this way itself, so all prompts are seen.

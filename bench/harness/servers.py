@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.texts import ROOT
 from weftline.errors import EngineUnavailable, InvalidRequest
@@ -129,6 +130,22 @@ def kv_bytes_per_token(model: Path, dtype: str) -> int:
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return 2 * int(config["num_hidden_layers"] * heads * size) * (4 if dtype == "float32" else 2)
+
+
+async def phases(server: Server) -> dict[str, float]:
+    """Seconds that all calls of a weftline have spent in each phase until now; of any other server
+    nothing is known."""
+    if "weftline_server" not in server.command:
+        return {}
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        text = (await client.get("/metrics")).raise_for_status().text
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples if family.name == "weftline_phase_seconds" else ():
+            if sample.name.endswith("_sum"):
+                phase = sample.labels["phase"]
+                found[phase] = found.get(phase, 0.0) + sample.value
+    return found
 
 
 @asynccontextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 Report = Mapping[str, Any]
@@ -10,8 +12,8 @@ Report = Mapping[str, Any]
 
 def simulation(report: Report) -> list[str]:
     """How well the simulator foretells what was measured, and what it says of many engines."""
-    cost = {name: f"{1000 * value:.3g} ms" for name, value in report["cost"].items()}
-    attend_us = 1e6 * report["cost"].get("attend_s", 0.0)
+    cost = {name: f"{value / 1000:.3g} ms" for name, value in report["cost_us"].items()}
+    attend_us = report["cost_us"]["attend_s"]
     fitted = report["calibrated_on"]
     lines = [
         *("## Many engines, simulated", ""),
@@ -116,6 +118,47 @@ def server(report: Report) -> list[str]:
 def _curve(name: str, points: Mapping[str, Mapping[str, float]], unit: str) -> str:
     cells = (f"{one['median']:.3g} {unit}" for one in points.values())
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def gpu(results: Path) -> list[str]:
+    """`make gpu-figures`: the newest numbers of each figure of the paper, on whatever device."""
+    newest: dict[int, Report] = {}
+    for path in sorted(results.glob("*/gpu-figure-*.json")):
+        report = json.loads(path.read_text())
+        newest[report["figure"]] = report
+    lines = [
+        *("## On a GPU", ""),
+        "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, with a",
+        "dummy LLaMA on the embedded engine: the keys and values of a common beginning shared in",
+        "attention (tree), in memory alone (pages), or not at all (off); graphs of whole",
+        "applications (app), or calls by themselves from a client 250 ms away (request).",
+        "",
+    ]
+    if not newest:
+        return [*lines, "No GPU was to be had for these results.", ""]
+    for figure, report in sorted(newest.items()):
+        lines += [f"Figure {figure}, {report['device']}, {report['date']}:", "", *_figure(report)]
+    return lines
+
+
+def _figure(report: Report) -> list[str]:
+    ways = {"tree": "tree", "pages_shared": "pages", "off": "off"}
+    found = []  # point, sharing, policy, what was measured or why it was not
+    for row in report["rows"]:
+        if "point" in row:
+            measured = row if "mean_latency_s" in row else row["left_out"]
+            found.append((row["point"], row["sharing"], row["policy"], measured))
+            continue
+        point = f"batch {row['batch']}, up to {row['most_output']} tokens"
+        point += "" if row["counts"] else ", below 80 % of its roof"
+        found += [(point, name, "–", row[mode]) for mode, name in ways.items()]
+    lines = ["| point | sharing | policy | mean latency | ms a token |", "|---|---|---|---|---|"]
+    for point, sharing, policy, measured in found:
+        cells = f"{measured} | –"
+        if not isinstance(measured, str):
+            cells = f"{measured['mean_latency_s']:.2f} s | {measured['ms_a_token']:.1f}"
+        lines.append(f"| {point} | {sharing} | {policy} | {cells} |")
+    return [*lines, ""]
 
 
 # By the name of their file.

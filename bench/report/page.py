@@ -28,6 +28,7 @@ CURVES = {  # workload: what the axis says
     "independent_chat": "chats at once",
     "copilot": "users",
 }
+PHASES = ("queue", "fill", "generate")  # of a call
 DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 # Whoever reads a ratio must know what part of it is the processor's.
@@ -81,6 +82,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     for name, write in others.SECTIONS.items():
         if (path := folder / f"{name}.json").exists():
             lines += write(json.loads(path.read_text()))
+    lines += others.gpu(folder.parent)
     missing = [f"`{name}`" for name in names() if name not in reports]
     if missing:
         lines += ["## Not measured here", "", f"{', '.join(missing)}.", ""]
@@ -261,20 +263,19 @@ def _verdicts(workload: Workload, report: Report) -> Iterator[str]:
 
 def phases(report: Report, row: Report) -> str:
     """How weftline's calls spend their time, by what the server says of them."""
-    calls = [
-        call
-        for run in report["runs"]
-        for app in run["apps"]
-        for call in app.get("calls", ())
-        if (run["system"], run["point"], run["delay_ms"])
-        == (row["system"], row["point"], row["delay_ms"])
-    ]
-    told = [call for call in calls if call["queue_s"] is not None and call["seconds"] > 0]
-    if not told:
-        return "its calls go one by one, and the server is not asked where their time went"
-    total = sum(call["seconds"] for call in told)
-    queue, fill = (sum(call[f"{phase}_s"] for call in told) / total for phase in ("queue", "fill"))
-    cached = fmean(call["cached"] / max(1, call["prompt"]) for call in told)
+    where = (row["system"], row["point"], row["delay_ms"])
+    runs = [r for r in report["runs"] if (r["system"], r["point"], r["delay_ms"]) == where]
+    calls = [call for run in runs for app in run["apps"] for call in app.get("calls", ())]
+    total = {name: sum(run.get("phases_s", {}).get(name, 0.0) for run in runs) for name in PHASES}
+    for call in calls if not any(total.values()) else ():
+        if call["queue_s"] is not None:  # of calls in a graph the server has told by itself
+            rest = call["seconds"] - call["queue_s"] - call["fill_s"]
+            for name, seconds in zip(PHASES, (call["queue_s"], call["fill_s"], rest), strict=True):
+                total[name] += seconds
+    if not any(total.values()):
+        return "the server was not asked where its calls' time went"
+    queue, fill = (total[name] / sum(total.values()) for name in PHASES[:2])
+    cached = fmean((call["cached"] or 0) / max(1, call["prompt"]) for call in calls)
     return (
         f"its calls wait {queue:.0%} of their time, fill {fill:.0%} ({cached:.0%} of a prompt is "
         f"cached) and generate {1 - queue - fill:.0%}"

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from weftline_engine.simulated import SimulatedConfig, StepCost
 
-from .programs import Program, Step, perform
+from .programs import Program, Ran, Step, perform
 from .virtual import VirtualLoop, run
 from .world import World, world
 
 Report = Mapping[str, Any]
 Array: TypeAlias = npt.NDArray[np.float64]
-Runs = Callable[[World, "Case"], Awaitable[list[float]]]
+Runs = Callable[[World, "Case"], Awaitable[list[Ran]]]
 
 SYSTEM = "weftline"
 CALIBRATED_ON = "independent_chat"
@@ -36,7 +36,8 @@ ROUNDS = 5
 @dataclass(frozen=True, slots=True)
 class Case:
     """One point of a workload as it was measured: the applications of a repetition, and the mean
-    seconds of each over all repetitions."""
+    seconds of each over all repetitions; of that repetition's calls the mean seconds until their
+    prompt was there, and after."""
 
     workload: str
     point: str
@@ -44,7 +45,10 @@ class Case:
     seconds: float
     overhead_s: float  # of an application, outside of its calls
     shared: int  # tokens of a common beginning
+    warm: int = 0  # of these, what was in the cache before: instructions that never change
     delay_ms: int = 0  # between client and server: of the overhead, where the server runs the graph
+    prefill_s: float = 0.0
+    generate_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -62,8 +66,15 @@ def cases(report: Report) -> Iterator[Case]:
             continue
         first = min(found, key=lambda r: int(r["repeat"]))
         seconds = fmean(app["seconds"] for r in found for app in r["apps"])
-        overhead = _overhead(first["apps"])
-        yield Case(name, point, first["apps"], seconds, overhead, _shared(report), delay)
+        told = [c for a in first["apps"] for c in a["calls"] if c["queue_s"] is not None]
+        prefill = [c["queue_s"] + c["fill_s"] for c in told]
+        yield Case(
+            *(name, point, first["apps"], seconds, _overhead(first["apps"]), _shared(report)),
+            warm=min((c["cached"] or 0 for c in told), default=0),
+            delay_ms=delay,
+            prefill_s=fmean(prefill) if told else 0.0,
+            generate_s=fmean(c["seconds"] for c in told) - fmean(prefill) if told else 0.0,
+        )
 
 
 def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
@@ -89,40 +100,32 @@ def _shared(report: Report) -> int:
     return int(sorted(found)[len(found) // 2]) if found else 0
 
 
-async def _all_at_once(made: World, case: Case) -> list[float]:
-    made_of = PROGRAMS[case.workload]
-    programs = [made_of(case, app) for app in case.apps]
-    return list(
-        await asyncio.gather(
-            *(perform(made, p, f"{case.name} {i}") for i, p in enumerate(programs))
-        )
-    )
-
-
-async def _when_they_came(made: World, case: Case) -> list[float]:
+async def _when_they_came(made: World, case: Case) -> list[Ran]:
     made_of = PROGRAMS[case.workload]
     origin = min(app["start"] for app in case.apps)
 
-    async def one(number: int, app: Mapping[str, Any]) -> float:
+    async def one(number: int, app: Mapping[str, Any]) -> Ran:
         await asyncio.sleep(app["start"] - origin)
         return await perform(made, made_of(case, app), f"{case.name} {number}")
 
     return list(await asyncio.gather(*(one(i, app) for i, app in enumerate(case.apps))))
 
 
-async def _turn_by_turn(made: World, case: Case) -> list[float]:
-    """So many users as start at once, each with as many applications as there are of his."""
+async def _turn_by_turn(made: World, case: Case) -> list[Ran]:
+    """So many users, each from when he came on with as many applications as there are of his."""
     users = int(case.point.split()[0])
-    seconds: list[float] = []
+    origin = min(app["start"] for app in case.apps)
+    found: list[Ran] = []
 
     async def user(number: int) -> None:
+        await asyncio.sleep(case.apps[number]["start"] - origin)
         for app in case.apps[number::users]:
             program = PROGRAMS[case.workload](case, app)
-            seconds.append(await perform(made, program, f"{case.name} {number} {app['start']}"))
+            found.append(await perform(made, program, f"{case.name} {number} {app['start']}"))
             await asyncio.sleep(case.overhead_s)
 
     await asyncio.gather(*map(user, range(users)))
-    return seconds
+    return found
 
 
 def _calls(app: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -178,20 +181,44 @@ PROGRAMS: Mapping[str, Callable[[Case, Mapping[str, Any]], Program]] = {
 REPLAYS: Mapping[str, Runs] = {
     "independent_chat": _turn_by_turn,
     "chain_summary": _when_they_came,
-    "many_chains": _all_at_once,
+    "many_chains": _when_they_came,
     "map_reduce": _when_they_came,
-    "copilot": _all_at_once,
+    "copilot": _when_they_came,
 }
 
 
-def replay(found: Sequence[Case], config: SimulatedConfig) -> list[float]:
-    """Mean seconds of each case's applications on one simulated engine, one case behind another."""
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Mean seconds of a case's applications, and of their calls' two phases."""
 
-    async def main(loop: VirtualLoop) -> list[float]:
+    seconds: float
+    prefill_s: float
+    generate_s: float
+
+
+def replay(found: Sequence[Case], config: SimulatedConfig) -> list[Replayed]:
+    """Each case on one simulated engine, one behind another."""
+
+    async def main(loop: VirtualLoop) -> list[Replayed]:
         async with world(loop, config) as made:
-            return [fmean(await REPLAYS[c.workload](made, c)) + c.overhead_s for c in found]
+            return [await _replayed(made, c) for c in found]
 
     return run(main)
+
+
+async def _replayed(made: World, case: Case) -> Replayed:
+    if case.warm:
+        step = Step(own=1, output=1, role=case.name, shared=case.warm)
+        await perform(made, [step], f"{case.name} warm")
+    return _mean(case, await REPLAYS[case.workload](made, case))
+
+
+def _mean(case: Case, ran: Sequence[Ran]) -> Replayed:
+    return Replayed(
+        fmean(one.seconds for one in ran) + case.overhead_s,
+        fmean(seconds for one in ran for seconds in one.prefill_s),
+        fmean(seconds for one in ran for seconds in one.generate_s),
+    )
 
 
 def calibrate(
@@ -199,21 +226,23 @@ def calibrate(
 ) -> SimulatedConfig:
     """The profile under which the simulator comes closest to what was measured.
 
-    Gauss and Newton's method on the logarithms of the profile's parts and of the seconds, so that
-    a point counts by its relative error. A part that `config` leaves out stays out. Tokens in
+    Gauss and Newton's method on the logarithms of the profile's parts and of the seconds of both
+    phases, so that each counts by its relative error: what a prompt token costs and what a step
+    that decodes does are told apart. A part that `config` leaves out stays out. Tokens in
     flight do: where all contexts are about as long, their cost cannot be told from that of their
     sequences. So it is with what a prompt attends to, as long as all prompts are as long; then it
     keeps its share of what a prompt costs.
     """
     names = [part for part in PARTS if getattr(config.cost, part) > 0]
-    measured = np.log([case.seconds for case in found])
+    measured = np.log([seconds for c in found for seconds in (c.prefill_s, c.generate_s)])
 
     def profile(parts: Array) -> SimulatedConfig:
         named = dict(zip(names, np.exp(parts).tolist(), strict=True))
         return replace(config, cost=replace(config.cost, **named))
 
     def logs(parts: Array) -> Array:
-        return np.log(replay(found, profile(parts)))
+        made = replay(found, profile(parts))
+        return np.log([seconds for one in made for seconds in (one.prefill_s, one.generate_s)])
 
     parts = np.log([getattr(config.cost, part) for part in names])
     for _ in range(rounds):
@@ -244,8 +273,8 @@ def foretell(found: Sequence[Case], config: SimulatedConfig) -> list[Foretold]:
     """All points with one profile."""
     said = replay(found, config)
     return [
-        Foretold(c.workload, c.point, c.delay_ms, c.seconds, s)
-        for c, s in zip(found, said, strict=True)
+        Foretold(c.workload, c.point, c.delay_ms, c.seconds, one.seconds)
+        for c, one in zip(found, said, strict=True)
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline_server.session.view import graph_view
 
 from .world import World
 
@@ -57,8 +58,17 @@ def _shared(role: str, tokens: int) -> str:
     return text(random.Random(role), tokens)
 
 
-async def perform(made: World, program: Program, seed: object) -> float:
-    """Run one application as compile_chain does, all calls in one request; the seconds it took."""
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Seconds of an application, and of each of its calls until its prompt was there and after."""
+
+    seconds: float
+    prefill_s: Sequence[float]
+    generate_s: Sequence[float]
+
+
+async def perform(made: World, program: Program, seed: object) -> Ran:
+    """Run one application as compile_chain does, all calls in one request."""
     began = made.now
     rng = random.Random(f"{seed}")
     calls = tuple(_call(number, step, rng) for number, step in enumerate(program))
@@ -67,12 +77,45 @@ async def perform(made: World, program: Program, seed: object) -> float:
     await made.driver.submit(session, Submit(calls=calls))
     wanted = [number for number in range(len(program)) if number not in read]
     await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
+    steps = [step for call in graph_view(session)["calls"] for step in call["steps"]]
     made.driver.close(session)
+    return Ran(
+        made.now - began,
+        [step["queue_s"] + step["fill_s"] for step in steps],
+        [step["generate_s"] for step in steps],
+    )
+
+
+async def by_client(made: World, program: Program, seed: object, round_trip_s: float) -> float:
+    """Run one application as a client does that makes every call by itself, as soon as it has what
+    the call reads, and writes that into the prompt; the seconds that it took."""
+    began = made.now
+    rng = random.Random(f"{seed}")
+    own = [text(rng, step.own) for step in program]
+    answers: list[asyncio.Future[str]] = [made.loop.create_future() for _ in program]
+
+    async def call(number: int, step: Step) -> None:
+        given = [await answers[i] for i in step.reads]
+        role = _shared(step.role, step.shared) if step.shared else ""
+        body = [*given, own[number]] if step.late_text else [own[number], *given]
+        sampling = Sampling(max_tokens=step.output, temperature=0.0, ignore_eos=True)
+        out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id="v", sampling=sampling)
+        prompt = (Segment(text="".join([role, *body])), Segment(output="o"))
+        await asyncio.sleep(round_trip_s / 2)
+        session = made.driver.open("simulated", stays=False)
+        one = Call(name=f"call{number}", prompt=prompt, placeholders=(out,))
+        await made.driver.submit(session, Submit(calls=(one,)))
+        answer = (await made.driver.readers.get(session, "v")).text
+        made.driver.close(session)
+        await asyncio.sleep(round_trip_s / 2)
+        answers[number].set_result(answer)
+
+    await asyncio.gather(*(call(number, step) for number, step in enumerate(program)))
     return made.now - began
 
 
 def _call(number: int, step: Step, rng: random.Random) -> Call:
-    sampling = Sampling(max_tokens=step.output, temperature=0.0)
+    sampling = Sampling(max_tokens=step.output, temperature=0.0, ignore_eos=True)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=f"v{number}", sampling=sampling)
     given = tuple(
         Placeholder(name=f"i{i}", in_out=InOut.IN, semantic_var_id=f"v{i}") for i in step.reads

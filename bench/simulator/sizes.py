@@ -77,7 +77,7 @@ async def _all(made: World, calls: int, policy: str, per_second: float) -> Outco
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(number: int, kind: str, program: Program) -> None:
-        lasted.setdefault(kind, []).append(await perform(made, program, number))
+        lasted.setdefault(kind, []).append((await perform(made, program, number)).seconds)
 
     while count < calls:
         await asyncio.sleep(rng.expovariate(per_second))

@@ -1,12 +1,14 @@
-"""The server's sessions, passes, policy and dispatcher on simulated engines, without HTTP."""
+"""The server's sessions, passes, policy and dispatcher in this process, without HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from weftline_engine.api import Engine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.driver import Driver
@@ -17,10 +19,10 @@ from .virtual import VirtualLoop
 
 @dataclass
 class World:
-    """A running server; `now` is its clock."""
+    """A running server; `now` is its clock. `engines` are those that are simulated."""
 
     driver: Driver
-    loop: VirtualLoop
+    loop: asyncio.AbstractEventLoop
     engines: list[SimulatedEngine] = field(default_factory=list)
 
     @property
@@ -35,15 +37,30 @@ async def world(
     policy: str = "app",
     without: frozenset[str] = frozenset(),
 ) -> AsyncIterator[World]:
-    """A server on an engine of each config, stopped at the end of the block."""
-    registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
-    made = World(Driver(registry, without, loop.time), loop)
+    """A server on a simulated engine of each config, stopped at the end of the block."""
+    engines: list[SimulatedEngine] = []
 
     def make(config: SimulatedConfig) -> SimulatedEngine:
-        made.engines.append(SimulatedEngine(config, loop.time))
-        return made.engines[-1]
+        engines.append(SimulatedEngine(config, loop.time))
+        return engines[-1]
 
     makers = {f"e{i}": partial(make, config) for i, config in enumerate(configs)}
+    async with serving(loop, makers, policy=policy, without=without) as made:
+        made.engines = engines
+        yield made
+
+
+@asynccontextmanager
+async def serving(
+    loop: asyncio.AbstractEventLoop,
+    makers: Mapping[str, Callable[[], Engine]],
+    *,
+    policy: str = "app",
+    without: frozenset[str] = frozenset(),
+) -> AsyncIterator[World]:
+    """A server on the engines that are made, by name, stopped at the end of the block."""
+    registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
+    made = World(Driver(registry, without, loop.time), loop)
     driver = made.driver
     dispatcher = Dispatcher(
         makers,

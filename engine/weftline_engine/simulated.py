@@ -115,7 +115,7 @@ class SimulatedEngine:
         self._task = asyncio.create_task(self._run())
         return api.Description(
             model=self.config.model,
-            tokenizer=str(_tokenizer(Path(self._folder), self.config.words)),
+            tokenizer=str(words_tokenizer(Path(self._folder), self.config.words)),
             chat_template=CHAT_TEMPLATE,
             context_limit=self._limit,
             kv_tokens=self.config.kv_tokens,
@@ -305,7 +305,7 @@ class SimulatedEngine:
         )
 
 
-def _tokenizer(folder: Path, words: int) -> Path:
+def words_tokenizer(folder: Path, words: int) -> Path:
     """A tokenizer.json that splits at white space; any other word counts as w0."""
     model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")

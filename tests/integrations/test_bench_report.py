@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 
 from bench.harness import probe
 from bench.harness.stage import App, Call
@@ -28,6 +30,13 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
         "its calls wait 25% of their time, fill 50% (50% of a prompt is cached) and generate 25%"
     )
+    # Calls by themselves, of which the client knows no more than when they began and ended.
+    alone = {**call, "queue_s": None, "fill_s": None}
+    asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
+    runs = [{**runs[0], "apps": [{"calls": [alone]}], "phases_s": asked}]
+    assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
+        "its calls wait 30% of their time, fill 50% (50% of a prompt is cached) and generate 20%"
+    )
 
 
 def test_the_page_shows_what_is_not_of_the_harness() -> None:
@@ -36,7 +45,7 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
     size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
     simulated = {
         "calibrated_on": "independent_chat",
-        "cost": {"step_s": 0.02, "fill_s": 0.0005, "sequence_s": 0.001, "attend_s": 3e-6},
+        "cost_us": {"step_s": 20_000.0, "fill_s": 500.0, "sequence_s": 1000.0, "attend_s": 3.0},
         "mean_error": 0.04,
         "foretold": [foretold | {"measured_s": 2.5, "simulated_s": 2.4}],
         "sizes": [size | {"cached": 0.3, "busy": 0.8}],
@@ -48,6 +57,32 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
     found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
     rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})
+
+
+def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
+    """The newest of each: applications by sharing and policy, and batches that decode."""
+    assert "No GPU was to be had for these results." in others.gpu(tmp_path)
+    about = {"device": "A GPU", "date": "2030-01-02"}
+    batch = {"mean_latency_s": 2.0, "ms_a_token": 20.0}
+    decoding = {"batch": 8, "most_output": 9, "counts": True, "tree": batch, "pages_shared": batch}
+    app = {"point": "4 files", "sharing": "tree", "policy": "app", **batch}
+    late = {"point": "4 files", "sharing": "off", "policy": "request", "left_out": "for time"}
+    for day, figure, rows in (
+        ("2030-01-01", 18, []),
+        ("2030-01-02", 18, [app, late]),
+        ("2030-01-02", 15, [{**decoding, "off": "does not fit"}]),
+    ):
+        path = tmp_path / f"{day}-a-gpu" / f"gpu-figure-{figure}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**about, "figure": figure, "rows": rows}))
+    lines = others.gpu(tmp_path)
+    assert lines.index("Figure 15, A GPU, 2030-01-02:") < lines.index(
+        "Figure 18, A GPU, 2030-01-02:"
+    )
+    assert "| batch 8, up to 9 tokens | pages | – | 2.00 s | 20.0 |" in lines
+    assert "| batch 8, up to 9 tokens | off | – | does not fit | – |" in lines
+    assert "| 4 files | tree | app | 2.00 s | 20.0 |" in lines
+    assert "| 4 files | off | request | for time | – |" in lines
 
 
 def test_the_rate_within_a_bound() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from bench.simulator.calibration import Case, calibrate, cases, foretell, replay
-from bench.simulator.programs import Step, chain, map_reduce, perform
+from bench.simulator.programs import Step, by_client, chain, map_reduce, perform
 from bench.simulator.sizes import compare, mix, prompt_tokens, simulate
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
@@ -18,9 +18,10 @@ HIDDEN = SimulatedConfig(cost=StepCost(step_s=0.03, fill_s=0.001, sequence_s=0.0
 
 
 def call(start: float, seconds: float, prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
-    """As the harness writes it down."""
+    """As the harness writes it down; two thirds of the call's time are its prompt's."""
     sizes = {"prompt": prompt, "output": output, "cached": cached}
-    return {"start": start, "seconds": seconds, **sizes}
+    phases = {"queue_s": seconds / 6, "fill_s": seconds / 2}
+    return {"start": start, "seconds": seconds, **sizes, **phases}
 
 
 def app(start: float, seconds: float, *calls: dict[str, Any]) -> dict[str, Any]:
@@ -29,8 +30,13 @@ def app(start: float, seconds: float, *calls: dict[str, Any]) -> dict[str, Any]:
 
 def case(workload: str, point: str, *apps: dict[str, Any]) -> Case:
     """A point that the hidden profile has measured."""
-    made = Case(workload, point, apps, 1.0, 0.0, 0)
-    return Case(workload, point, apps, replay([made], HIDDEN)[0], 0.0, 0)
+    return measured_by(HIDDEN, Case(workload, point, apps, 1.0, 0.0, 0))
+
+
+def measured_by(config: SimulatedConfig, made: Case) -> Case:
+    """As if an engine of this profile had been measured."""
+    (found,) = replay([made], config)
+    return replace(made, **asdict(found))
 
 
 def chats(users: int) -> Case:
@@ -45,7 +51,10 @@ STEPS = [call(0, 1, 100, 6), call(1, 1, 106, 6), call(2, 1, 106, 6)]
 
 def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
     """80 tokens of prompt in a step of 0.03 + 0.08 s, then seven tokens in 0.034 s each."""
-    assert replay(CHATS[:1], HIDDEN) == pytest.approx([0.03 + 0.08 + 7 * 0.034])
+    (found,) = replay(CHATS[:1], HIDDEN)
+    assert found.prefill_s == pytest.approx(0.03 + 0.08)
+    assert found.generate_s == pytest.approx(7 * 0.034)
+    assert found.seconds == pytest.approx(0.03 + 0.08 + 7 * 0.034)
 
 
 @pytest.mark.parametrize("point", ("summary first", "text first"))
@@ -74,11 +83,10 @@ def test_long_prompts_cost_more_than_their_length() -> None:
     told apart from that of a token, and users of one system prompt are foretold."""
     attending = replace(HIDDEN, cost=replace(HIDDEN.cost, attend_s=20e-6))
     (alone,) = replay(CHATS[:1], attending)
-    assert alone == pytest.approx(0.03 + 0.08 + 20e-6 * 3240 + 7 * 0.034)
+    assert alone.seconds == pytest.approx(0.03 + 0.08 + 20e-6 * 3240 + 7 * 0.034)
 
     def measured(workload: str, point: str, *apps: dict[str, Any], shared: int = 0) -> Case:
-        made = Case(workload, point, apps, 1.0, 0.0, shared)
-        return replace(made, seconds=replay([made], attending)[0])
+        return measured_by(attending, Case(workload, point, apps, 1.0, 0.0, shared))
 
     chats = [
         measured(
@@ -108,6 +116,7 @@ def test_the_points_of_a_report() -> None:
         ("2 users", 0, 2.5, 0.5, 32),
         ("3 users", 250, 2.5, 0.5, 32),
     ]
+    assert [(one.prefill_s, one.generate_s, one.warm) for one in found] == [(1.0, 0.5, 32)] * 2
     assert list(cases({"workload": "agent_loop", "runs": runs})) == []
 
 
@@ -116,9 +125,31 @@ def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
 
     async def main(loop: VirtualLoop) -> float:
         async with world(loop, HIDDEN) as made:
-            return await perform(made, [Step(own=10, output=2), Step(own=10, output=5)], 0)
+            ran = await perform(made, [Step(own=10, output=2), Step(own=10, output=5)], 0)
+            assert ran.generate_s == pytest.approx([0.038, 0.038 + 3 * 0.034])
+            return ran.seconds
 
     assert run(main) == pytest.approx(0.03 + 0.02 + 0.038 + 3 * 0.034)
+
+
+def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
+    """The same two calls, the second of which reads the first: a round trip for each of them."""
+
+    async def main(loop: VirtualLoop) -> tuple[float, float]:
+        async with world(loop, HIDDEN) as made:
+            program = chain(2, own=40, output=3)
+            sent = await perform(made, program, "sent")
+            return sent.seconds, await by_client(made, program, "by client", 0.2)
+
+    sent, by_itself = run(main)
+    assert by_itself - sent == pytest.approx(2 * 0.2)
+
+
+def test_what_was_in_the_cache_before_is_not_computed_again() -> None:
+    """30 of 50 tokens that all prompts begin with: instructions that never change."""
+    cold = Case("copilot", "1 users", [app(0, 1, call(0, 1, 80, 3))], 1.0, 0.0, 50)
+    (found, again) = (replay([one], HIDDEN)[0] for one in (cold, replace(cold, warm=30)))
+    assert found.prefill_s - again.prefill_s == pytest.approx(0.030)
 
 
 def test_a_mix_of_applications_on_several_engines() -> None:
