@@ -111,3 +111,15 @@ async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
     body = {"messages": [{"role": "user", "content": WORDS}], "stream": parts > 0}
     await leave_after(server, "/v1/chat/completions", body, parts)
     assert len(server.app.state.driver.registry) == 0
+
+
+@pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
+async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, parts: int) -> None:
+    """The session is not the request's own, and goes on."""
+    server = await serve(SLOW)
+    session = await server.session()
+    messages = [{"role": "user", "content": WORDS}]
+    body = {"messages": messages, "stream": parts > 0, "session_id": session}
+    await leave_after(server, "/v1/chat/completions", body, parts)
+    assert [call["state"] for call in (await server.graph(session))["calls"]] == ["cancelled"]
+    assert server.app.state.driver.dispatcher.running() == {"null": (0, 0)}

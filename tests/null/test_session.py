@@ -250,6 +250,20 @@ def test_a_reader_may_change_the_objective() -> None:
     assert play.session.plan.objective["a"] is Criterion.LATENCY
 
 
+def test_what_an_engine_has_keeps_its_objective() -> None:
+    """Until it is sent a criterion counts; what comes later changes calls that wait, and not it."""
+    play = Play(call("a", writes="x"), call("b", "x", "y"))
+    bulk = ev.ReaderOpened(now=0.0, variable="y", criteria=Criterion.THROUGHPUT)
+    assert play.session.plan.objective["a"] is Criterion.LATENCY  # as it is queued with
+    play.send("a")
+    play.tell(bulk)
+    objective = play.session.plan.objective
+    assert (objective["a"], objective["b"]) == (Criterion.LATENCY, Criterion.THROUGHPUT)
+    waits = Play(call("a", writes="x"), call("b", "x", "y"))
+    waits.tell(bulk)
+    assert set(waits.session.plan.objective.values()) == {Criterion.THROUGHPUT}
+
+
 @pytest.mark.parametrize(
     ("queued", "phases"),
     [

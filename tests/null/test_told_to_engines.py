@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from tests.null.test_switches import step, words
-from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.schedule.applications import UNKNOWN_PAUSE_S
@@ -152,6 +153,30 @@ def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
         ("update", second, Hints(expected_pause=UNKNOWN_PAUSE_S)),
         ("retain", second, Retention.EVICTABLE),
         ("free", second),
+    ]
+
+
+def test_hints_say_what_the_passes_have_found(said: Said) -> None:
+    """Of both calls of a chain, of which the second is filled early: whose they are and since when,
+    what is left of them all, how far each is from the answer, and what it is run for."""
+    known: list[tuple[str, float, int]] = []
+
+    async def story(made: World) -> None:
+        await asyncio.sleep(7.0)
+        session = made.driver.open("t")
+        chain = (CHAIN[0], replace(CHAIN[1], criteria=Criterion.THROUGHPUT, priority=3))
+        await made.driver.submit(session, Submit(calls=chain))
+        known.append((session.id, session.opened, session.work_left))
+        await asyncio.sleep(1.0)
+
+    played(story)
+    [(application, arrival, work_left)] = known
+    assert arrival == 7.0 and work_left > 200 + 10
+    both = {"application": application, "arrival": 7.0, "work_left": work_left}
+    both |= {"criterion": Criterion.THROUGHPUT}
+    assert [op.hints for name, (op, *_) in said if name == "submit"] == [
+        Hints(depth=1, **both),
+        Hints(depth=0, priority=3, **both),
     ]
 
 
