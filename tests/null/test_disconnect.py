@@ -123,3 +123,21 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
     await leave_after(server, "/v1/chat/completions", body, parts)
     assert [call["state"] for call in (await server.graph(session))["calls"]] == ["cancelled"]
     assert server.app.state.driver.dispatcher.running() == {"null": (0, 0)}
+
+
+async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:
+    """A run in one request and a chat by itself are known in full: no context is kept for them, and
+    they never wait for admission."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
+    await server.session()
+    run = {"calls": [call("slow", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
+    chat = {"messages": [{"role": "user", "content": "one"}]}
+    left = [
+        asyncio.create_task(leave_after(server, "/v1/submit", run, 0)),
+        asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
+    ]
+    driver = server.app.state.driver
+    while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+    assert sorted(session.stays for session in driver._by_id.values()) == [False, False, True]
+    await asyncio.gather(*left)

@@ -11,7 +11,7 @@ import pytest
 from weftline.errors import InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule import engine_metrics
+from weftline_server.schedule import dispatcher, engine_metrics
 from weftline_server.schedule.dispatcher import (
     MAX_ATTEMPTS,
     UNAVAILABLE_S,
@@ -101,7 +101,7 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    async def call(self, name: str, model: str = "m") -> None:
+    async def call(self, name: str, model: str = "m", **more: Any) -> None:
         id = PrimitiveId("s", name, 0)
         op = api.Op(
             id=str(id),
@@ -110,7 +110,7 @@ class Bench:
             text="x",
             sampling=api.SamplingParams(max_tokens=1),
         )
-        self.dispatcher.enqueue(Work(id, model, op, self.now, 2))
+        self.dispatcher.enqueue(Work(id, model, op, self.now, 2, **more))
         await settle()
 
     def outcomes(self, name: str) -> list[Outcome]:
@@ -254,21 +254,38 @@ async def test_a_suspended_engine_gets_nothing_until_it_wants(benches: list[Benc
     assert len(own.ops) == 1 and bench.dispatcher.healthy
 
 
-async def test_a_call_without_an_engine_fails_in_bounded_time(benches: list[Bench]) -> None:
+async def test_a_call_without_an_engine_fails_in_bounded_time(
+    benches: list[Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for one to come, but no longer than is said."""
+    monkeypatch.setattr(dispatcher, "EXPIRE_EVERY_S", 0.001)
     bench = await started(benches)
     gone = Puppet()
     await bench.dispatcher.join("one", gone, gone.description)
     await gone.die("the node is gone")
     await bench.call("c")
     bench.now += UNAVAILABLE_S - 1
-    bench.dispatcher.expire()
+    await asyncio.sleep(0.01)
     assert bench.outcomes("c") == []
     bench.now += 1
-    bench.dispatcher.expire()
+    await asyncio.sleep(0.05)
     (failed,) = bench.outcomes("c")
     assert isinstance(failed, api.Failed) and failed.error == "EngineUnavailable"
     assert "one: the node is gone" in failed.message and bench.dispatcher.queued == 0
+
+
+async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> None:
+    """Neither a beginning that would draw calls to it, nor room in which applications fit."""
+    bench = await started(benches)
+    one = Puppet(kv_tokens=1000)
+    await bench.dispatcher.join("one", one, one.description)
+    await bench.call("c", prefixes=(("beginning", 64),))
+    (slot,) = bench.dispatcher.slots
+    assert (slot.prefixes, slot.held) == ({"beginning": 64}, 64)
+    assert bench.dispatcher._memory._pools == {"one": 1000}
+    await one.die()
+    assert (slot.prefixes, slot.held) == ({}, 0)
+    assert bench.dispatcher._memory._pools == {}
 
 
 def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:

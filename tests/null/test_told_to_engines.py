@@ -196,3 +196,25 @@ def test_tenants_are_parted_by_their_salts(said: Said) -> None:
     assert one == same != other and len(one) == 16
     tokens = ops[0].tokens
     assert prefixes(tokens, one) == prefixes(tokens, same) != prefixes(tokens, other)
+
+
+def test_how_busy_engines_are_is_measured() -> None:
+    """Admission lets more in where engines stand idle: after a minute of one engine's work half of
+    the two are busy, after a minute of none hardly any."""
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        await made.driver.submit(session, Submit(calls=(step((words(0, 9),), "v", tokens=6000),)))
+        await made.driver.readers.get(session, "v")
+        assert made.now > 60.0
+        await asyncio.sleep(0.01)
+        shares = [made.driver.dispatcher._memory._use("simulated").busy.share]
+        await asyncio.sleep(60.0)
+        again = step((words(0, 9),), "w", tokens=1)
+        await made.driver.submit(session, Submit(calls=(again,)))
+        await made.driver.readers.get(session, "w")
+        await asyncio.sleep(0.01)
+        shares.append(made.driver.dispatcher._memory._use("simulated").busy.share)
+        assert shares == [pytest.approx(0.5, abs=0.01), pytest.approx(0.0, abs=0.01)]
+
+    played(story)
