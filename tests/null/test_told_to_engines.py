@@ -172,7 +172,7 @@ def test_hints_say_what_the_passes_have_found(said: Said) -> None:
     played(story)
     [(application, arrival, work_left)] = known
     assert arrival == 7.0 and work_left > 200 + 10
-    both = {"application": application, "arrival": 7.0, "work_left": work_left}
+    both: dict[str, Any] = {"application": application, "arrival": 7.0, "work_left": work_left}
     both |= {"criterion": Criterion.THROUGHPUT}
     assert [op.hints for name, (op, *_) in said if name == "submit"] == [
         Hints(depth=1, **both),
