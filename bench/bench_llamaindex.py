@@ -2,9 +2,12 @@
 
     make bench-llamaindex
 
-The three take turns in one run, at each round trip, on texts that no earlier run has seen: what one
-left in the server's cache helps no other. The peer is LlamaIndex's own OpenAILike, which needs an
-older openai package than the rest of the project: `make` installs it in a folder of its own.
+The three take turns in one run, at each round trip, on the same chunks; a number at the beginning
+of each makes its prompts new, so that what one left in the server's cache helps no other. A chunk
+has LlamaIndex's 1,024 tokens and an answer its 256, times the factor that the other workloads are
+measured with, and every answer is of its full length. The peer is LlamaIndex's own OpenAILike,
+which needs an older openai package than the rest of the project: `make` installs it in a folder of
+its own.
 """
 
 from __future__ import annotations
@@ -15,90 +18,88 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from llama_index.core.constants import DEFAULT_CHUNK_SIZE, DEFAULT_NUM_OUTPUTS
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.utils import get_tokenizer
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.llms.weftline import Weftline
-from llama_index.llms.weftline.plan import plan_synthesis
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
 from bench.harness.machine import describe, slug
 from bench.harness.metrics import spread
 from bench.harness.results import RESULTS, write
-from bench.harness.texts import ROOT
+from bench.harness.texts import ROOT, Texts
+from bench.harness.workload import QUICK
 from weftline.local import local_server
 
-QUERY = "What does the text say? Answer in one sentence."
+QUERY = "What does the text say about the server?"
 PEER = "openai-like"
 JITTER = 0.2  # of the mean round trip, to either side
+CHUNK = QUICK.tokens(DEFAULT_CHUNK_SIZE)
+OUTPUT = QUICK.tokens(DEFAULT_NUM_OUTPUTS)
+PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
+BLANK = 4  # tokens of the empty line that LlamaIndex puts between chunks, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`chunks` prompts from as many texts of `words` words, in a window of `window` tokens."""
+    """A synthesis of so many chunks, in prompts that have room for one."""
 
     mode: str
     chunks: int
-    words: int
-    window: int
-    max_tokens: int
 
 
-CASES = (
-    Case("tree_summarize", 12, 150, 400, 12),
-    Case("accumulate", 8, 60, 500, 16),
-    Case("refine", 6, 60, 1200, 16),
-)
+CASES = (Case("tree_summarize", 12), Case("accumulate", 8), Case("refine", 6))
 
 
-def nodes(case: Case, run: int, text: list[str]) -> list[NodeWithScore]:
-    """Words of this repository's documents, begun by a number that makes every prompt new."""
-    found = []
-    for chunk in range(case.chunks):
-        start = (run * 977 + chunk * case.words) % (len(text) - case.words)
-        words = " ".join(text[start : start + case.words])
-        found.append(NodeWithScore(node=TextNode(text=f"Note {run}.{chunk}: {words}"), score=1))
-    return found
-
-
-def prompts(case: Case, synthesizer: Any, given: list[NodeWithScore]) -> int:
-    """The prompts that LlamaIndex packs these chunks into, for a tree those of its leaves."""
-    texts = [found.node.get_content() for found in given]
-    drafts = plan_synthesis(synthesizer, QUERY, texts, {}).drafts
-    return sum(draft.name != "combine" for draft in drafts)
+def chunks(case: Case, text: int, salt: int) -> list[NodeWithScore]:
+    """The same sentences for the same `text`, and no prompt that another `salt` has had."""
+    texts = Texts(lambda words: len(get_tokenizer()(words)), salt)
+    found = (texts.document(f"{case.mode} {text} {n}", CHUNK) for n in range(case.chunks))
+    return [NodeWithScore(node=TextNode(text=words), score=1) for words in found]
 
 
 def systems(url: str, case: Case) -> dict[str, Any]:
     """A synthesizer of each kind, on the same model with the same parameters."""
-    same: dict[str, Any] = {"temperature": 0.0, "max_tokens": case.max_tokens}
-    window = {"context_window": case.window, **same}
+    window = PROMPT + CHUNK + OUTPUT
+    same: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUT, "context_window": window}
+    helper = PromptHelper(context_window=window, num_output=OUTPUT, chunk_size_limit=CHUNK + BLANK)
+    full = {"ignore_eos": True}
     peer = OpenAILike(
-        model="default", api_base=f"{url}/v1", api_key="none", is_chat_model=True, **window
+        model="default",
+        api_base=f"{url}/v1",
+        api_key="none",
+        is_chat_model=True,
+        additional_kwargs={"extra_body": full},
+        **same,
     )
-    weftline = Weftline(base_url=url, **window)
+    ours = Weftline(base_url=url, additional_kwargs=full, **same)
+    options: dict[str, Any] = {"response_mode": case.mode, "prompt_helper": helper}
     return {
-        PEER: get_response_synthesizer(llm=peer, response_mode=case.mode),
-        "weftline": get_response_synthesizer(llm=weftline, response_mode=case.mode),
-        "weftline-synthesizer": WeftlineSynthesizer(weftline, case.mode),
+        PEER: get_response_synthesizer(llm=peer, **options),
+        "weftline": get_response_synthesizer(llm=ours, **options),
+        "weftline-synthesizer": WeftlineSynthesizer(ours, **options),
     }
 
 
-def measure(case: Case, url: str, repeats: int, text: list[str], runs: Iterator[int]) -> Any:
+def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[str, Any]:
     """Seconds of each system, repetition by repetition, and their ratios to the peer's."""
     built = systems(url, case)
     seconds: dict[str, list[float]] = {name: [] for name in built}
-    for repeat in range(repeats + 1):
+    for synthesizer in built.values():  # opens the connections
+        synthesizer.synthesize(QUERY, chunks(case, 0, next(salts))[:1])
+    for text in range(repeats):
         for name, synthesizer in built.items():
-            found = (nodes(case, run, text) for run in runs)
-            given = next(n for n in found if prompts(case, built["weftline"], n) == case.chunks)
+            given = chunks(case, text, next(salts))
             began = time.perf_counter()
             synthesizer.synthesize(QUERY, given)
-            if repeat > 0:  # the first opens connections
-                seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.perf_counter() - began)
     return {
         name: {
             "seconds": spread(found).to_json(),
@@ -145,22 +146,27 @@ def main() -> None:
     parser.add_argument("--delays", default="0,250", metavar="MS")
     parser.add_argument("--cases", default=",".join(case.mode for case in CASES))
     args = parser.parse_args()
-    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").split()
-    text += (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split()
     rows: list[dict[str, Any]] = []
-    runs = iter(range(1, 1 << 20))
+    salts = iter(range(1, 10_000))
     with ExitStack() as servers:
         url = servers.enter_context(local_server(args.model))
         for delay in map(int, args.delays.split(",")):
             behind = servers.enter_context(delayed(url, delay))
             for case in CASES:
                 if case.mode in args.cases.split(","):
-                    found = measure(case, behind, args.repeats, text, runs)
+                    found = measure(case, behind, args.repeats, salts)
                     rows.append({"case": case.mode, "delay_ms": delay, "systems": found})
                     _show(rows[-1])
     folder = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{slug(describe()['cores'])}"
-    shape = [{name: getattr(case, name) for name in case.__slots__} for case in CASES]
-    report = {"machine": describe(), "model": args.model, "cases": shape, "rows": rows}
+    report = {
+        "machine": describe(),
+        "model": args.model,
+        "scale": asdict(QUICK),
+        "chunk_tokens": CHUNK,
+        "output_tokens": OUTPUT,
+        "cases": [asdict(case) for case in CASES],
+        "rows": rows,
+    }
     print(write(folder, "llamaindex", report))
 
 

@@ -22,16 +22,17 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
     The plain LLM is ours with nothing sent ahead and nothing told, which makes it a client of
     OpenAI's chat endpoint: LlamaIndex's own needs an older openai package than LangChain's.
     """
-    watched = CallbackManager([_Watch(stage)])
+    is_ours = stage.way is Way.COMPILED  # its graphs tell what ran, of one call, too
+    watched = CallbackManager([] if is_ours else [_Watch(stage)])
     llm = Weftline(
         base_url=stage.url,
         temperature=0,
         max_tokens=tokens,
         context_window=helper.context_window,
         additional_kwargs={"ignore_eos": True},
-        ahead=stage.way is Way.ACCELERATED,
+        ahead=stage.way in (Way.ACCELERATED, Way.COMPILED),
         provenance=stage.way in (Way.CHAT_WEFTLINE, Way.ACCELERATED),
-        on_graph=stage.take_graph if stage.way is Way.COMPILED else None,
+        on_graph=stage.take_graph if is_ours else None,
     )
     options: dict[str, Any] = {
         "llm": llm,
@@ -39,7 +40,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         "prompt_helper": helper,
         "callback_manager": watched,
     }
-    if stage.way is Way.COMPILED:
+    if is_ours:
         return WeftlineSynthesizer(**options)
     return get_response_synthesizer(**options)
 
