@@ -146,7 +146,16 @@ def main() -> None:
     parser.add_argument("--delays", default="0,250", metavar="MS")
     parser.add_argument("--cases", default=",".join(case.mode for case in CASES))
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    report: dict[str, Any] = {
+        "machine": describe(),
+        "model": args.model,
+        "scale": asdict(QUICK),
+        "chunk_tokens": CHUNK,
+        "output_tokens": OUTPUT,
+        "cases": [asdict(case) for case in CASES],
+        "rows": [],
+    }
+    folder = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{slug(report['machine']['cores'])}"
     salts = iter(range(1, 10_000))
     with ExitStack() as servers:
         url = servers.enter_context(local_server(args.model))
@@ -155,19 +164,10 @@ def main() -> None:
             for case in CASES:
                 if case.mode in args.cases.split(","):
                     found = measure(case, behind, args.repeats, salts)
-                    rows.append({"case": case.mode, "delay_ms": delay, "systems": found})
-                    _show(rows[-1])
-    folder = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{slug(describe()['cores'])}"
-    report = {
-        "machine": describe(),
-        "model": args.model,
-        "scale": asdict(QUICK),
-        "chunk_tokens": CHUNK,
-        "output_tokens": OUTPUT,
-        "cases": [asdict(case) for case in CASES],
-        "rows": rows,
-    }
-    print(write(folder, "llamaindex", report))
+                    report["rows"].append({"case": case.mode, "delay_ms": delay, "systems": found})
+                    _show(report["rows"][-1])
+                    write(folder, "llamaindex", report)  # a run that is stopped leaves these
+    print(folder)
 
 
 def _show(row: dict[str, Any]) -> None:
