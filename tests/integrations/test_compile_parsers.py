@@ -23,7 +23,8 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, compile_chain
-from tests.integrations.test_transforms_like_langchain import SEEDS, mutated
+from tests.integrations.differential import mutated
+from tests.integrations.test_transforms_like_langchain import SEEDS
 
 classic = pytest.importorskip("langchain_classic.output_parsers")
 structured = pytest.importorskip("langchain_classic.output_parsers.structured")

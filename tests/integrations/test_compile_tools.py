@@ -28,8 +28,8 @@ from pydantic import BaseModel
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from langchain_weftline.parsers import lowered_parser
 from tests.integrations.conftest import StartServer
+from tests.integrations.differential import mutated
 from tests.integrations.recording import Recording, recorded
-from tests.integrations.test_transforms_like_langchain import mutated
 from weftline.errors import TransformFailed
 from weftline.transforms import run
 

@@ -58,8 +58,8 @@ def ours(url: str, **options: Any) -> Weftline:
     return Weftline(base_url=url, max_tokens=24, context_window=430, **options)
 
 
-def call_of(arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "River", "arguments": {arguments}}}\n</tool_call>'
+def call_of(arguments: str, tool: str = "River") -> str:
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -12,8 +11,7 @@ import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.output_parsers import BaseOutputParser, XMLOutputParser
 
-from tests.integrations.test_transforms_like_langchain import mutated
-from weftline.errors import TransformFailed
+from tests.integrations.differential import mutated, named, outcomes, without_link
 from weftline.transforms import run
 
 classic = pytest.importorskip("langchain_classic.output_parsers")
@@ -174,23 +172,24 @@ CASES = [
 ]
 
 
-def outcome(act: Callable[[], Any]) -> tuple[str, str]:
-    """What `act` gives as JSON would, or the words that it fails with."""
-    try:
-        value = act()
-    except TransformFailed as failure:
-        return "failure", failure.message
-    except OutputParserException as failure:
-        return "failure", str(failure).partition("\nFor troubleshooting")[0]
-    except (IndexError, TypeError) as failure:
-        return "failure", f"{type(failure).__name__}: {failure}"
-    except ValueError as failure:  # the classic parsers' own
-        return "failure", str(failure)
+def as_json(value: Any) -> str:
+    """What a parser gives, as JSON would have it."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, tuple):
         value = list(value)
-    return "value", repr(str(value) if isinstance(value, datetime) else value)
+    return repr(str(value) if isinstance(value, datetime) else value)
+
+
+outcome = outcomes(
+    {
+        OutputParserException: without_link,
+        IndexError: named,
+        TypeError: named,
+        ValueError: str,  # the classic parsers' own
+    },
+    shown=as_json,
+)
 
 
 @pytest.mark.parametrize(("spec", "parser", "seeds"), CASES)

@@ -13,7 +13,7 @@ from llama_index.core.output_parsers.base import OutputParserException
 from llama_index.core.output_parsers.utils import parse_json_markdown
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
-from tests.integrations.test_transforms_like_langchain import mutated
+from tests.integrations.differential import mutated, named, outcomes
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.transforms import parse, run
 from weftline.transforms.base import NO_JSON
@@ -48,18 +48,13 @@ NO_DATA = [("failure", f"ValueError: {reason}") for reason in (NO_JSON, NO_YAML)
 Json = RootModel[dict[str, Any]]
 
 
-def outcome(act: Callable[[], Any]) -> tuple[str, str]:
-    """What `act` gives, or the words that it fails with."""
-    try:
-        return "value", repr(act())
-    except TransformFailed as failure:
-        return "failure", failure.message
-    except OutputParserException as failure:
-        return "failure", str(failure)
-    except ValidationError as failure:
-        return "failure", failure.errors()[0]["type"]
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as failure:
-        return "failure", f"{type(failure).__name__}: {failure}"
+outcome = outcomes(
+    {
+        OutputParserException: str,
+        ValidationError: lambda failure: str(failure.errors()[0]["type"]),
+        **dict.fromkeys((ValueError, TypeError, AttributeError, KeyError, IndexError), named),
+    }
+)
 
 
 class Reading(SelectionOutputParser):

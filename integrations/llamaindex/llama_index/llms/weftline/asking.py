@@ -123,10 +123,15 @@ class Asking:
         if asked.planned is not None:
             has_begun = False
             try:
-                async for text in asked.planned.text:
-                    has_begun = True
-                    yield _chunk_of(asked, text)
-                yield {**_answer_of(asked, asked.planned.value.result()), "choices": []}
+                if "tools" not in asked.body:
+                    async for text in asked.planned.text:
+                        has_begun = True
+                        yield _chunk_of(asked, text)
+                value = await asyncio.shield(asyncio.wrap_future(asked.planned.value))
+                answer = _answer_of(asked, value)
+                if "tools" in asked.body:
+                    yield _whole(answer)
+                yield {**answer, "choices": []}
                 return
             except WeftlineError as error:
                 if has_begun:
@@ -193,6 +198,13 @@ def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     }
     choice = {"index": 0, **content, "finish_reason": finish}
     return {"model": asked.body.get("model"), "choices": [choice], "usage": usage}
+
+
+def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer as one chunk: the call of a tool is not given in parts."""
+    message = answer["choices"][0]["message"]
+    calls = [{**call, "index": n} for n, call in enumerate(message.get("tool_calls") or ())]
+    return {**answer, "choices": [{"index": 0, "delta": {**message, "tool_calls": calls}}]}
 
 
 def _chunk_of(asked: Asked, text: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from llama_index.llms.weftline.wire import (
     ChatSoFar,
     TextSoFar,
     arguments_of,
+    as_completion,
     chat_response,
     completion_response,
     message_body,
@@ -50,6 +51,8 @@ from llama_index.llms.weftline.wire import (
 
 from weftline.http import DEFAULT_BASE_URL
 from weftline.protocol import Criterion
+
+Options = dict[str, Any] | None
 
 
 def _base_url() -> str:
@@ -217,7 +220,7 @@ class Weftline(FunctionCallingLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         if self.is_chat_model:
-            return _as_completion(
+            return as_completion(
                 chat_response(
                     self._asking.answer(self._chat(self._chat_of(prompt, formatted), kwargs))
                 )
@@ -230,7 +233,7 @@ class Weftline(FunctionCallingLLM):
     ) -> CompletionResponse:
         if self.is_chat_model:
             asked = self._chat(self._chat_of(prompt, formatted), kwargs)
-            return _as_completion(chat_response(await self._asking.aanswer(asked)))
+            return as_completion(chat_response(await self._asking.aanswer(asked)))
         asked = self._text(prompt, formatted, kwargs)
         return completion_response(await self._asking.aanswer(asked))
 
@@ -265,7 +268,7 @@ class Weftline(FunctionCallingLLM):
             asked = self._text(prompt, formatted, options)
             return self._asking.chunks(asked), TextSoFar().take
         asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
-        return self._asking.chunks(asked), lambda chunk: _as_completion(so_far.take(chunk))
+        return self._asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
 
     def structured_predict(
         self,
@@ -298,8 +301,8 @@ class Weftline(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
-        """The object as it grows."""
-        options = self._held_to(output_cls, llm_kwargs)
+        """The object as it grows, held to its schema by the call of a tool, too."""
+        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
         parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
             output_cls, prompt, options, **prompt_args
         )
@@ -313,18 +316,19 @@ class Weftline(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
         """The same by await."""
-        options = self._held_to(output_cls, llm_kwargs)
+        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
         parts: AsyncGenerator[
             Model | FlexibleModel, None
         ] = await super().astream_structured_predict(output_cls, prompt, options, **prompt_args)
         return parts
 
     def _held_to(
-        self, output_cls: type[BaseModel], options: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
-        if not are_asked_in_text(self):
-            return options  # the call of a tool is held to its schema anyway
-        return {**as_text_field(output_cls), **(options or {})}
+        self, output_cls: type[BaseModel], options: Options, is_streamed: bool = False
+    ) -> Options:
+        if are_asked_in_text(self):
+            return {**as_text_field(output_cls), **(options or {})}
+        # LlamaIndex's program forces the tool only where it does not stream.
+        return {"must_call": True, **(options or {})} if is_streamed else options
 
     def _prepare_chat_with_tools(
         self,
@@ -335,6 +339,7 @@ class Weftline(FunctionCallingLLM):
         allow_parallel_tool_calls: bool = False,
         tool_required: bool = False,
         tool_choice: str | dict[str, Any] | None = None,
+        must_call: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         if isinstance(user_msg, str):
@@ -343,7 +348,8 @@ class Weftline(FunctionCallingLLM):
         offered: dict[str, Any] = {}
         if tools:
             specs = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-            offered = offer(specs, tool_choice, tool_required, allow_parallel_tool_calls)
+            forced = tool_required or must_call
+            offered = offer(specs, tool_choice, forced, allow_parallel_tool_calls)
         return {"messages": messages, **offered, **kwargs}
 
     def _validate_chat_with_tools_response(
@@ -387,12 +393,3 @@ def _request(llm: Weftline, options: Mapping[str, Any], texts: Sequence[str]) ->
     if not any(shape in fields for shape in _SHAPES):
         fields |= wanted(texts)
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _as_completion(response: ChatResponse) -> CompletionResponse:
-    return CompletionResponse(
-        text=response.message.content or "",
-        delta=response.delta,
-        raw=response.raw,
-        additional_kwargs=response.additional_kwargs,
-    )

@@ -43,6 +43,13 @@ LENGTH_MARGIN = 1.25
 
 STRIP: Spec = {"op": "strip"}
 JSON_TEXT: Spec = {"op": "json_text"}
+# What LlamaIndex passes on of an object that it streams.
+STREAMED = "answer"
+STREAMED_TEXT: tuple[Spec, ...] = (
+    {"op": "json_object"},
+    {"op": "path", "keys": [STREAMED]},
+    {"op": "str"},
+)
 ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "arguments"]}
 
 
@@ -141,12 +148,19 @@ def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> Non
         plan.complete = False  # the answers are not known as text, or may need packing again
         return
     stripped = (plan.symbols.text(answer.then(STRIP)) for answer in known)
-    plan.predict("combine", prompt, context_str="\n\n".join(stripped))
+    combined = "\n\n".join(stripped)
+    if synthesizer._streaming:  # what is streamed is text, also where objects are asked for
+        plan.ask("combine", prompt, {}, context_str=combined)
+    else:
+        plan.predict("combine", prompt, context_str=combined)
 
 
 def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
     """Refine: a call on the first chunk, then one on each answer and the next chunk."""
     _require(not synthesizer._structured_answer_filtering, "it filters structured answers")
+    streams_objects = synthesizer._streaming and plan.output_cls is not None
+    if plan.output_cls is not None and streams_objects:
+        _require(STREAMED in plan.output_cls.model_fields, f"it streams objects without {STREAMED}")
     first, then = synthesizer._text_qa_template, synthesizer._refine_template
     helper = synthesizer._prompt_helper
     padding = synthesizer._response_padding_size
@@ -169,6 +183,7 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         if answer is None or len(kept) > 1 or used + plan.longest_answer > size:
             plan.complete = False
             return
+        answer = answer.then(*STREAMED_TEXT) if streams_objects else answer
         prompt = then.partial_format(query_str=query, existing_answer=plan.symbols.text(answer))
         answer = plan.predict("refine", prompt, context_msg=kept[0])
 
@@ -220,8 +235,8 @@ def plan_synthesis(
     llm, output_cls = synthesizer._llm, synthesizer._output_cls
     _require(not others, "it was given more than a query and chunks")
     _require(not synthesizer._multimodal, "it is multimodal")
-    changes = output_cls is not None or llm.output_parser is not None
-    _require(not (changes and synthesizer._streaming), "it streams what is parsed")
+    can_stream = llm.output_parser is None and not isinstance(synthesizer, Accumulate)
+    _require(can_stream or not synthesizer._streaming, "LlamaIndex does not stream it")
     plan = plan_of(llm, output_cls)
     _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
     return plan

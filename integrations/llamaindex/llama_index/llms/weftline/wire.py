@@ -87,6 +87,16 @@ def completion_response(answer: Mapping[str, Any]) -> CompletionResponse:
     return CompletionResponse(text=text, raw=dict(answer), additional_kwargs=_usage(answer))
 
 
+def as_completion(response: ChatResponse) -> CompletionResponse:
+    """The answer of a chat, for whoever asked for the completion of a text."""
+    return CompletionResponse(
+        text=response.message.content or "",
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=response.additional_kwargs,
+    )
+
+
 def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The counts, under the names that LlamaIndex's token counter looks for."""
     usage = answer.get("usage") or {}
