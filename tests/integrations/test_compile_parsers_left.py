@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from langchain_weftline.parsers import has_transform
-from tests.integrations.test_transforms_like_langchain import mutated
+from tests.integrations.differential import mutated
 
 classic = pytest.importorskip("langchain_classic.output_parsers")
 criteria = pytest.importorskip("langchain_classic.evaluation.criteria.eval_chain")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,5 +33,40 @@ def test_program(echo_url: str, number: int, submits: int) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
-        assert len(proxy.bodies("/v1/submit")) == submits
+        bodies = proxy.bodies("/v1/submit")
+        assert len(bodies) == submits
         assert proxy.bodies("/v1/chat/completions") == []
+    if number == 1:
+        assert drawn() == sent(bodies[0]["calls"])
+
+
+def drawn() -> set[tuple[str, str, str]]:
+    """The arrows of the page's picture: from which box, with which text, to which box."""
+    page = PAGE.read_text(encoding="utf-8")
+    [picture] = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
+    titles = dict(re.findall(r'(\w+)(?:\[|\(\[)"([^"]+)"', picture))
+    arrows = re.findall(r"^ *(\w+)(?:\(.*?\))? --(?: (\w+) --)?> (.+)$", picture, re.MULTILINE)
+    return {
+        (titles[start], text, f"{end} {titles[end]}")
+        for start, text, ends in arrows
+        for end in re.findall(r"(?:^|& )(\w+)", ends)
+    }
+
+
+def sent(calls: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """The same of a submit, with the page's names for its boxes."""
+    found = set()
+    for number, call in enumerate(calls, 1):
+        box = f"s{number} summarize" if call["name"] == "summarize" else f"c {call['name']}"
+        for placeholder in call["placeholders"]:
+            variable = placeholder.get("semantic_var_id")
+            if placeholder["in_out"] == "out":
+                last = number == len(calls)
+                found |= {("combine", "", "answer answer")} if last else set()
+            elif variable is not None:
+                found.add(("summarize", variable, box))
+            elif placeholder["name"] == "context_str":
+                found.add((f"context_str {number}", "", box))
+            else:
+                found.add((placeholder["name"], "", box))
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from langchain_core.exceptions import OutputParserException
 from pydantic import BaseModel, RootModel
 
-from tests.integrations.test_transforms_like_langchain import mutated
+from tests.integrations.differential import mutated, named, outcomes, without_link
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.transforms import parse, run
 from weftline.transforms.yaml_text import MAX_YAML_CHARS, NO_YAML, TOO_MUCH
@@ -47,16 +46,7 @@ class Person(BaseModel):
     age: int = 0
 
 
-def outcome(act: Callable[[], Any]) -> tuple[str, str]:
-    """What `act` gives, or the words that it fails with."""
-    try:
-        return "value", repr(act())
-    except TransformFailed as failure:
-        return "failure", failure.message
-    except OutputParserException as failure:
-        return "failure", str(failure).partition("\nFor troubleshooting")[0]
-    except Exception as failure:
-        return "failure", f"{type(failure).__name__}: {failure}"
+outcome = outcomes({OutputParserException: without_link, Exception: named})
 
 
 @pytest.mark.parametrize("model", [Thing, Person])
