@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama_index.core import Document, DocumentSummaryIndex, MockEmbedding
 from llama_index.core.extractors import KeywordExtractor
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -21,7 +22,7 @@ TEXTS = (
     "The Po is the longest river of Italy: 652 kilometres from the Cottian Alps through Turin to a "
     "wide delta on the Adriatic.",
 )
-MODES = ("accumulate", "tree_summarize", "refine", "compact")
+MODES = ("accumulate", "compact_accumulate", "tree_summarize", "refine", "compact")
 QUESTION = "Which rivers are these?"
 
 
@@ -69,6 +70,25 @@ def test_an_extractor(model_url: str) -> None:
     chunks = [found.node for found in nodes(1)]
     found = KeywordExtractor(llm=ours).extract(chunks)
     assert found == KeywordExtractor(llm=plain).extract(chunks)
+
+
+def test_document_summaries(model_url: str) -> None:
+    """The same of what a DocumentSummaryIndex says of a document that fills several prompts."""
+
+    def summary(llm: Weftline) -> str:
+        embeddings = MockEmbedding(embed_dim=4)
+        document = Document(text=" ".join(TEXTS * 2), id_="rivers")
+        index = DocumentSummaryIndex.from_documents([document], llm=llm, embed_model=embeddings)
+        return str(index.get_document_summary("rivers"))
+
+    with recorded(model_url) as proxy:
+        ours, plain = both(proxy.url, max_tokens=12, context_window=250)
+        found = summary(ours)
+        assert (len(proxy.bodies("/v1/submit")), len(proxy.bodies("/v1/chat/completions"))) == (
+            1,
+            0,
+        )
+        assert summary(plain) == found != ""
 
 
 @pytest.mark.parametrize(("mode", "with_tools"), [("tree_summarize", False), ("refine", True)])
