@@ -47,7 +47,7 @@ def drawn() -> set[tuple[str, str, str]]:
     titles = dict(re.findall(r'(\w+)(?:\[|\(\[)"([^"]+)"', picture))
     arrows = re.findall(r"^ *(\w+)(?:\(.*?\))? --(?: (\w+) --)?> (.+)$", picture, re.MULTILINE)
     return {
-        (titles[start], text, f"{end} {titles[end]}")
+        (f"{start} {titles[start]}", text, f"{end} {titles[end]}")
         for start, text, ends in arrows
         for end in re.findall(r"(?:^|& )(\w+)", ends)
     }
@@ -55,18 +55,18 @@ def drawn() -> set[tuple[str, str, str]]:
 
 def sent(calls: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     """The same of a submit, with the page's names for its boxes."""
-    found = set()
-    for number, call in enumerate(calls, 1):
-        box = f"s{number} summarize" if call["name"] == "summarize" else f"c {call['name']}"
-        for placeholder in call["placeholders"]:
-            variable = placeholder.get("semantic_var_id")
-            if placeholder["in_out"] == "out":
-                last = number == len(calls)
-                found |= {("combine", "", "answer answer")} if last else set()
-            elif variable is not None:
-                found.add(("summarize", variable, box))
-            elif placeholder["name"] == "context_str":
-                found.add((f"context_str {number}", "", box))
+    boxes = {
+        call["placeholders"][-1]["semantic_var_id"]: f"s{number} {call['name']}"
+        for number, call in enumerate(calls[:-1], 1)
+    }
+    last = f"c {calls[-1]['name']}"
+    found = {(last, "", "answer answer")}
+    for number, (call, box) in enumerate(zip(calls, [*boxes.values(), last], strict=True), 1):
+        for given in call["placeholders"][:-1]:
+            source = {"query_str": "q query_str", "context_str": f"d{number} context_str {number}"}
+            variable = given.get("semantic_var_id")
+            if variable is None:
+                found.add((source[given["name"]], "", box))
             else:
-                found.add((placeholder["name"], "", box))
+                found.add((boxes[variable], variable, box))
     return found
