@@ -18,6 +18,8 @@ from weftline_server import cli
 from weftline_server.commands.engines import from_tables
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+TESTS = DOCS.parent / "tests"
+PAPER = (DOCS / "parrot-paper.md").read_text()
 SERVING = (DOCS / "serving.md").read_text()
 ENGINES = (DOCS / "engines.md").read_text()
 
@@ -97,3 +99,13 @@ def test_what_each_engine_can_do_is_in_the_table() -> None:
     for column, announced in enumerate(can):
         yes = {name for name, cells in table.items() if cells[column] == "yes"}
         assert yes == {one.value for one in announced}
+
+
+def test_the_papers_table_names_what_is_there() -> None:
+    """Every file of it, of the server, the tests or the tree; it has each section from 4 to 8."""
+    rows = re.findall(r"^\| (\d)[^|]*\|[^|]*\|([^|]*)\|([^|]*)\|$", PAPER, re.M)
+    assert {section for section, _, _ in rows} == {"4", "5", "7", "8"}
+    for _, where, tests in rows:
+        for cell, home in ((where, DOCS.parent / "server/weftline_server"), (tests, TESTS)):
+            for name in re.findall("`(.*?)`", cell):
+                assert [*home.glob(name), *DOCS.parent.glob(name)], name
