@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Endpoint:
 MAX_RETRIES = 2
 MAX_PAUSE_S = 30.0  # a server that asks for more patience than this is left alone
 FIRST_PAUSE_S = 0.1  # well within the second for which a server waits for a client to come back
+# After a refusal that names no time: the openai client's own, each at most a quarter shorter.
+FIRST_BACKOFF_S, MAX_BACKOFF_S, JITTER = 0.5, 8.0, 0.25
 
 _KEYED = frozenset({"/v1/session", "/v1/submit"})
 
@@ -75,14 +78,17 @@ def pause(
     """Seconds to wait before the request is sent again, or None if `result` stands.
 
     `attempt` is 0 for the first. A connection that broke is tried again where a second request
-    does no harm; a refusal with Retry-After, everywhere.
+    does no harm; a refusal everywhere, after the seconds that it names or ever longer ones.
     """
     if attempt >= max_retries:
         return None
     if isinstance(result, httpx.Response):
         wanted = result.headers.get("retry-after", "")
-        if result.status_code not in (429, 503) or not wanted.isdecimal():
+        if result.status_code not in (429, 503):
             return None
+        if not wanted.isdecimal():  # a proxy's refusal may say nothing, or a date
+            backoff = min(FIRST_BACKOFF_S * 2 ** min(attempt, 10), MAX_BACKOFF_S)
+            return backoff * random.uniform(1 - JITTER, 1)
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
     harmless = method == "GET" or path in _KEYED or path == "/v1/get"

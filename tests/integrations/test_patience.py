@@ -100,7 +100,7 @@ def test_a_graph_waits_as_long_as_its_longest_path() -> None:
 
 
 @contextmanager
-def busy() -> Iterator[tuple[str, list[str]]]:
+def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
     """An endpoint that is too busy, which no server of ours is on demand; what it was asked."""
     asked: list[str] = []
 
@@ -109,7 +109,8 @@ def busy() -> Iterator[tuple[str, list[str]]]:
             self.rfile.read(int(self.headers["Content-Length"]))
             asked.append(self.path)
             self.send_response(503)
-            self.send_header("Retry-After", "0")
+            if retry_after is not None:
+                self.send_header("Retry-After", retry_after)
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -125,7 +126,7 @@ def busy() -> Iterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{http.server_address[1]}", asked
 
 
-@pytest.mark.parametrize("max_retries", [0, 1])
+@pytest.mark.parametrize(("max_retries", "retry_after"), [(0, "0"), (1, "0"), (1, None)])
 @pytest.mark.parametrize(
     ("tier", "ahead", "path"),
     [
@@ -135,10 +136,12 @@ def busy() -> Iterator[tuple[str, list[str]]]:
         ("T3", 0, "/v1/submit"),
     ],
 )
-def test_as_often_as_the_model_says(tier: str, ahead: int, path: str, max_retries: int) -> None:
+def test_as_often_as_the_model_says(
+    tier: str, ahead: int, path: str, max_retries: int, retry_after: str | None
+) -> None:
     """`max_retries` is how often a call, or the submit of a graph, is sent again."""
     ours, way = TIERS[tier]
-    with busy() as (url, asked):
+    with busy(retry_after) as (url, asked):
         llm = chat_weftline(url, max_retries=max_retries, **ours)
         with pytest.raises(openai.InternalServerError):
             way(ASK | llm | TEXT).invoke(GIVEN)

@@ -148,9 +148,8 @@ def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -
         (0, "POST", "/v1/submit", WANT_AGAIN, 7.0),
         (1, "PUT", "/v1/session/s/variable/v", WANT_AGAIN, 7.0),
         (2, "POST", "/v1/submit", WANT_AGAIN, None),
-        (0, "POST", "/v1/submit", httpx.Response(429), None),
         (0, "POST", "/v1/submit", httpx.Response(429, headers={"Retry-After": "3600"}), None),
-        (0, "POST", "/v1/submit", httpx.Response(503, headers={"Retry-After": "soon"}), None),
+        (2, "POST", "/v1/submit", httpx.Response(429), None),
         (0, "POST", "/v1/submit", httpx.Response(500, headers={"Retry-After": "1"}), None),
         (0, "POST", "/v1/submit", httpx.Response(200), None),
         (0, "POST", "/v1/submit", httpx.ReadError("x"), 0.1),
@@ -170,3 +169,18 @@ def test_when_to_ask_again(
 ) -> None:
     """Two more attempts; a refusal as it says, a broken connection where it does no harm."""
     assert pause(attempt, method, path, result) == expected
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "soon"}])
+@pytest.mark.parametrize(
+    ("attempt", "longest"), [(0, 0.5), (1, 1.0), (2, 2.0), (4, 8.0), (9, 8.0), (5000, 8.0)]
+)
+def test_a_refusal_that_names_no_time(
+    headers: dict[str, str], attempt: int, longest: float
+) -> None:
+    """Ever longer pauses, as the openai client makes them, so that clients do not come at once."""
+    for status in (429, 503):
+        refused = httpx.Response(status, headers=headers)
+        waits = {pause(attempt, "POST", "/v1/submit", refused, 9999) for _ in range(20)}
+        assert len(waits) > 1
+        assert all(w is not None and 0.75 * longest <= w <= longest for w in waits)
