@@ -1,25 +1,26 @@
 """LangChain programs far from their server: how much the tiers bring, and what provenance costs.
 
-    python bench/bench_langchain.py [--rtt-ms 250] [--repeat 3] [--output FILE]
+    make bench-langchain         (or: python bench/bench_langchain.py [--rtt-ms 250] [--repeat 3])
 
 One server with the embedded engine, and a proxy that adds the round trip. Each program runs in
 every tier in turn, after a round that warms the KV cache for all alike, so ratios compare runs that
-lie next to each other. The cost of provenance (T1) is that of one call against the null engine, on
-and off in turn. Prints JSON.
+lie next to each other. The cost of provenance (T1) is that of one call against the null engine:
+with it, and with neither it nor its callback handler, in turn. Prints JSON, and writes it to
+bench/results/DATE-MACHINE/langchain.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import gc
 import json
-import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,18 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_weftline import ChatWeftline
+from langchain_weftline import ChatWeftline, provenance
 from weftline.local import local_server
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cookbook" / "langchain"))
 
 import refine
 from compare import TIERS, Build, run
 from delay import delayed
+
+from bench.harness import machine
+from bench.harness.results import RESULTS, write
 
 CALLS = 400
 STEPS = 5
@@ -72,28 +77,30 @@ def provenance_ms(url: str) -> dict[str, Any]:
     """Milliseconds that one call takes longer with provenance, sync and async."""
     prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
     chains = [
-        prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (True, False)
+        prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (False, True)
     ]
 
     def given(number: int) -> dict[str, str]:
         return {"role": "a chef", "x": f"Tell of soup number {number}."}
 
-    def sync(chain: Runnable[Any, Any], number: int) -> float:
-        began = time.perf_counter()
-        chain.invoke(given(number))
-        return time.perf_counter() - began
+    def sync(told: bool, number: int) -> float:
+        with _heard(told):
+            began = time.perf_counter()
+            chains[told].invoke(given(number))
+            return time.perf_counter() - began
 
-    async def one(chain: Runnable[Any, Any], number: int) -> float:
-        began = time.perf_counter()
-        await chain.ainvoke(given(number))
-        return time.perf_counter() - began
+    async def one(told: bool, number: int) -> float:
+        with _heard(told):
+            began = time.perf_counter()
+            await chains[told].ainvoke(given(number))
+            return time.perf_counter() - began
 
     async def all_async() -> list[tuple[float, float]]:
-        return [(await one(chains[0], n), await one(chains[1], n)) for n in range(CALLS)]
+        return [(await one(True, n), await one(False, n)) for n in range(CALLS)]
 
     gc.disable()
     pairs = {
-        "sync": [(sync(chains[0], n), sync(chains[1], n)) for n in range(CALLS)],
+        "sync": [(sync(True, n), sync(False, n)) for n in range(CALLS)],
         "async": asyncio.run(all_async()),
     }
     gc.enable()
@@ -101,6 +108,16 @@ def provenance_ms(url: str) -> dict[str, Any]:
         name: _quartiles([(on - off) * 1e3 for on, off in found[CALLS // 10 :]])
         for name, found in pairs.items()
     }
+
+
+@contextmanager
+def _heard(told: bool) -> Iterator[None]:
+    """The callback handler there or not: one model with provenance brings it for all of them."""
+    handler = provenance._current.set(provenance.LISTENER if told else None)
+    try:
+        yield
+    finally:
+        provenance._current.reset(handler)
 
 
 def _quartiles(values: list[float]) -> dict[str, float]:
@@ -113,23 +130,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rtt-ms", type=float, default=250.0)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--output", type=Path)
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
-    found: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-        "rtt_ms": args.rtt_ms,
-    }
+    about = machine.describe()
+    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
+    found: dict[str, Any] = {"machine": about, "rtt_ms": args.rtt_ms}
     with local_server("--engine", "null") as url:
         found["provenance_ms_per_call"] = provenance_ms(url)
     with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
         found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
         found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)
-    text = json.dumps(found, indent=2)
-    print(text)
-    if args.output is not None:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n")
+    print(json.dumps(found, indent=1))
+    print(write(RESULTS / today, "langchain", found))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from functools import partial
+from threading import Thread
 from urllib.parse import urlsplit
 
 
@@ -14,27 +16,37 @@ def delayed(target: str, rtt_s: float) -> Iterator[str]:
     """The address of a proxy to `target` that runs inside the block."""
     address = urlsplit(target)
     assert address.hostname is not None and address.port is not None
-    loop, listens, ports = asyncio.new_event_loop(), Event(), list[int]()
+    started: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         away, to = await asyncio.open_connection(address.hostname, address.port)
-        await asyncio.gather(_carry(reader, to, rtt_s / 2), _carry(away, writer, rtt_s / 2))
+        try:
+            await asyncio.gather(_carry(reader, to, rtt_s / 2), _carry(away, writer, rtt_s / 2))
+        except asyncio.CancelledError:  # the block was left, and clients keep their connections
+            to.close()
+            writer.close()  # asyncio's streams would report the error; nothing waits for this task
 
     async def serve() -> None:
         server = await asyncio.start_server(connect, "127.0.0.1", 0)
-        ports.append(server.sockets[0].getsockname()[1])
-        listens.set()
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        port = server.sockets[0].getsockname()[1]
+        started.set_result((f"http://127.0.0.1:{port}", partial(_set, loop, over)))
+        await over.wait()
+        server.close()
 
-    def work() -> None:
-        loop.create_task(serve())
-        loop.run_forever()
-
-    Thread(target=work, daemon=True).start()
-    listens.wait()
+    # `run` ends what is still under way; a loop that is only stopped leaves tasks that complain.
+    thread = Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    url, stop = started.result()
     try:
-        yield f"http://127.0.0.1:{ports[0]}"
+        yield url
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        stop()
+        thread.join()
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(event.set)
 
 
 async def _carry(

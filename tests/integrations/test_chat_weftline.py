@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -14,9 +15,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from tests.integrations.conftest import StartServer
 from tests.integrations.recording import recorded
 
 QUESTION = [SystemMessage("Be brief."), HumanMessage("Which rivers?")]
@@ -188,3 +190,31 @@ def test_errors_are_those_of_the_openai_client(echo_url: str) -> None:
         ChatWeftline(base_url=echo_url, model="nonesuch").invoke("hi")
     with pytest.raises(openai.APIConnectionError):
         ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0).invoke("hi")
+
+
+class Joke(BaseModel):
+    """A joke."""
+
+    setup: str
+    punchline: str
+
+
+@pytest.mark.parametrize("schema", [Joke, Joke.model_json_schema()], ids=["class", "schema"])
+@pytest.mark.parametrize("include_raw", [False, True])
+def test_json_mode_has_a_schema(schema: Any, include_raw: bool, start_script: StartServer) -> None:
+    """ChatOpenAI's JSON mode is told of no schema; ours is, so that any model keeps to it."""
+    said = {"setup": "Why?", "punchline": "So."}
+    with recorded(start_script([("", json.dumps(said))])) as passed:
+        llm = ChatWeftline(base_url=passed.url)
+        chat = llm.with_structured_output(schema, method="json_mode", include_raw=include_raw)
+        made = chat.invoke("A joke, as JSON.")
+        parsed = made["parsed"] if include_raw else made  # type: ignore[index]
+        assert parsed == (Joke(**said) if schema is Joke else said)
+        [sent] = passed.bodies("/v1/chat/completions")
+        form = sent["response_format"]
+        assert form["type"] == "json_object"
+        assert form["json_schema"]["schema"]["required"] == ["setup", "punchline"]
+        assert llm.with_structured_output(None, method="json_mode").invoke("Any JSON.") == said
+        assert passed.bodies("/v1/chat/completions")[-1]["response_format"] == {
+            "type": "json_object"
+        }

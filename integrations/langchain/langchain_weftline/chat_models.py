@@ -21,9 +21,16 @@ from langchain_core.language_models import LangSmithParams, LanguageModelInput, 
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableParallel,
+    RunnableSequence,
+)
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from langchain_weftline.ahead import take
 from langchain_weftline.patience import Patience
@@ -169,6 +176,25 @@ class ChatWeftline(BaseChatOpenAI):
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         return keep_pieces(super()._convert_input(model_input))
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """As ChatOpenAI's; the answer of `json_mode` is held to the schema, too."""
+        made = super().with_structured_output(schema, **kwargs)
+        if kwargs.get("method") != "json_mode" or schema is None:
+            return made
+        assert isinstance(made, RunnableSequence), "a model, and what reads its answer"
+        try:
+            wanted = convert_to_json_schema(schema)
+        except ValueError:  # a dict without a title is no schema to LangChain
+            return made
+        form = {"type": "json_object", "json_schema": {"name": "answer", "schema": wanted}}
+        model, *rest = made.steps
+        if isinstance(model, RunnableParallel):  # with include_raw
+            raw = cast(RunnableBinding[Any, Any], model.steps__["raw"])
+            return RunnableSequence(RunnableParallel(raw=raw.bind(response_format=form)), *rest)
+        return RunnableSequence(model.bind(response_format=form), *rest)
 
     def _sending(
         self,
