@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.load import load
 from langchain_tests.unit_tests import ChatModelUnitTests
 from pytest_socket import disable_socket
 from syrupy.assertion import SnapshotAssertion
@@ -37,7 +35,6 @@ class TestUnit(ChatModelUnitTests):
         )
 
     @pytest.mark.xfail(
-        "allowed_objects" in signature(load).parameters,  # older cores load by namespace
         reason="langchain-core's load() takes 'all' for the classes in a list of its own, which "
         "has no package from outside; with ours named, test_chat_weftline.py revives it",
         strict=True,
