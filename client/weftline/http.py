@@ -87,7 +87,7 @@ def pause(
         if result.status_code not in (429, 503):
             return None
         if not wanted.isdecimal():  # a proxy's refusal may say nothing, or a date
-            backoff = min(FIRST_BACKOFF_S * 2 ** min(attempt, 10), MAX_BACKOFF_S)
+            backoff = min(FIRST_BACKOFF_S * (1 << min(attempt, 10)), MAX_BACKOFF_S)
             return backoff * random.uniform(1 - JITTER, 1)
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
