@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -58,3 +60,27 @@ def test_a_recipe_in_every_tier(name: str, url: str) -> None:
 def test_a_recipe_is_short(name: str) -> None:
     """What a person reads fits on a screen; the comparison lives in compare.py."""
     assert len((RECIPES / f"{name}.py").read_text().splitlines()) <= MAX_LINES
+
+
+LEAVES = """
+import gc, time
+import httpx
+from delay import delayed
+with httpx.Client() as client:
+    with delayed({url!r}, 0.001) as far:
+        print(client.get(far + "/health/live").status_code)
+    time.sleep(0.1)
+    gc.collect()
+"""
+
+
+def test_a_far_server_goes_without_a_word(url: str) -> None:
+    """The proxy ends while a client keeps its connection, and asyncio does not complain."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", LEAVES.format(url=url)],
+        cwd=RECIPES,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.stdout, done.stderr) == ("200\n", "")
