@@ -106,7 +106,7 @@ async def _when_they_came(made: World, case: Case) -> list[Ran]:
 
     async def one(number: int, app: Mapping[str, Any]) -> Ran:
         await asyncio.sleep(app["start"] - origin)
-        return await perform(made, made_of(case, app), f"{case.name} {number}")
+        return await perform(made, made_of(case, app), f"{case.name} {number}", phases=True)
 
     return list(await asyncio.gather(*(one(i, app) for i, app in enumerate(case.apps))))
 
@@ -121,7 +121,8 @@ async def _turn_by_turn(made: World, case: Case) -> list[Ran]:
         await asyncio.sleep(case.apps[number]["start"] - origin)
         for app in case.apps[number::users]:
             program = PROGRAMS[case.workload](case, app)
-            found.append(await perform(made, program, f"{case.name} {number} {app['start']}"))
+            seed = f"{case.name} {number} {app['start']}"
+            found.append(await perform(made, program, seed, phases=True))
             await asyncio.sleep(case.overhead_s)
 
     await asyncio.gather(*map(user, range(users)))

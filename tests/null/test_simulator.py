@@ -125,7 +125,8 @@ def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
 
     async def main(loop: VirtualLoop) -> float:
         async with world(loop, HIDDEN) as made:
-            ran = await perform(made, [Step(own=10, output=2), Step(own=10, output=5)], 0)
+            program = [Step(own=10, output=2), Step(own=10, output=5)]
+            ran = await perform(made, program, 0, phases=True)
             assert ran.generate_s == pytest.approx([0.038, 0.038 + 3 * 0.034])
             return ran.seconds
 
