@@ -28,6 +28,7 @@ CURVES = {  # workload: what the axis says
     "independent_chat": "chats at once",
     "copilot": "users",
 }
+SCATTERED = "many_chains"  # Figure 13
 PHASES = ("queue", "fill", "generate")  # of a call
 DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
@@ -235,7 +236,7 @@ def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:
     if name in DISTRIBUTIONS:
         path = folder / f"{name}-cdf.svg"
         yield f"{title}: distribution", charts.distribution(report, path)
-    if name == "many_chains":
+    if name == SCATTERED:
         path = folder / f"{name}-scatter.svg"
         yield f"{title}: application by application", charts.scatter(report, path)
     path = folder / f"{name}-timeline.svg"
@@ -254,11 +255,20 @@ def _verdicts(workload: Workload, report: Report) -> Iterator[str]:
         for other, least in workload.beside.items():
             if (found := row["metrics"].get(other, {}).get("ratio")) is not None:
                 yield f"At the same time {other}: {found['median']:.2f}, of {least:g} to reach."
+        if report["workload"] == SCATTERED:
+            yield slower(report, row["system"])
         goal = workload.target.get("rate")
         if goal is not None and (said := rates.sentence(report, row["system"], goal)):
             yield said
         if target is not None and ratio["median"] < target:
             yield f"That is short of {target:g}: {phases(report, row)}."
+
+
+def slower(report: Report, ours: str) -> str:
+    """Figure 13's claim: that no application pays for the others."""
+    pairs = charts.matched(report, next(iter(report["systems"])), ours)
+    count = sum(mine > theirs for theirs, mine in pairs)
+    return f"Of {len(pairs)} applications {count or 'none'} took longer than with the baseline."
 
 
 def phases(report: Report, row: Report) -> str:

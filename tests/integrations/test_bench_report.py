@@ -123,6 +123,10 @@ def test_an_application_is_beside_itself_in_the_scatter() -> None:
     ]
     report = {"runs": runs, "summary": [{**where, "x": 1.0}]}
     assert charts.matched(report, "theirs", "ours") == [(8, 4)]
+    report["systems"] = {"theirs": {}, "ours": {}}
+    said = "Of 1 applications {} took longer than with the baseline."
+    assert page.slower(report, "ours") == said.format("none")
+    assert page.slower({**report, "systems": {"ours": {}}}, "theirs") == said.format(1)
 
 
 def test_the_page_says_in_which_type_vllm_ran() -> None:
