@@ -46,7 +46,7 @@ ten minutes. `--repeat N` says how often each point is run.
 `--within S` ends behind the last whole turn that fits in so many seconds, with exit code 3 while
 something is left, and `--resume` keeps what is there of the same code, machine and settings:
 
-    until weftline bench all --resume --within 540; do sleep 1; done
+    while weftline bench all --resume --within 540; [ $? -eq 3 ]; do :; done
 
 Servers and client run on all cores that there are, or on those of `--cores` and `--client-cores`.
 The results say which.
