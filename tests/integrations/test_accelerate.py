@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import time
 from collections.abc import Callable
 from operator import itemgetter
@@ -53,6 +54,17 @@ def llm(echo_url: str) -> ChatWeftline:
 def all_ahead(recording: Recording) -> bool:
     """Whether every call was sent ahead, and every answer taken from there."""
     return bool(recording.bodies(SUBMIT)) and not recording.bodies(CHAT)
+
+
+async def test_the_graph_of_each_run(llm: ChatWeftline) -> None:
+    """Who asks for graphs gets one for each run, with its three calls."""
+    graphs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    chain = accelerate(steps(llm), on_graph=graphs.put)
+    chain.invoke({"x": "soup"})
+    await chain.ainvoke({"x": "bread"})
+    seen = [await asyncio.to_thread(graphs.get, timeout=WAIT_S) for _ in range(2)]
+    assert [len(graph["calls"]) for graph in seen] == [3, 3]
+    assert seen[0]["session_id"] != seen[1]["session_id"]
 
 
 async def test_every_way_to_run(echo_url: str) -> None:
@@ -325,7 +337,8 @@ async def test_retries_and_fallbacks(echo_url: str) -> None:
 
 @pytest.mark.parametrize("way", ["unused", "cancelled", "abandoned"])
 async def test_what_is_not_used_is_cancelled(way: str) -> None:
-    """The server has no session left, and runs nothing, when the run is over."""
+    """The server has no session left and runs nothing when the run is over; no graph comes."""
+    graphs: list[Any] = []
     with served("--null-mode", "fixed", "--null-step-s", "0.05") as url:
         llm = ChatWeftline(base_url=url, max_tokens=1000)
 
@@ -341,14 +354,15 @@ async def test_what_is_not_used_is_cancelled(way: str) -> None:
         elif way == "cancelled":
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
-                    await accelerate(steps(llm)).ainvoke({"x": "soup"})
+                    await accelerate(steps(llm), on_graph=graphs.append).ainvoke({"x": "soup"})
         else:
-            parts = accelerate(steps(llm)).astream({"x": "soup"})
+            parts = accelerate(steps(llm), on_graph=graphs.append).astream({"x": "soup"})
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
                     await anext(parts)
             await parts.aclose()
         assert await idle(url)
+    assert graphs == []
 
 
 async def idle(url: str) -> bool:

@@ -10,23 +10,28 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
 from langchain_core.runnables.schema import StreamEvent
+from pydantic import Field
 
 from langchain_weftline.ahead import Ahead
 from langchain_weftline.explanation import Explanation, explain
 from langchain_weftline.lowering import Lowering
 from langchain_weftline.planning import plan
 from langchain_weftline.steps import Mode
+from weftline.http import OnGraph
 
 Input = Any
 Output = Any
 Config = RunnableConfig
 
 
-def accelerate(chain: Runnable[Any, Any]) -> AcceleratedChain:
+def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> AcceleratedChain:
     """`chain`, whose model calls the server begins before LangChain comes to them.
 
     Args:
         chain: An LCEL chain with models that are `ChatWeftline`.
+        on_graph: Called for each run with its session's graph, as GET /v1/session/{id}/graph
+            gives it, from another thread and when the server has sent it; not for a run that ends
+            before its calls do, which the server then cancels.
 
     When the chain is invoked, the calls that follow from its input alone, and from the answers of
     such calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks,
@@ -35,11 +40,13 @@ def accelerate(chain: Runnable[Any, Any]) -> AcceleratedChain:
     any other is an ordinary call, and what is not used is cancelled. None of your code runs to find
     the graph.
     """
-    return AcceleratedChain(bound=chain)
+    return AcceleratedChain(bound=chain, on_graph=on_graph)
 
 
 class AcceleratedChain(RunnableBindingBase[Input, Output]):
     """What `accelerate` returns: the chain itself, but for when its model calls begin."""
+
+    on_graph: OnGraph | None = Field(default=None, exclude=True)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -157,7 +164,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
             yield config
             return
         assert lowering.server is not None, "a call has a model"
-        ahead = Ahead(lowering.server, lowering.drafts, parts=parts)
+        ahead = Ahead(lowering.server, lowering.drafts, parts=parts, on_graph=self.on_graph)
         try:
             yield merge_configs(config, {"callbacks": [ahead]})
         finally:

@@ -11,8 +11,9 @@ import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
 from langchain_weftline.toolbox import finish_reason
 from weftline import transforms
 from weftline.errors import Timeout, WeftlineError
+from weftline.http import OnGraph
 from weftline.watching import Value
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
@@ -49,7 +51,14 @@ class Ahead(BaseCallbackHandler):
     ignore_retry = True
     ignore_custom_event = True
 
-    def __init__(self, server: Server, drafts: Sequence[Draft], *, parts: bool) -> None:
+    def __init__(
+        self,
+        server: Server,
+        drafts: Sequence[Draft],
+        *,
+        parts: bool,
+        on_graph: OnGraph | None = None,
+    ) -> None:
         self._server = server
         self._lock = Lock()
         self._hidden = list(drafts)  # whose prompts wait for a value
@@ -57,7 +66,16 @@ class Ahead(BaseCallbackHandler):
         self._feed = Feed(server)
         watch = [draft.var for draft in drafts]
         # Tried once: a call that finds no result is the model's own, with the model's retries.
-        self._feed.send(raw_calls(drafts), watch, parts=parts, close=True, max_retries=0)
+        self._feed.send(
+            raw_calls(drafts),
+            watch,
+            parts=parts,
+            graph=on_graph is not None,
+            close=True,
+            max_retries=0,
+        )
+        if on_graph is not None:
+            self._feed.graph.add_done_callback(partial(_pass_on, on_graph))
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -100,6 +118,11 @@ class Ahead(BaseCallbackHandler):
             return piece
         value = self._feed.results[piece.ref.var].value.result().value
         return str(transforms.run((*piece.ref.transforms, *piece.form), value))
+
+
+def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:
+    if graph.exception() is None:  # else the session ended before
+        on_graph(graph.result())
 
 
 @dataclass(frozen=True, slots=True)
