@@ -63,7 +63,7 @@ $(PEER)/.installed:
 	@touch $@
 
 bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
-	$(BIN)/python bench/bench_engine.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python bench/bench_engine.py $(ARGS)
 
 bench-server: install ## what the server costs by itself, and what admission and retention earn
 	PYTHONPATH=. $(BIN)/python bench/bench_server.py $(ARGS)

@@ -1,6 +1,6 @@
 """Our engine beside vLLM on the same cores and the same bfloat16 weights, both over HTTP.
 
-    make bench-engine            (or: python bench/bench_engine.py --vllm .venv-vllm/bin/python)
+    make bench-engine [ARGS="--vllm-dtype float32 --part rates"]
 
 Both servers run all the time, and one at a time is asked something, in turns; what the other one
 burns meanwhile is reported. Prints tokens a second and the ratios ours / vLLM, medians and
@@ -26,6 +26,7 @@ from _engine_load import MEASURES, OUTPUT, PROMPT, SHARED_OUTPUT, Measure, Promp
 from _engine_servers import Server, System, vllm, weftline
 from gpu_report import ROOT, write
 
+from bench.harness.machine import slug
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
 STARTS = "starts"
@@ -203,7 +204,7 @@ def main() -> None:
         options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
     )
     name = "-".join(filter(None, about)) + ".json"
-    path = write(report, report["date"][:10], report["machine"]["processor"], name)
+    path = write(report, report["date"][:10], slug(report["machine"]["cores"]), name)
     print(path.relative_to(ROOT))
 
 

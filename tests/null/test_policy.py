@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 import pytest
@@ -260,19 +259,3 @@ def test_a_short_look_at_a_long_queue_misses_nobody(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policies._Replicas, "rooms", every)
         assert place(queue, engines, "app", now=60.0) == short
-
-
-@given(st.lists(ITEMS, max_size=30), st.integers(2, 5), st.sampled_from(["app", "request"]))
-def test_engines_that_cost_too_much_are_passed_over(
-    queue: list[Queued], count: int, policy: str
-) -> None:
-    """Those whose load alone is more than the best has: as if each had been looked at."""
-    engines = [
-        engine(f"e{i}", latency=90 * (i % 3), throughput=40 * i, prefixes={"pq"[i % 2]}, running=i)
-        for i in range(count)
-    ]
-    short = place(queue, engines, policy, now=60.0)
-    base, cost, _ = policies._COST[policy]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(policies._COST, policy, (base, cost, lambda item: -inf))
-        assert place(queue, engines, policy, now=60.0) == short

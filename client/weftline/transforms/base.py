@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
+from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 from weftline.errors import InvalidRequest, TransformFailed
@@ -53,6 +55,14 @@ def as_text(value: Any, op: str, limit: int | None = None) -> str:
 def refuse(message: str) -> NoReturn:
     """Refuse a spec."""
     raise InvalidRequest(message, param="transforms")
+
+
+def package(module: str, what: str, distribution: str) -> ModuleType:
+    """A module that not every installation has; InvalidRequest where `what` needs it in vain."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        refuse(f"{what} needs {distribution}: run `pip install {distribution}`")
 
 
 def check_text(value: Any, what: str, limit: int = MAX_OPTION_CHARS) -> None:

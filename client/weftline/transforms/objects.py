@@ -19,7 +19,7 @@ from weftline.transforms.base import (
     check_json,
     check_text,
     check_texts,
-    refuse,
+    package,
 )
 from weftline.transforms.partial_json import parse_json_text
 
@@ -154,12 +154,7 @@ class Xml(Transform):
 
 
 def _defused() -> ModuleType:
-    try:
-        from defusedxml import ElementTree
-    except ModuleNotFoundError:
-        refuse("transform 'xml' needs defusedxml: run `pip install defusedxml`")
-    found: ModuleType = ElementTree
-    return found
+    return package("defusedxml.ElementTree", "transform 'xml'", "defusedxml")
 
 
 def _after_declaration(text: str) -> str:

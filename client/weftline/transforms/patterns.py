@@ -14,10 +14,10 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
 
 from weftline.errors import InvalidRequest
-from weftline.transforms.base import MAX_OPTION_CHARS, refuse
+from weftline.transforms.base import MAX_OPTION_CHARS, package, refuse
 
 # With texts of 2^17 characters, RE2's slowest automaton takes 131,072 · 256 · 27 ns = 0.9 s.
 MAX_POSITIONS = 256
@@ -104,12 +104,8 @@ def search_for(pattern: str) -> Search:
     return Search(pattern)
 
 
-def _re2() -> Any:
-    try:
-        import re2
-    except ModuleNotFoundError:
-        refuse("a pattern needs google-re2: run `pip install google-re2`")
-    return re2
+def _re2() -> ModuleType:
+    return package("re2", "a pattern", "google-re2")
 
 
 def _leave(pattern: str, what: str) -> InvalidRequest:

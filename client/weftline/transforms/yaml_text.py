@@ -16,7 +16,7 @@ from weftline.transforms.base import (
     as_text,
     check_json,
     check_text,
-    refuse,
+    package,
 )
 
 # PyYAML is written in Python: at its slowest it took 1.9 s for 65,536 of them.
@@ -34,12 +34,7 @@ TOO_MUCH = (
 
 def yaml_module() -> ModuleType:
     """PyYAML, which the transforms of YAML need; InvalidRequest where it is not installed."""
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        refuse("transforms of YAML need PyYAML: run `pip install pyyaml`")
-    found: ModuleType = yaml
-    return found
+    return package("yaml", "a transform of YAML", "pyyaml")
 
 
 def load_yaml(text: str, op: str) -> Any:

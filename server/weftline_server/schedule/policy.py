@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from math import inf, log2
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TypeAlias
 
 from weftline_engine.api import Hints
 
@@ -194,22 +193,19 @@ class _Engine:
         if item.prefixes:
             self.fresh = {*self.fresh, *(hash for hash, _ in item.prefixes)}
 
-    def cost(self, item: Queued, base: float) -> float:
-        """Tokens that stand between the item and its end here, and those it puts before others;
-        `base` are those of the others."""
+    def cost(self, item: Queued, throughput: bool) -> float:
+        """Tokens that stand between the item and its end here, and those it puts before others."""
         shared, there = 0, self.load.prefixes
         for hash, tokens in item.prefixes:
             if hash not in self.fresh and hash not in there:
                 break
             shared = tokens
-        cost = base + item.tokens - shared
+        # The other kind counts twice: once as load, once for what mixing costs both.
+        mixed = self.latency if throughput else self.throughput
+        cost = self.in_flight + mixed + item.tokens - shared
         if item.hints.group in self.groups:
             cost -= GROUP_TOKENS
         return cost
-
-
-_Base: TypeAlias = Callable[[_Engine, bool], float]
-_Cost: TypeAlias = Callable[[_Engine, Queued, float], float]
 
 
 class _Replicas:
@@ -221,7 +217,6 @@ class _Replicas:
         self._fresh: set[str] = set()
         self._rooms: dict[_Kind, list[float]] = {}
         self._most: dict[_Kind, float] = {}
-        self._bases: dict[bool, list[float]] = {}
 
     def add(self, engine: _Engine) -> None:
         self.engines.append(engine)
@@ -242,22 +237,13 @@ class _Replicas:
         # As if all that is in flight were where there is most room.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else []
 
-    def bases(self, base: _Base, throughput: bool) -> list[float]:
-        """What an item of this kind costs on each engine for the others there."""
-        bases = self._bases.get(throughput)
-        if bases is None:
-            bases = self._bases[throughput] = [base(one, throughput) for one in self.engines]
-        return bases
-
-    def take(self, place: int, item: Queued, base: _Base) -> None:
+    def take(self, place: int, item: Queued) -> None:
         engine = self.engines[place]
         engine.take(item)
         self.free -= 1
         self._fresh.update(hash for hash, _ in item.prefixes)
         for kind, rooms in self._rooms.items():
             rooms[place] = engine.room(kind)
-        for throughput, bases in self._bases.items():
-            bases[place] = base(engine, throughput)
         self._most.clear()
 
 
@@ -265,38 +251,17 @@ def _first_come(item: Queued) -> tuple[float, ...]:
     return item.open, item.queued + AGING_S * item.hints.priority
 
 
-def _load_and_mix(engine: _Engine, throughput: bool) -> float:
-    # The other kind counts twice: once as load, once for what mixing costs both.
-    return engine.in_flight + (engine.latency if throughput else engine.throughput)
-
-
-def _load_alone(engine: _Engine, throughput: bool) -> float:
+def _least_loaded(engine: _Engine, item: Queued, throughput: bool) -> float:
     return engine.in_flight
-
-
-def _base_alone(engine: _Engine, item: Queued, base: float) -> float:
-    return base
-
-
-def _least_more(item: Queued) -> float:
-    """The least that the item itself can cost: all that it may share, and its group, are there."""
-    shared = item.prefixes[-1][1] if item.prefixes else 0
-    return item.tokens - shared - (GROUP_TOKENS if item.hints.group else 0)
-
-
-def _nothing_more(item: Queued) -> float:
-    return 0
 
 
 _ORDER: Mapping[str, Callable[[Queued], tuple[float, ...]]] = {
     "app": attrgetter("turn"),
     "request": _first_come,
 }
-# What an engine costs an item for the others there, what it costs with the item, and the least that
-# the item can add: where that is too much already, the engine need not be looked at.
-_COST: Mapping[str, tuple[_Base, _Cost, Callable[[Queued], float]]] = {
-    "app": (_load_and_mix, _Engine.cost, _least_more),
-    "request": (_load_alone, _base_alone, _nothing_more),
+_COST: Mapping[str, Callable[[_Engine, Queued, bool], float]] = {
+    "app": _Engine.cost,
+    "request": _least_loaded,
 }
 POLICIES: Mapping[str, str] = MappingProxyType(
     {"app": "applications as a whole", "request": "each request by itself"}
@@ -307,7 +272,7 @@ def place(
     queue: Iterable[Queued], engines: Sequence[EngineLoad], policy: str, now: float
 ) -> list[Placement]:
     """Place what fits now, most urgent first; what does not fit holds nobody up."""
-    base, cost, least_more = _COST[policy]
+    cost = _COST[policy]
     by_model: dict[str, _Replicas] = {}
     for load in sorted(engines, key=lambda load: load.name):
         if load.model not in by_model:
@@ -321,19 +286,16 @@ def place(
                 break  # every engine is full: the rest of a long queue need not be looked at
             continue
         kind = _kind(item, now)
-        best, least, running, more = -1, inf, 0, least_more(item)
-        rooms, bases = replicas.rooms(item, kind), replicas.bases(base, item.throughput)
-        for at, (room, others) in enumerate(zip(rooms, bases, strict=False)):
-            if others + more > least:
-                continue
+        best, least, running, throughput = -1, inf, 0, item.throughput
+        for at, room in enumerate(replicas.rooms(item, kind)):
             engine = replicas.engines[at]
             if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
                 continue
-            score = cost(engine, item, others)
+            score = cost(engine, item, throughput)
             # Of two the less busy wins a tie, then the first by name.
             if score < least or (score == least and engine.running < running):
                 best, least, running = at, score, engine.running
         if best >= 0:
-            replicas.take(best, item, base)
+            replicas.take(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name))
     return placements
