@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import httpx
 import openai
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
@@ -31,6 +32,12 @@ P = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "
 X = {"role": "a chef", "topic": "soup"}
 TEXT = StrOutputParser()
 WAIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_others() -> None:
+    """What tests before these have lost is no leak of theirs."""
+    LISTENER.runs.clear()
 
 
 @pytest.fixture
@@ -223,6 +230,26 @@ async def test_cancelled_runs_and_abandoned_async_streams_leave_nothing() -> Non
         await stream.aclose()  # type: ignore[attr-defined]  # an async generator, typed as iterator
         del task, stream
         assert await settled() == (0, 0)
+
+
+class Cut(AsyncCallbackHandler):
+    """Cancels whoever says that a part of a run has ended, before anybody else is told."""
+
+    run_inline = True
+
+    async def on_chain_end(
+        self, outputs: object, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
+    ) -> None:
+        if parent_run_id is not None:
+            raise asyncio.CancelledError
+
+
+async def test_a_part_whose_end_is_never_told_is_over_with_its_run() -> None:
+    """A cancelled task may lose the callbacks that it was about to make."""
+    ChatWeftline()
+    with pytest.raises(asyncio.CancelledError):
+        await (RunnableLambda(str) | RunnableLambda(str)).ainvoke("x", {"callbacks": [Cut()]})
+    assert leaked() == (0, 0)
 
 
 async def test_other_handlers_see_every_run() -> None:

@@ -24,8 +24,11 @@ T = TypeVar("T")
 
 async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
     """The result of `future`, which others may wait for too: being cancelled leaves it as it is."""
+    inner = asyncio.wrap_future(future)
+    # Once this is cancelled nobody asks for an error that comes later, which asyncio would log.
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
     async with asyncio.timeout(timeout_s):
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await asyncio.shield(inner)
 
 
 Told = Callable[[Value | Failed], None]

@@ -67,6 +67,7 @@ class Root:
     """A run that no other run of ours contains: its sessions by server."""
 
     sessions: dict[object, RunSession] = field(default_factory=dict)
+    under_way: int = 0  # of the runs in it and itself
     over: bool = False
 
 
@@ -169,7 +170,10 @@ class Listener(BaseCallbackHandler):
             parent = None if parent_run_id is None else self.runs.get(parent_run_id)
             root = Root() if parent is None else parent.root
             run = Run(_name(name, tags or ()), inputs, parent, root)
+            root.under_way += 1
             dropped = _bounded(self.runs, run_id, run)
+            if dropped is not None:
+                dropped.root.under_way -= 1
         if dropped is not None:
             self._end(dropped)
 
@@ -177,6 +181,10 @@ class Listener(BaseCallbackHandler):
         with self._lock:
             prompt = self._prompts.pop(run_id, None)
             run = self.runs.pop(run_id, None)
+            if run is not None:
+                run.root.under_way -= 1
+                if run.parent is None and run.root.under_way:
+                    self._drop_rest(run.root)
         if prompt is not None and isinstance(outputs, PromptValue):
             self._note(*prompt, outputs)
         if run is not None:
@@ -184,6 +192,14 @@ class Listener(BaseCallbackHandler):
 
     def _on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         self._on_chain_end(None, run_id=run_id)
+
+    def _drop_rest(self, root: Root) -> None:
+        """Forget what is left in a run that is over: LangChain never tells that it ended.
+
+        A task that is cancelled while its callbacks run loses the rest of them.
+        """
+        for run_id in [run_id for run_id, run in self.runs.items() if run.root is root]:
+            del self.runs[run_id]
 
     def _end(self, run: Run) -> None:
         if run.parent is not None:
