@@ -3,9 +3,10 @@
     make bench-engine [ARGS="--vllm-dtype float32 --part rates"]
 
 Both servers run all the time, and one at a time is asked something, in turns; what the other one
-burns meanwhile is reported. Prints tokens a second and the ratios ours / vLLM, medians and
-quartiles of the repeats (each ratio is of two runs that follow each other), and writes them to
-bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and writes engine-NAME.json.
+burns meanwhile is reported, and what neighbours do. Prints tokens a second and the ratios
+ours / vLLM, medians and quartiles of the repeats (each ratio is of two runs that follow each
+other), and writes them to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part
+and writes engine-NAME.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import datetime
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -48,6 +50,19 @@ def _rest(servers: Sequence[Server]) -> None:
             return
 
 
+def _own(servers: Sequence[Server]) -> float:
+    """CPU seconds of the servers and of this process, which asks them."""
+    return sum(one.cpu_seconds() for one in servers) + time.process_time()
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that all processes of the machine have used since it began."""
+    user, nice, system, _, _, irq, softirq = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def served(
     systems: Sequence[System],
     model: Path,
@@ -60,7 +75,7 @@ def served(
     found: dict[str, dict[str, list[float]]] = {
         name: {one.name: [] for one in systems} for name in measures
     }
-    idle = 0.0
+    idle = neighbours = 0.0
     with Server(systems[0], logs / "0.log") as ours, Server(systems[1], logs / "1.log") as theirs:
         servers = [ours, theirs]
         for server in servers:
@@ -71,11 +86,12 @@ def served(
                 for server in servers if turn % 2 else reversed(servers):
                     (other,) = (one for one in servers if one is not server)
                     _rest(servers)
-                    before = other.cpu_seconds()
+                    before, own, all_of_them = other.cpu_seconds(), _own(servers), _busy_seconds()
                     rate = measure(server.port, prompts)
                     print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)
                     found[name][server.system.name].append(rate)
                     idle += other.cpu_seconds() - before
+                    neighbours += _busy_seconds() - all_of_them - (_own(servers) - own)
         memory = {one.system.name: round(one.resident_mb()) for one in servers}
     return {
         "tokens_per_s": {
@@ -92,6 +108,7 @@ def served(
         },
         "resident_mb": memory,
         "cpu_s_of_the_idle_one": round(idle, 1),
+        "cpu_s_of_neighbours": round(neighbours, 1),
     }
 
 
@@ -165,6 +182,7 @@ def main() -> None:
     # harder peer, on twice the bytes.
     parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the servers
     model = resolve(options.model)
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
