@@ -63,7 +63,10 @@ same for all. A run begins when the servers of the other systems are at rest.
 
 
 def write_page(results: Path, docs: Path = DOCS) -> Path:
-    """Draw the newest results of `results`, or those of a folder DATE-MACHINE; the page's path."""
+    """Draw the newest results of `results`, or those of a folder DATE-MACHINE; the page's path.
+
+    What is not of the harness is the newest of the same machine.
+    """
     folder, reports = find(results)
     first = next(iter(reports.values()))
     lines = [
@@ -81,7 +84,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
         lines += _ablation(ablations, docs)
     lines += exact({n: reports[f"{n}-exact"] for n in ORDER if f"{n}-exact" in reports})
     for name, write in others.SECTIONS.items():
-        if (path := folder / f"{name}.json").exists():
+        for path in newest(folder, f"{name}.json"):
             lines += write(json.loads(path.read_text()))
     lines += others.gpu(folder.parent)
     missing = [f"`{name}`" for name in names() if name not in reports]
@@ -90,6 +93,12 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     page = docs / "benchmarks.md"
     page.write_text("\n".join(lines).rstrip() + "\n")
     return page
+
+
+def newest(folder: Path, name: str) -> list[Path]:
+    """The newest file of this name that the machine of `folder`, DATE-MACHINE, has; or none."""
+    of_machine = sorted(folder.parent.glob(f"*{folder.name[10:]}/{name}"))
+    return [folder / name] if (folder / name).exists() else of_machine[-1:]
 
 
 def write_headline(results: Path, readme: Path = ROOT / "README.md") -> bool:

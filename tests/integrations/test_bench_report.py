@@ -142,3 +142,14 @@ def test_the_page_says_in_which_type_vllm_ran() -> None:
     assert page.dtypes(report | {"vllm_dtype": "bfloat16"}).endswith("over vLLM is this")
     assert page.dtypes(report | {"vllm_dtype": "float32"}) == "m in bfloat16, vLLM in float32"
     assert page.dtypes({"model": None}) == "the null engine"
+
+
+def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path) -> None:
+    """A folder's own file comes first; another machine's is none."""
+    for folder, name in (("01-box", "a"), ("02-box", "a"), ("03-box", "b"), ("04-tin", "a")):
+        (tmp_path / f"2026-01-{folder}").mkdir(exist_ok=True)
+        (tmp_path / f"2026-01-{folder}" / f"{name}.json").write_text("{}")
+    own = tmp_path / "2026-01-03-box"
+    assert page.newest(own, "a.json") == [tmp_path / "2026-01-02-box" / "a.json"]
+    assert page.newest(own, "b.json") == [own / "b.json"]
+    assert page.newest(own, "c.json") == []
