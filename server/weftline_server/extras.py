@@ -18,7 +18,6 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "httptools": "httptools",
             "uvloop": "uvloop",
             "pydantic": "pydantic",
-            "sse-starlette": "sse_starlette",
             "jinja2": "jinja2",
             "tokenizers": "tokenizers",
             "defusedxml": "defusedxml",

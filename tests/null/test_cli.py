@@ -126,7 +126,7 @@ def test_the_extras_are_those_of_pyproject() -> None:
 def test_a_module_leads_to_its_extra() -> None:
     """By import name; what we do not bring has none, and its error stays an error."""
     assert extra_of("torch.nn") == "engine"
-    assert extra_of("sse_starlette") == "server"
+    assert extra_of("prometheus_client") == "server"
     assert extra_of("weftline_server.commands.nothing") is None
     assert install("engine", "ray") == "pip install 'weftline[server,engine,ray]'"
 

@@ -127,7 +127,7 @@ async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
     body = {"calls": [ECHO], "stream": "x", "close": True}
     first, second = await submit(server, "k", body), await submit(server, "k", body)
     assert first.headers["content-type"] == second.headers["content-type"]
-    assert 'event: value\r\ndata: {"value": "one two"}' in first.text
+    assert 'event: value\ndata: {"value": "one two"}' in first.text
     assert second.text == first.text
 
 

@@ -91,20 +91,27 @@ class Endpoint:
         self, path: str, body: dict[str, Any], request_id: str
     ) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed answer, up to its [DONE]. Raises EndpointError."""
-        wait = self._config.first_s
         headers = {"X-Request-Id": request_id}
         async with self._failing(), self._request("POST", path, body, headers) as response:
             if response.status != 200:
                 raise await _refusal(response)
-            lines = _lines(response)
-            while True:
-                async with asyncio.timeout(wait):
-                    data = await _next_event(lines)
-                if data is None:
-                    await _end(response)
-                    return
-                yield _object(data)
-                wait = self._config.idle_s
+            with _Patience(response.content, self._config.first_s) as patience:
+                rest = b""
+                while chunk := await response.content.readany():
+                    lines = (rest + chunk).split(b"\n")
+                    if max(map(len, lines)) > MOST_EVENT:
+                        raise _broken(f"sent an event of more than {MOST_EVENT} bytes")
+                    rest = lines.pop()
+                    for line in lines:
+                        if not line.startswith(b"data:"):
+                            continue
+                        data = line[5:].strip()
+                        if data == b"[DONE]":
+                            await _end(response)
+                            return
+                        yield _object(data)
+                        patience.begin(self._config.idle_s)
+            raise _broken("ended its stream before the answer was complete")
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object that answers a request. Raises EndpointError."""
@@ -154,25 +161,45 @@ def _broken(what: str, error: str = "EngineFailed") -> EndpointError:
     return EndpointError(error, f"the endpoint {what}", retryable=True, broken=True)
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines; raises EndpointError for one that is too long."""
-    rest = b""
-    async for chunk in response.content.iter_any():
-        lines = (rest + chunk).split(b"\n")
-        if max(map(len, lines)) > MOST_EVENT:
-            raise _broken(f"sent an event of more than {MOST_EVENT} bytes")
-        rest = lines.pop()
-        for line in lines:
-            yield line
+class _Patience:
+    """Lets whoever reads `content` meet a TimeoutError some seconds after the last `begin`.
 
+    One timer that looks at the clock when it is due: arming a timeout for each event took longer
+    than parsing it.
+    """
 
-async def _next_event(lines: AsyncIterator[bytes]) -> bytes | None:
-    """The data of the next event; None at [DONE]. A stream that only ends was cut off."""
-    async for line in lines:
-        if line.startswith(b"data:"):
-            data = line[5:].strip()
-            return None if data == b"[DONE]" else data
-    raise _broken("ended its stream before the answer was complete")
+    def __init__(self, content: aiohttp.StreamReader, seconds: float) -> None:
+        self._content = content
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._due = self._until
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> _Patience:
+        self._timer = self._loop.call_at(self._due, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def begin(self, seconds: float) -> None:
+        """Wait for so long from now on."""
+        self._until = self._loop.time() + seconds
+        if self._until < self._due:  # as after the first event, which may take longer
+            self._arm()
+
+    def _look(self) -> None:
+        if self._loop.time() < self._until:
+            self._arm()
+        else:
+            self._content.set_exception(TimeoutError())
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = self._until
+        self._timer = self._loop.call_at(self._due, self._look)
 
 
 def _object(data: bytes) -> dict[str, Any]:

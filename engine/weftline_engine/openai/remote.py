@@ -67,6 +67,7 @@ class RemoteEngine:
         self._breaker = Breaker(breaker)
         self._endpoint: Endpoint | None = None
         self._events: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
+        self._batch: list[api.Event] = []  # in the queue, where it is not empty
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ops: dict[str, api.Op] = {}  # that have not ended
         self._closing: asyncio.Task[None] | None = None
@@ -106,6 +107,7 @@ class RemoteEngine:
         while (events := await self._events.get()) is not None:
             if isinstance(events, api.EngineDied):
                 raise events
+            self._batch = []
             yield events
 
     async def close(self) -> None:
@@ -231,7 +233,10 @@ class RemoteEngine:
         return _Head(op=op.id, attempt=op.attempt, sequence=self._sequence, time=time.monotonic())
 
     def _emit(self, event: api.Event) -> None:
-        self._events.put_nowait([event])
+        """Tell it with all else that this turn of the loop brings: who hears is woken once."""
+        self._batch.append(event)
+        if len(self._batch) == 1:
+            self._events.put_nowait(self._batch)
 
 
 def _guess(op: api.Op) -> int:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import InvalidRequest
 from weftline.protocol import Get, Submit
 from weftline_server.graph.graph import Node
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.routes.event_stream import EventStream, sse, sse_or_error
 from weftline_server.routes.state import state_of
 from weftline_server.routes.watch import watch
-from weftline_server.routes.wire import or_disconnect, read, schema, sse, sse_or_error
+from weftline_server.routes.wire import or_disconnect, read, schema
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session
 from weftline_server.session.view import graph_view
@@ -25,7 +25,6 @@ from weftline_server.session.view import graph_view
 router = APIRouter(prefix="/v1", tags=["calls"])
 
 RESUME_S = 2.0  # a stream that was cut off is waited for, and its work goes on
-SEND_TIMEOUT_S = 30  # a reader that takes nothing for so long is gone
 
 
 @router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit), response_model=None)
@@ -48,8 +47,7 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
             for variable in watched:
                 session.check_reader(variable, wait=False)
             close = False
-            events = sse_or_error(WeftlineError, _whole_run(driver, session, body, answer))
-            return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
+            return EventStream(sse_or_error(_whole_run(driver, session, body, answer)))
         if body.get:
             answer["values"] = await or_disconnect(request, _values(driver, session, body.get))
         if body.graph:
@@ -63,7 +61,7 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
 
 async def _whole_run(
     driver: Driver, session: Session, body: Submit, answer: dict[str, Any]
-) -> AsyncIterator[dict[str, str]]:
+) -> AsyncGenerator[bytes, None]:
     """What was submitted, what is streamed or watched of it, and the graph if asked for."""
     try:
         yield sse("submitted", answer)
@@ -111,8 +109,7 @@ async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
         # What cannot be waited for is a status, not an event in a stream that began with 200.
         session.check_reader(body.semantic_var_id, body.wait)
         offset = _offset(request.headers.get("last-event-id"))
-        events = sse_or_error(WeftlineError, _events(driver, session, body, offset))
-        return EventSourceResponse(events, send_timeout=SEND_TIMEOUT_S)
+        return EventStream(sse_or_error(_events(driver, session, body, offset)))
     waiting = driver.readers.get(
         session,
         body.semantic_var_id,
@@ -137,7 +134,7 @@ def _offset(last_event_id: str | None) -> int:
 
 async def _events(
     driver: Driver, session: Session, body: Get, offset: int
-) -> AsyncGenerator[dict[str, str], None]:
+) -> AsyncGenerator[bytes, None]:
     """`part` events with the text as it comes, then one `value` event."""
     chunks = driver.readers.stream(
         session,

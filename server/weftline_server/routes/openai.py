@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response
 
 from weftline.errors import WeftlineError
@@ -18,8 +17,8 @@ from weftline_engine.api import Usage
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.graph.tool_parser import ToolParser, parser_of
-from weftline_server.routes.calls import SEND_TIMEOUT_S
 from weftline_server.routes.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.routes.event_stream import EventStream, sse
 from weftline_server.routes.openai_answers import (
     CHAT,
     TEXT,
@@ -33,11 +32,13 @@ from weftline_server.routes.openai_answers import (
 from weftline_server.routes.openai_types import ChatRequest, CompletionRequest
 from weftline_server.routes.provenance import Provenance, Runs
 from weftline_server.routes.state import state_of
-from weftline_server.routes.wire import or_disconnect, read, schema, sse
+from weftline_server.routes.wire import or_disconnect, read, schema
 from weftline_server.session.call import Step
 from weftline_server.session.driver import Driver
 from weftline_server.session.lowering import output_key
 from weftline_server.session.session import Session
+
+T = TypeVar("T")
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -135,11 +136,16 @@ class _Choice:
         value = variable.text if self.parser is None else variable.value
         return running.answer.choice(self.index, value, self.step, self.logprobs())
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The choice as it comes."""
+    async def chunks(self) -> AsyncIterator[str | dict[str, Any]]:
+        """The choice as it comes, in JSON or in what becomes JSON."""
         answer, running = self.running.answer, self.running
         yield answer.chunk(self.index, {"content": ""}, first=True)
+        plain = self.parser is None and not running.body.wants_logprobs
+        text_chunk = answer.text_chunk(self.index)
         async for chunk in running.driver.readers.stream(running.session, self.node.writes[0]):
+            if plain:
+                yield text_chunk(chunk.text)
+                continue
             parts = [{"content": chunk.text}]
             if self.parser is not None:
                 parts = [delta_of(part) for part in self.parser.feed(chunk.text)]
@@ -206,7 +212,7 @@ async def _complete(
     running = await _start(driver, state_of(request.app).runs, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventSourceResponse(_events(running, usage), send_timeout=SEND_TIMEOUT_S, sep="\n")
+        return EventStream(_events(running, usage))
     try:
         reading = asyncio.gather(*(choice.whole() for choice in running.choices))
         choices = await or_disconnect(request, reading)
@@ -216,7 +222,7 @@ async def _complete(
         running.end()
 
 
-async def _events(running: _Running, with_usage: bool) -> AsyncIterator[dict[str, str]]:
+async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """Chunks as the text comes; the calls end with the stream, whoever ends it."""
     try:
         streams = [choice.chunks() for choice in running.choices]
@@ -224,9 +230,10 @@ async def _events(running: _Running, with_usage: bool) -> AsyncIterator[dict[str
             async for chunk in chunks:
                 yield sse(None, chunk)
                 running.runs.answered(running.session)
+        usage = b""
         if with_usage:
-            yield sse(None, running.answer.usage_chunk(running.usage()))
-        yield sse(None, "[DONE]")
+            usage = sse(None, running.answer.usage_chunk(running.usage()))
+        yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
         yield sse(None, error.to_body())
     finally:
@@ -234,16 +241,16 @@ async def _events(running: _Running, with_usage: bool) -> AsyncIterator[dict[str
 
 
 async def _merged(
-    streams: Sequence[AsyncIterator[dict[str, Any]]],
-) -> AsyncGenerator[dict[str, Any], None]:
+    streams: Sequence[AsyncIterator[T]],
+) -> AsyncGenerator[T, None]:
     """What all `streams` give, as it comes; the first failure ends it."""
     if len(streams) == 1:
         async for chunk in streams[0]:
             yield chunk
         return
-    queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue(len(streams))
+    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(len(streams))
 
-    async def pump(stream: AsyncIterator[dict[str, Any]]) -> None:
+    async def pump(stream: AsyncIterator[T]) -> None:
         try:
             async for chunk in stream:
                 await queue.put(chunk)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.tool_parser import Arguments, Called, Delta, Said
+from weftline_server.routes.event_stream import to_json
 from weftline_server.session.call import Step, TokenLogprob
 
 
@@ -83,6 +84,13 @@ class Answer:
         # At both ends: a client that leaves early can close the session all the same.
         ours = self._ours() if first or finish else {}
         return {**self._head(self.shape.chunk, [choice]), **ours}
+
+    def text_chunk(self, index: int) -> Callable[[str], str]:
+        """What makes the JSON of a chunk of choice `index` out of its text: all else is written
+        once."""
+        mark = f"the text of {self.id}"
+        before, after = to_json(self.chunk(index, {"content": mark})).split(to_json(mark))
+        return lambda text: f"{before}{to_json(text)}{after}"
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {**self._head(self.shape.chunk, []), "usage": usage}

@@ -7,40 +7,41 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline_server.routes.wire import sse
+from weftline_server.routes.event_stream import sse
 from weftline_server.session.driver import Driver
 from weftline_server.session.session import Session
 
 
 async def watch(
     driver: Driver, session: Session, variables: Sequence[str], *, parts: bool
-) -> AsyncGenerator[dict[str, str], None]:
+) -> AsyncGenerator[bytes, None]:
     """One `value` or `failed` event for each of `variables`; with `parts` also its text in parts.
 
     A failure ends the wait for its own variable alone. The events end with the last variable;
     closing them earlier counts as leaving every variable that is not ready.
     """
     # Bounded, so that a slow reader holds up the followers and not the server's memory.
-    events: asyncio.Queue[dict[str, str]] = asyncio.Queue(maxsize=256)
+    events: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue(maxsize=256)
 
     async def follow(variable: str) -> None:
         try:
             if parts:
                 async for chunk in driver.readers.stream(session, variable):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
-                    await events.put(sse("part", text))
+                    await events.put((sse("part", text), False))
             else:
                 await driver.readers.get(session, variable)
-            await events.put(sse("value", _value(driver, session, variable)))
+            last = sse("value", _value(driver, session, variable))
         except WeftlineError as error:
-            await events.put(sse("failed", {"semantic_var_id": variable, **error.to_body()}))
+            last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
+        await events.put((last, True))
 
     followers = [asyncio.create_task(follow(variable)) for variable in variables]
     left = len(followers)
     try:
         while left:
-            event = await events.get()
-            left -= event["event"] != "part"
+            event, last = await events.get()
+            left -= last
             yield event
     finally:
         for follower in followers:

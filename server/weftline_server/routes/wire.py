@@ -1,10 +1,10 @@
-"""Bodies in, answers out: strict JSON to protocol types, errors to their JSON, events to SSE."""
+"""Bodies in, answers out: strict JSON to protocol types, errors to their JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -142,24 +142,3 @@ async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
         for pending in (task, watch):
             pending.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
-
-
-def sse(event: str | None, data: Any, id: str | None = None) -> dict[str, str]:
-    """One server-sent event for EventSourceResponse; `data` becomes JSON unless it is a string."""
-    made = {"data": data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}
-    if event is not None:
-        made["event"] = event
-    if id is not None:
-        made["id"] = id
-    return made
-
-
-async def sse_or_error(
-    first_error: type[WeftlineError], events: AsyncIterator[dict[str, str]]
-) -> AsyncIterator[dict[str, str]]:
-    """`events`, ended by an `error` event if they raise: the status line is long sent."""
-    try:
-        async for event in events:
-            yield event
-    except first_error as error:
-        yield sse("error", error.to_body())
