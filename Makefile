@@ -11,6 +11,10 @@ INSTALLED := .venv/.installed
 LISTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llamaindex/pyproject.toml constraints.txt
 SOURCES := client:server:engine:kernels
 PYTEST := $(BIN)/python -m pytest -q
+# For suites whose tests have a server each or none: a file is one worker's, with the fixtures that
+# its tests share. The real model's suites take both cores for one test, and run one by one.
+WORKERS ?= 2
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
 suite = @if ls $(1)/test_*.py >/dev/null 2>&1; then echo "$(2)" && $(2); fi
@@ -32,12 +36,12 @@ demo: install ## a LangChain summary, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
 test: install ## every test that needs no GPU
-	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(PYTEST) tests/null --disable-socket --allow-unix-socket)
+	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(PARALLEL) tests/null --disable-socket --allow-unix-socket)
 	$(call suite,tests,$(PYTEST) tests/test_layers.py tests/test_packaging.py)
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(PYTEST) tests/kernels)
-	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(PARALLEL) tests/kernels)
+	$(call suite,tests/cpu,$(PARALLEL) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
-	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
+	$(call suite,tests/integrations,$(PARALLEL) tests/integrations)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,11 +12,11 @@ import httpx
 import pytest
 from pytest_asyncio import is_async_test
 
+from tests.integrations.forks import Forked, fork
+
 StartServer = Callable[[Sequence[tuple[str, str]]], str]
 
 READY_S = 60.0
-# The adapters' tests may run in an interpreter that has no server.
-SERVER_PYTHON = os.environ.get("WEFTLINE_SERVER_PYTHON", sys.executable)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,26 +34,24 @@ def served(*options: str) -> Iterator[str]:
 
 
 @contextmanager
-def started(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def started(*options: str) -> Iterator[tuple[str, Forked]]:
     """The address of a server that runs inside the block unless it is killed, and its process."""
-    command = [SERVER_PYTHON, "-m", "weftline_server", "serve", "--engine", "null", "--port", "0"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = fork(["serve", "--engine", "null", "--port", "0", *options])
     try:
-        url = process.stdout.readline().split()[-1]
+        url = process.said.split()[-1]
         _wait_until_ready(url)
         yield url, process
     finally:
         process.terminate()
         process.wait()
-        process.stdout.close()
 
 
 def _wait_until_ready(url: str) -> None:
     deadline = time.monotonic() + READY_S
-    while httpx.get(f"{url}/health/ready").status_code != 200:
-        assert time.monotonic() < deadline, "the server did not become ready"
-        time.sleep(0.05)
+    with httpx.Client() as client:
+        while client.get(f"{url}/health/ready").status_code != 200:
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

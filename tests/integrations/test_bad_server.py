@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_weftline.failures import as_model
 from langchain_weftline.transport import httpx as chat_openai_http
 from tests.integrations.conftest import served, started
+from tests.integrations.forks import Forked
 from tests.integrations.tiers import (
     AGAIN,
     ASK,
@@ -244,7 +244,7 @@ def test_it_dies_while_a_call_runs(tier: str) -> None:
     assert dies_while_a_call_runs(chat_weftline, way, ours) == plain
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(process: Forked) -> None:
     process.kill()
     process.wait()
 
