@@ -11,10 +11,11 @@ INSTALLED := .venv/.installed
 LISTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llamaindex/pyproject.toml constraints.txt
 SOURCES := client:server:engine:kernels
 PYTEST := $(BIN)/python -m pytest -q
-# For suites whose tests have a server each or none: a file is one worker's, with the fixtures that
-# its tests share. The real model's suites take both cores for one test, and run one by one.
+# Where no test wants both cores: by test, or by file where the tests of a file share a server. The
+# suites with the real model use both cores for one test, and run one after another.
 WORKERS ?= 2
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+BY_TEST := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
+BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
 suite = @if ls $(1)/test_*.py >/dev/null 2>&1; then echo "$(2)" && $(2); fi
@@ -36,12 +37,12 @@ demo: install ## a LangChain summary, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
 test: install ## every test that needs no GPU
-	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(PARALLEL) tests/null --disable-socket --allow-unix-socket)
+	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_TEST) tests/null --disable-socket --allow-unix-socket)
 	$(call suite,tests,$(PYTEST) tests/test_layers.py tests/test_packaging.py)
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(PARALLEL) tests/kernels)
-	$(call suite,tests/cpu,$(PARALLEL) tests/cpu)
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_TEST) tests/kernels)
+	$(call suite,tests/cpu,$(BY_FILE) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
-	$(call suite,tests/integrations,$(PARALLEL) tests/integrations)
+	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
 

@@ -42,7 +42,7 @@ def started(*options: str) -> Iterator[tuple[str, Forked]]:
         _wait_until_ready(url)
         yield url, process
     finally:
-        process.terminate()
+        process.kill()  # how one ends well is shown in tests/e2e
         process.wait()
 
 

@@ -33,9 +33,6 @@ class Forked:
         """Send it a signal, which is nothing to one that has ended."""
         os.kill(self.pid, number)  # nobody reaps it, so the id is never another's
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
