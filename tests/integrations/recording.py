@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+POLL_S = 0.02  # how long a proxy's end may take; by default it is half a second for each
+
 
 @dataclass
 class Recording:
@@ -69,7 +71,7 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
     with httpx.Client(timeout=60) as client, ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True
         recording = Recording(f"http://127.0.0.1:{http.server_address[1]}")
-        thread = Thread(target=http.serve_forever)
+        thread = Thread(target=http.serve_forever, args=(POLL_S,))
         thread.start()
         try:
             yield recording

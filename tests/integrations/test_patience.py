@@ -19,6 +19,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_weftline import ChatWeftline
 from langchain_weftline.patience import Deadlines, Patience
 from tests.integrations.conftest import served
+from tests.integrations.recording import POLL_S
 from tests.integrations.tiers import (
     AGAIN,
     ASK,
@@ -119,7 +120,7 @@ def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
     with ExitStack() as stack:
         http = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         http.daemon_threads = True
-        thread = Thread(target=http.serve_forever)
+        thread = Thread(target=http.serve_forever, args=(POLL_S,))
         thread.start()
         stack.callback(thread.join)
         stack.callback(http.shutdown)
