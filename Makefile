@@ -41,7 +41,6 @@ demo: install ## a LangChain summary, plain and as one graph, on a real model
 
 test: install ## every test that needs no GPU
 	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_TEST) tests/null --disable-socket --allow-unix-socket)
-	$(call suite,tests,$(PYTEST) tests/test_layers.py tests/test_packaging.py)
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_TEST) tests/kernels)
 	$(call suite,tests/cpu,$(BY_FILE) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
