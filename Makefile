@@ -14,10 +14,8 @@ SOURCES := client:server:engine:kernels
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -q --no-compile
 PYTEST := $(BIN)/python -m pytest -q
-# Where no test wants both cores: by test, or by file where the tests of a file share a server. The
-# suites with the real model use both cores for one test, and run one after another.
+# For suites of which no test wants both cores, a file to a worker; WORKERS=0 does without.
 WORKERS ?= 2
-BY_TEST := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal
 BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
@@ -40,11 +38,11 @@ demo: install ## a LangChain summary, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
 test: install ## every test that needs no GPU
-	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_TEST) tests/null --disable-socket --allow-unix-socket)
-	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_TEST) tests/kernels)
-	$(call suite,tests/cpu,$(BY_FILE) tests/cpu)
+	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_FILE) tests/null --disable-socket --allow-unix-socket)
+	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
+	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
-	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
+	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
 

@@ -245,8 +245,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     bench.salt = repeat if plan.same_texts else bench.salt + 1
     for cache in CACHES[: 1 + plan.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
-        if plan.setup.model is not None:  # else the seconds say nothing that others could spoil
-            await bench.fleet.rest()
+        await bench.fleet.rest()
         told = await bench.fleet.phases(system.server)
         before, client = bench.fleet.cpu_seconds(), time.process_time()
         began = time.perf_counter()
