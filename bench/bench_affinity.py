@@ -1,15 +1,17 @@
 """Does it pay to send a call where its prefix is? Parrot's Figure 17 on two engines.
 
-    make bench-affinity [ARGS="--requests 60 --real"]
+    make bench-affinity [ARGS="--requests 100 --real"]
 
 Users of sixteen applications, four of each of the figure's four kinds at a quarter of their
 lengths, arrive at random. Each engine's KV pool holds 60 % of the applications' prompts. Two ways
 are compared on the same arrivals: weftline places each call (`app`), or they take the engines in
 turn (`turns`), as a proxy in front of two servers does. The engines are weftline's own scheduler
 and pool with the time of a profile (a step 10 ms, a prompt token 0.5 ms, a sequence 0.8 ms); with
-`--real`, two embedded ones of SmolLM2 behind a real server. Prints mean seconds from a request's
-arrival to its end, per token of its answer, by requests a second, and writes them to
-bench/results/DATE-MACHINE/affinity.json, or affinity-real.json.
+`--real`, two embedded ones of SmolLM2 behind a real server, on half of the cores each. Prints mean
+seconds from a request's arrival to its end, per token of its answer, by requests a second, and what
+part of the prompts the engines computed, and writes them to
+bench/results/DATE-MACHINE/affinity.json, or affinity-real.json. `--rates` says at which
+rates: a real run lasts as long as its requests take to come.
 """
 
 from __future__ import annotations
@@ -17,25 +19,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
+import os
 import random
 import string
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from bench.gpu_report import write
 from bench.harness import machine
+from bench.harness.results import RESULTS, write
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
+from weftline_server.session.view import graph_view
 
 # Tokens of prompt, query and answer (Parrot, section 8.3).
 KINDS = ((7437, 7, 704), (1116, 8, 89), (1694, 4, 631), (2031, 4, 416))
@@ -46,7 +51,9 @@ RATES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 WORDS = 2048
 # Of one token each in SmolLM2, behind a space.
 PLAIN = tuple(string.ascii_lowercase)
-REAL_RATES = (1.0, 1.5)
+# On two slow cores each request's prompt takes a core 3.5 s where nothing of it is known, and its
+# answer one: engines in turn are busy all the time from 0.7 requests a second on.
+REAL_RATES = (0.4, 0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,15 @@ class Request:
     query: str
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one run: mean seconds per token of the answers, and the share of the prompts' tokens that
+    the engines computed."""
+
+    s_per_token: float
+    computed: float
+
+
 def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
     """Sixteen, of prompts that have nothing in common."""
     return [
@@ -75,11 +91,11 @@ def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
 
 
 def requests(
-    seed: int, found: Sequence[Application], words: Sequence[str], rate: float, count: int
+    seed: int, found: Sequence[Application], words: Sequence[str], rate: float, number: int
 ) -> list[Request]:
     """Poisson arrivals, each of a random application."""
     rng, made, at = random.Random(seed), [], 0.0
-    for _ in range(count):
+    for _ in range(number):
         at += rng.expovariate(rate)
         one = rng.choice(found)
         made.append(Request(at, one, _text(rng, words, one.query)))
@@ -103,46 +119,63 @@ def names(in_turn: bool) -> tuple[str, str]:
     return ("m0", "m1") if in_turn else ("m", "m")
 
 
-async def simulated(
-    loop: VirtualLoop, pool: int, todo: Sequence[Request], in_turn: bool
-) -> list[float]:
-    """Seconds per token of every answer."""
+async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_turn: bool) -> Found:
+    """On engines that take the time of a profile."""
     models = names(in_turn)
     configs = [SimulatedConfig(kv_tokens=pool, words=WORDS, model=model) for model in models]
     async with world(loop, *configs) as made:
 
-        async def user(number: int, one: Request) -> float:
+        async def user(number: int, one: Request) -> tuple[float, Mapping[str, Any]]:
             await asyncio.sleep(one.at - made.now)
             session = made.driver.open("t")
             await made.driver.submit(session, Submit(calls=(ask(one, models[number % 2]),)))
             await made.driver.readers.get(session, "out")
+            graph = graph_view(session, ())
             made.driver.close(session)
-            return (made.now - one.at) / one.application.answer
+            return (made.now - one.at) / one.application.answer, graph
 
-        return await asyncio.gather(*(user(number, one) for number, one in enumerate(todo)))
+        return summed(await asyncio.gather(*map(user, count(), todo)))
 
 
-async def real(url: str, todo: Sequence[Request], in_turn: bool) -> list[float]:
+async def real(url: str, todo: Sequence[Request], in_turn: bool) -> Found:
     """The same by the clock on the wall, of a server with two engines."""
     began = time.perf_counter()
     async with AsyncClient(url) as client:
 
-        async def user(number: int, one: Request) -> float:
+        async def user(number: int, one: Request) -> tuple[float, Mapping[str, Any]]:
             await asyncio.sleep(one.at)
-            await client.run([ask(one, names(in_turn)[number % 2])], ["out"])
-            return (time.perf_counter() - began - one.at) / one.application.answer
+            answer = await client.run([ask(one, names(in_turn)[number % 2])], ["out"], graph=True)
+            spent = (time.perf_counter() - began - one.at) / one.application.answer
+            return spent, answer.graph
 
-        return await asyncio.gather(*(user(number, one) for number, one in enumerate(todo)))
+        return summed(await asyncio.gather(*map(user, count(), todo)))
+
+
+def summed(users: Sequence[tuple[float, Mapping[str, Any]]]) -> Found:
+    """Seconds per token and the graph of each user's session."""
+    calls = [call for _, graph in users for call in graph["calls"]]
+    prompts, computed = (
+        sum(call[name] for call in calls) for name in ("prompt_tokens", "computed_tokens")
+    )
+    mean = sum(seconds for seconds, _ in users) / len(users)
+    return Found(round(mean, 4), round(computed / prompts, 3))
 
 
 @contextmanager
-def server(pool: int, in_turn: bool) -> Iterator[str]:
+def server(pool: int, in_turn: bool, cores: Sequence[int]) -> Iterator[str]:
     """The URL of a server with two embedded engines whose pools hold `pool` tokens each."""
-    entry = '[[engine]]\nengine = "torch"\nname = "e{}"\ncall_it = "{}"\nkv_tokens = {}\n'
+    entry = (
+        '[[engine]]\nengine = "torch"\nname = "e{}"\ncall_it = "{}"\nkv_tokens = {}\ncores = {}\n'
+    )
+    halves = (cores[: len(cores) // 2], cores[len(cores) // 2 :])
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "weftline.toml")
-        found = enumerate(names(in_turn))
-        config.write_text("".join(entry.format(i, name, pool) for i, name in found))
+        config.write_text(
+            "".join(
+                entry.format(number, name, pool, list(half))
+                for number, (name, half) in enumerate(zip(names(in_turn), halves, strict=True))
+            )
+        )
         with local_server("--config", str(config)) as url:
             yield url
 
@@ -151,32 +184,45 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--rates", help="requests a second, by comma")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", action="store_true", help="on two engines of SmolLM2")
     args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if args.real and len(cores) < 2:
+        parser.error("two engines need two cores")
     words = PLAIN if args.real else [f"w{number}" for number in range(WORDS)]
     found = applications(random.Random(args.seed), words)
     pool = int(sum(len(one.prompt.split()) for one in found) * SHARE)
-    curves: dict[str, dict[float, float]] = {"app": {}, "turns": {}}
+    runs: dict[str, dict[float, Found]] = {"app": {}, "turns": {}}
     rates = REAL_RATES if args.real else RATES
+    if args.rates is not None:
+        rates = tuple(map(float, args.rates.split(",")))
     for rate in rates:
         todo = requests(args.seed + 1, found, words, rate, args.requests)
-        for way, curve in curves.items():
+        for way, curve in runs.items():
             in_turn = way == "turns"
             if args.real:
                 # A server each, so that every run begins with empty caches.
-                with server(pool, in_turn) as url:
-                    spent = asyncio.run(real(url, todo, in_turn))
+                with server(pool, in_turn, cores) as url:
+                    curve[rate] = asyncio.run(real(url, todo, in_turn))
             else:
-                spent = run(partial(simulated, pool=pool, todo=todo, in_turn=in_turn))
-            curve[rate] = round(sum(spent) / len(spent), 4)
-    ratios = {rate: round(curves["turns"][rate] / curves["app"][rate], 2) for rate in rates}
-    about = machine.describe()
-    asked = {"requests": args.requests, "pool_tokens": pool}
-    report = {**asked, "s_per_token": curves, "turns_over_app": ratios, "machine": about}
-    name = "affinity-real.json" if args.real else "affinity.json"
-    write(report, datetime.date.today().isoformat(), machine.slug(about["cores"]), name)
-    print(json.dumps(report, indent=1))
+                curve[rate] = run(partial(simulated, pool=pool, todo=todo, in_turn=in_turn))
+            print(rate, way, curve[rate], flush=True)
+    report = {
+        "requests": args.requests,
+        "pool_tokens": pool,
+        "s_per_token": {way: {r: f.s_per_token for r, f in c.items()} for way, c in runs.items()},
+        "computed": {way: {r: f.computed for r, f in c.items()} for way, c in runs.items()},
+        "turns_over_app": {
+            rate: round(runs["turns"][rate].s_per_token / runs["app"][rate].s_per_token, 2)
+            for rate in rates
+        },
+        "machine": machine.describe(),
+    }
+    name = "affinity-real" if args.real else "affinity"
+    folder = f"{datetime.date.today().isoformat()}-{machine.slug(len(cores))}"
+    print(write(RESULTS / folder, name, report).read_text())
 
 
 if __name__ == "__main__":

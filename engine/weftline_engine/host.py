@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Load the model, announce it or why not, and serve until the socket closes."""
     options = _options()
+    if options.cores:
+        os.sched_setaffinity(0, map(int, options.cores.split(",")))
     connection = socket.socket(fileno=options.fd)
     # Ctrl-C goes to the whole foreground group; it is the server that decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -104,6 +106,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--step-tokens", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
+    parser.add_argument("--cores", help="by comma; default: all there are")
     parser.add_argument("--no-tree-attention", action="store_true")
     return parser.parse_args()
 

@@ -83,6 +83,19 @@ async def test_it_serves_like_the_core(
     assert "does not exist" in next(e for e in events if isinstance(e, Failed)).message
 
 
+async def test_it_computes_on_its_own_cores(tiny_directory: Path) -> None:
+    """All its threads stay on them, so that two engines of a machine keep clear of each other."""
+    core = max(os.sched_getaffinity(0))
+    config = EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=1024, cores=(core,))
+    engine = ProcessEngine(config)
+    try:
+        await engine.start()
+        threads = [int(thread) for thread in os.listdir(f"/proc/{engine.pid}/task")]
+        assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(core,)}
+    finally:
+        await engine.close()
+
+
 async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) -> None:
     await engine.start()
     assert engine.pid is not None
@@ -151,6 +164,7 @@ asyncio.run(main())
         ({"step_tokens": 8}, "must exceed max_running"),
         ({"device": "tpu"}, "none of auto, cpu, cuda"),
         ({"kv_fraction": 1.5}, "between 0 and 1"),
+        ({"cores": (0, 4096)}, r"cores \[0, 4096\] must be among those of the server: "),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:

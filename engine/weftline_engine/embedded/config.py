@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -36,7 +37,9 @@ class EmbeddedConfig:
 
     `kv_tokens` None: what `kv_fraction` of the memory holds that is free once the weights are
     there. That is 0.85 of a GPU's, and on the CPU a third, but not more than 65,536 tokens.
-    `tree_attention` reads the keys and values of a common beginning once a step, for all sequences.
+    `cores`: those that it computes on, so that several engines of a machine share none; empty: all
+    that there are. `tree_attention` reads the keys and values of a common beginning once a step,
+    for all sequences.
     """
 
     model: Path
@@ -50,6 +53,7 @@ class EmbeddedConfig:
     step_tokens: int | None = None  # None: 512 on the CPU, 2,048 on a GPU
     seed: int = 0
     load_format: LoadFormat | str = LoadFormat.AUTO
+    cores: tuple[int, ...] = ()
     tree_attention: bool = True
 
     def __post_init__(self) -> None:
@@ -62,6 +66,9 @@ class EmbeddedConfig:
                 raise ValueError(f"{name} {value!r} is none of {', '.join(kind)}")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError(f"kv_tokens {self.kv_tokens} is less than a block, {self.block_size}")
+        if not os.sched_getaffinity(0).issuperset(self.cores):
+            here = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise ValueError(f"cores {list(self.cores)} must be among those of the server: {here}")
         if self.kv_fraction is not None and not 0 < self.kv_fraction <= 1:
             raise ValueError(f"kv_fraction {self.kv_fraction} must lie between 0 and 1")
         if self.step_tokens is not None and self.step_tokens <= self.max_running:
@@ -81,4 +88,6 @@ class EmbeddedConfig:
             value = getattr(self, option)
             if value is not None:
                 words += [f"--{option.replace('_', '-')}", str(value)]
+        if self.cores:
+            words += ["--cores", ",".join(map(str, self.cores))]
         return words if self.tree_attention else [*words, "--no-tree-attention"]

@@ -26,7 +26,8 @@ class EngineSpec:
 
     `engine` is its kind and `name` its own; None takes the kind, numbered from the second on.
     `model` is what to load; `served` is the name that an endpoint has for it, None its first.
-    `call_it` is the model's name for clients. `connect_key_env` names the
+    `call_it` is the model's name for clients, `cores` are those that an embedded engine computes
+    on, all of them where none is named. `connect_key_env` names the
     environment variable that holds the key of `connect`, so that no file has to.
     """
 
@@ -40,6 +41,7 @@ class EngineSpec:
     kv_tokens: int | None = None
     kv_fraction: float | None = None
     max_running: int | None = None
+    cores: tuple[int, ...] = ()
     tree_attention: bool = True
     connect: str | None = None
     connect_key_env: str = "WEFTLINE_CONNECT_KEY"
@@ -176,6 +178,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             kv_tokens=spec.kv_tokens,
             kv_fraction=spec.kv_fraction,
             max_running=spec.max_running or 64,
+            cores=spec.cores,
             tree_attention=spec.tree_attention,
         )
     except ValueError as error:
