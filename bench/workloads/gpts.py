@@ -17,7 +17,7 @@ from bench.workloads import _load
 APPS = paper("fig17_gpts")["apps"]
 PROMPT = ChatPromptTemplate.from_messages([("system", "{instructions}"), ("human", "{query}")])
 PROMPTS, OUTPUTS = 0.5, 0.25  # of the paper's lengths at scale 1: four GPUs are not two cores
-RATES = (1.5, 0.5, 3.0, 1.0, 0.25, 2.0)  # of the baseline's saturation
+RATES = (1.5, 0.5, 3.0, 6.0, 1.0, 0.25, 2.0)  # of the baseline's saturation
 REQUESTS = 60
 
 
@@ -33,7 +33,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     """Poisson arrivals, slow to far too fast for the baseline."""
     return [
         Point(f"{share:g} of saturation", {"rate": share * full}, round(share * full, 4),
-              quick=share in (1.5, 0.5, 3.0))
+              quick=share in (1.5, 0.5, 3.0, 6.0))
         for full in [prepared["saturation"]]
         for share in RATES
     ]  # fmt: skip
