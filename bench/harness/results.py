@@ -63,7 +63,8 @@ def summary(
 
     Ratios are of one repetition each, so that a neighbour that disturbed both counts little.
     Above 1 is better than the baseline, whichever way the metric goes. Where all systems had the
-    same texts, `same_answers` counts the applications that gave the baseline's answer.
+    same texts, `same_answers` counts the applications that gave the baseline's answer, of the
+    `compared` that both ran: a background has more of them the longer a run takes.
     """
     grouped: dict[tuple[str, int, str], dict[str, list[Run]]] = defaultdict(dict)
     for run in runs:
@@ -80,7 +81,7 @@ def summary(
                     "system": system,
                     "apps": sum(len(run.apps) for run in found),
                     "failed": sum(app.error is not None for run in found for app in run.apps),
-                    **({"same_answers": _same(found, systems[baseline])} if same_texts else {}),
+                    **(_compared(found, systems[baseline]) if same_texts else {}),
                     "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
                     "metrics": {
                         name: measured
@@ -105,14 +106,15 @@ def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[
     return found
 
 
-def _same(runs: Sequence[Run], base: Sequence[Run]) -> int:
+def _compared(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, int]:
     """Applications of `runs` whose whole answer is that of the same one of `base`."""
-    pairs = (
+    pairs = [
         (ours, theirs)
         for run, other in zip(runs, base, strict=False)
         for ours, theirs in zip(run.apps, other.apps, strict=False)
-    )
-    return sum(ours.error is None and ours.result == theirs.result for ours, theirs in pairs)
+    ]
+    same = sum(ours.error is None and ours.result == theirs.result for ours, theirs in pairs)
+    return {"same_answers": same, "compared": len(pairs)}
 
 
 def _values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:

@@ -334,7 +334,7 @@ def exact(reports: Mapping[str, Report]) -> list[str]:
         ways = list(report["systems"])[1:]
         for way in ways:
             rows = [row for row in report["summary"] if row["system"] == way]
-            same, apps = (sum(row[key] for row in rows) for key in ("same_answers", "apps"))
+            same, apps = (sum(row[key] for row in rows) for key in ("same_answers", "compared"))
             title = report["systems"][way]["title"]
             lines.append(f"| {report['title']} | {title} | {same} of {apps} |")
     return [*lines, ""]

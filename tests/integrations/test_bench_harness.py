@@ -146,6 +146,9 @@ def test_equal_answers_are_counted() -> None:
     other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
     rows = summary(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
     assert [row["same_answers"] for row in rows] == [3, 1]
+    # What only one of them ran, as a background that took longer, is compared with nothing.
+    rows = summary(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
+    assert [(row["same_answers"], row["compared"]) for row in rows] == [(3, 3), (1, 1)]
 
 
 def test_the_server_by_itself() -> None:

@@ -21,7 +21,7 @@ def app(kind: str, start: float, seconds: float, output: int = 10, error: str | 
 def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     """Over all points of a way; and the phases of the calls that the server speaks of."""
     systems = {"one": {"title": "One"}, "two": {"title": "Two"}}
-    rows = [{"system": "two", "same_answers": n, "apps": 4, "point": "p"} for n in (4, 3)]
+    rows = [{"system": "two", "same_answers": n, "compared": 4, "point": "p"} for n in (4, 3)]
     report = {"title": "Chain", "systems": systems, "summary": rows}
     assert page.exact({"chain": report})[-2] == "| Chain | Two | 7 of 8 |"
     assert page.exact({}) == []
