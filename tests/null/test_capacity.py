@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
+from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_server.schedule.capacity import TOKEN_S
+from weftline_server.schedule.policy import PATIENCE_S
 
 # 10 ms, and one more for each 100 tokens in flight: 40 ms are reached with 3,000.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)
@@ -56,3 +60,56 @@ def test_a_batch_pauses_so_that_a_chat_gets_its_tokens_in_time() -> None:
     quick, values = measured(bounds=True)
     assert quick < 1.1 * TOKEN_S < 2 * TOKEN_S < slow
     assert values == without
+
+
+async def maps_beside_a_chat(made: World) -> list[str]:
+    """A chat runs; four texts of 900 tokens are summarised, each summary is judged behind 1,500
+    tokens of rules, and the judgements are joined behind as many."""
+    chat = made.driver.open("chat")
+    await made.driver.submit(chat, one_call("w7 " * 100, "answer", OUTPUT))
+    await asyncio.sleep(0.1)
+    calls = []
+    for n in range(4):
+        calls.append(step((words(n, 900),), f"note{n}", tokens=OUTPUT))
+        rules = (words(100 * n, 1500), Segment(input=f"note{n}"))
+        calls.append(step(rules, f"judged{n}", f"note{n}", tokens=OUTPUT))
+    notes = [f"note{n}" for n in range(4)]
+    joined = (words(50, 1500), *(Segment(input=note) for note in notes))
+    calls.append(step(joined, "joined", *notes, tokens=OUTPUT))
+    session = made.driver.open("maps")
+    await made.driver.submit(session, Submit(calls=tuple(calls)))
+    names = ("joined", *(f"judged{n}" for n in range(4)))
+    return [(await made.driver.readers.get(session, name)).text for name in names]
+
+
+@pytest.mark.parametrize("kv_tokens", [65_536, 4_096])
+def test_what_waits_for_a_call_does_not_hold_it_up(kv_tokens: int) -> None:
+    """Beside the chat not all the texts may start; what waits for their notes is filled meanwhile,
+    and holds more than may run beside a chat, or than the cache has. That must not keep the last
+    text waiting for ever."""
+
+    async def main(loop: VirtualLoop) -> list[str]:
+        async with world(loop, SimulatedConfig(cost=COST, kv_tokens=kv_tokens)) as made:
+            return await asyncio.wait_for(maps_beside_a_chat(made), 100)
+
+    assert all(run(main))
+
+
+def test_after_a_minute_it_is_placed_all_the_same() -> None:
+    """A job waits for a chat of 9,000 tokens, and nothing ends in the meantime that would have the
+    queue looked at: it goes to the engine when it has waited for so long, and no sooner."""
+
+    async def main(loop: VirtualLoop) -> list[int]:
+        async with world(loop, SimulatedConfig(cost=COST)) as made:
+            chat, job = made.driver.open("chat"), made.driver.open("job")
+            long = one_call("w7 " * 100, "answer", 9000, criteria=Criterion.TPOT)
+            await made.driver.submit(chat, long)
+            short = one_call("w9 " * 100, "done", OUTPUT, criteria=Criterion.THROUGHPUT)
+            await made.driver.submit(job, short)
+            queued = []
+            for seconds in (PATIENCE_S - 1, 3):
+                await asyncio.sleep(seconds)
+                queued.append(made.driver.dispatcher.queued)
+            return queued
+
+    assert run(main) == [1, 0]

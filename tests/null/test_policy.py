@@ -30,7 +30,8 @@ def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
 
 
 def engine(name: str, **more: Any) -> EngineLoad:
-    return EngineLoad(**{"name": name, "model": "m", **more})
+    held = more.get("latency", 0) + more.get("throughput", 0)
+    return EngineLoad(**{"name": name, "model": "m", "held": held, **more})
 
 
 def placed(
@@ -85,6 +86,12 @@ def test_a_call_goes_where_its_prefix_is() -> None:
     engines = [engine("idle"), engine("warm", latency=500, running=1, prefixes={"short", "long"})]
     assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "warm"}
     assert placed([queued("a", tokens=200, prefixes=prefixes[:1])], engines) == {"a": "idle"}
+
+
+def test_what_lay_there_is_no_load() -> None:
+    """Users of one long prompt do not drive others away: what counts is what is left to compute."""
+    engines = [engine("popular", held=5000, latency=300, running=3), engine("plain", latency=400)]
+    assert placed([queued("a", tokens=200)], engines) == {"a": "popular"}
 
 
 def test_sharers_in_the_queue_meet() -> None:
@@ -145,6 +152,17 @@ def test_a_latency_call_bounds_what_runs_beside_it() -> None:
     mixed = {"throughput": 600, "latency": 300, "bounded": 300, "strict": 300}
     assert [takes(x, **mixed) for x in (user, job, member, typist)] == [True, False, False, True]
     assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
+
+
+def test_early_fills_hold_up_nobody() -> None:
+    """What they wait for may start beside them, however much they hold and whoever awaits them;
+    another early fill may not start where the cache is full of them."""
+    held = {"early": 2000, "running": 5, "kv_tokens": 2000, "latency_tokens": 1000}
+    member, typist = queued("a", tokens=900, group="g"), queued("b", tokens=900, criterion="tpot")
+    for item in (member, typist, queued("c", tokens=5000)):
+        assert placed([item], [engine("e", **held)]) == {item.id: "e"}
+    early = queued("d", tokens=10, open=True)
+    assert placed([early], [engine("e", **held)]) == {}
 
 
 def test_what_calls_share_counts_once() -> None:
@@ -248,7 +266,7 @@ def test_a_short_look_at_a_long_queue_misses_nobody(
 ) -> None:
     """Most of it is passed over by the most room that any engine has: as if each had been asked."""
     engines = [
-        engine(f"e{i}", kv_tokens=size, latency_tokens=400, shared={"p"}, latency=64 * i, running=i)
+        engine(f"e{i}", kv_tokens=size, latency_tokens=400, shared={"p"}, held=64 * i, running=i)
         for i in range(count)
     ]
     short = place(queue, engines, "app", now=60.0)

@@ -51,6 +51,21 @@ def test_what_it_has_in_hand_is_summed_up_anew_only_where_it_changed() -> None:
     assert one.load().model == "n"
 
 
+def test_it_has_no_work_with_what_lay_in_its_cache() -> None:
+    """Two calls with one beginning of 64 tokens hold it once; the first had to compute it, the
+    second not, however much either gets fed."""
+    one, first = slot(300), replace(sent(("a", 64)), tokens=100)
+    second = replace(first, op=replace(first.op, id="p"))
+    for work in (first, second):
+        one.hold(work)
+        one.remember(work)
+    assert (one.load().held, one.load().latency) == (136, 136)
+    one.release("o")
+    assert (one.load().held, one.load().latency) == (100, 36)
+    one.hold(replace(second, tokens=110))
+    assert (one.load().held, one.load().latency) == (110, 46)
+
+
 def test_an_engine_that_says_no_size_is_bounded_all_the_same() -> None:
     """Ten thousand prompts leave so many hashes and no more."""
     one = slot(None)

@@ -304,6 +304,8 @@ class Dispatcher:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self.expire()
+            if self._queue:
+                self._place_soon()  # one may have waited for so long that it may start now
 
     def expire(self) -> None:
         """Fail what waits for a model that no engine has served for UNAVAILABLE_S."""

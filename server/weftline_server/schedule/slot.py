@@ -94,6 +94,7 @@ class Slot:
     state: EngineState = EngineState.STARTING
     description: api.Description | None = None
     running: dict[str, Work] = field(default_factory=dict)
+    found: dict[str, int] = field(default_factory=dict)  # op → its tokens that lay there
     delivered: set[str] = field(default_factory=set)
     prefixes: dict[str, int] = field(default_factory=dict)  # hash → its tokens; oldest use first
     held: int = 0  # tokens of all prefixes
@@ -117,6 +118,8 @@ class Slot:
 
     def hold(self, work: Work) -> None:
         """It has this op in hand, or now has more of it."""
+        if work.op.id not in self.running:
+            self.found[work.op.id] = common(work.prefixes, self.prefixes)
         self.running[work.op.id] = work
         self._load = None
 
@@ -124,6 +127,7 @@ class Slot:
         """It has this op in hand no more; None where it never had."""
         work = self.running.pop(op, None)
         if work is not None:
+            del self.found[op]
             self._load = None
         return work
 
@@ -160,16 +164,19 @@ class Slot:
         assert self.description is not None, "a ready engine has described itself"
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
-        bounded = strict = 0
+        held = early = bounded = strict = 0
         shared: set[str] = set()
-        for work in self.running.values():
+        for work in sorted(self.running.values(), key=lambda work: work.op.open):
             hints = work.op.hints
             own = work.tokens - common(work.prefixes, shared)
             shared.update(hash for hash, _ in work.prefixes)
-            tokens[hints.criterion == "throughput"] += own
-            if is_bounded(hints):
-                bounded += own
-                strict += own if hints.criterion == "tpot" else 0
+            tokens[hints.criterion == "throughput"] += work.tokens - self.found[work.op.id]
+            if work.op.open:
+                early += own
+            else:
+                held += own
+                bounded += own if work.item.bounded else 0
+                strict += own if work.item.strict else 0
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
         return EngineLoad(
@@ -177,6 +184,8 @@ class Slot:
             model=self.description.model,
             running=len(self.running),
             max_running=self.description.max_running,
+            held=held,
+            early=early,
             latency=tokens[False],
             throughput=tokens[True],
             bounded=bounded,
