@@ -37,7 +37,7 @@ $(INSTALLED): $(LISTS)
 demo: install ## a LangChain summary, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
-test: install ## every test that needs no GPU
+test: install ## the product's tests that need no GPU; those of the checkout itself are in check
 	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_FILE) tests/null --disable-socket --allow-unix-socket)
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
 	$(call suite,tests/cpu,$(PYTEST) tests/cpu)

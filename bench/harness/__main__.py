@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 done, 1 with a sentence where it could not be done, 3 where --within was not enough for
     all of it, 130 interrupted."""
     args = _parser().parse_args(argv)
+    # A shell has SIGINT ignored in what it starts in the background, which SIGTERM must end too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     try:
         if args.name == "report":

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.harness.texts import ROOT
-from bench.harness.workload import Workload, load, names
+from bench.harness.workload import SCALES, Workload, load, names
 from bench.report import charts, others, rates
 from weftline.errors import InvalidRequest
 
@@ -72,6 +72,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     lines = [
         INTRODUCTION.format(folder=f"bench/results/{folder.name}", machine=about(first)),
         *headline(reports),
+        *other_sizes(folder),
         *_repeated(reports),
     ]
     for name in ORDER:
@@ -121,7 +122,7 @@ def find(results: Path) -> tuple[Path, dict[str, Report]]:
 
     Raises InvalidRequest where there are none.
     """
-    for folder in sorted((results, *results.glob("*/")), reverse=True):
+    for folder in (results, *sorted(results.glob("*/"), reverse=True)):
         found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
         reports = {name: report for name, report in found.items() if "workload" in report}
         if reports:
@@ -177,6 +178,27 @@ def headline(reports: Mapping[str, Report]) -> list[str]:
                 f"| **{found['ratio']['median']:.2f}** | {target or '–'} |"
             )
     return [*lines, ""]
+
+
+def other_sizes(folder: Path) -> list[str]:
+    """What was taken of the same at other sizes, in folders by the name of their scale."""
+    lines = []
+    for path in (folder / scale for scale in SCALES if (folder / scale).is_dir()):
+        reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
+        first = next(iter(reports.values()))
+        repeats = 1 + max(run["repeat"] for report in reports.values() for run in report["runs"])
+        lines += [
+            *(f"## At the sizes of `--scale {path.name}`", ""),
+            f"The paper's lengths times {first['scale']['length']:g}, its counts times",
+            f"{first['scale']['count']:g}; weftline at {first['machine']['commit']}, "
+            f"{repeats} repetition{'s' if repeats > 1 else ''} of each workload's first point.",
+            *("", *headline(reports)),
+        ]
+        for name in (name for name in ORDER if name in reports):
+            said = " ".join(_verdicts(load(name), reports[name]))
+            lines += [f"- {reports[name]['title']}: {said}"]
+        lines += [""]
+    return lines
 
 
 def headline_rows(report: Report) -> list[Report]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,7 +81,13 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
     found = [(run["system"], run["delay_ms"]) for run in report["runs"]]
     assert found == [("weftline", 0), ("openai-weftline", 0), ("weftline", 250)]
     assert report["repeated_tokens"] == 0.0  # counted, and no paragraph of the two prompts is
-    assert "| weftline | " in write_page(tmp_path, tmp_path).read_text()
+    page = write_page(tmp_path, tmp_path).read_text()
+    assert "| weftline | " in page and "At the sizes of" not in page
+    (tmp_path / "full").mkdir()
+    shutil.copy(tmp_path / "chain_summary.json", tmp_path / "full")
+    page = write_page(tmp_path, tmp_path).read_text()
+    assert "## At the sizes of `--scale full`" in page
+    assert "1 repetition of each workload's first point" in page
 
 
 def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> None:
@@ -151,15 +158,20 @@ def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
     assert done.stderr.startswith("weftline bench: --cores '9999' is no list of cores: there are ")
 
 
-def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C in the middle: one sentence, exit code 130, and what was measured is kept."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_partial_and_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C in the middle, or an end of what a shell has started in the background, where SIGINT
+    is ignored: one sentence, exit code 130, and what was measured is kept."""
+    at_start = signal.default_int_handler if number == signal.SIGINT else signal.SIG_IGN
     process = subprocess.Popen(
         [*BENCH, "chain_summary", "--null", "--repeat", "1000", "--folder", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, at_start),
     )
     path = tmp_path / "chain_summary.json"
     while not path.exists():
@@ -167,7 +179,7 @@ def test_an_interrupted_run_is_partial_and_leaves_no_process(tmp_path: Path) -> 
         time.sleep(0.1)
     children = _below(process.pid)
     assert len(children) >= 2  # the harness, and its server
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert said == "weftline bench: interrupted; what was measured is marked partial\n"

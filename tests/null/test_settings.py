@@ -91,3 +91,29 @@ def test_attention_without_the_tree_is_said_to_the_engines() -> None:
     config = EmbeddedConfig(model=Path("m"), tree_attention=specs[1].tree_attention)
     assert config.arguments(3)[-1] == "--no-tree-attention"
     assert "--no-tree-attention" not in EmbeddedConfig(model=Path("m")).arguments(3)
+
+
+def test_an_engine_computes_on_the_cores_of_its_table() -> None:
+    """They reach its child; an engine without any is told none."""
+    [spec] = from_tables([{"engine": "torch", "cores": [0, 1]}])
+    config = EmbeddedConfig(model=Path("m"), cores=spec.cores[:1])
+    words = config.arguments(3)
+    assert (spec.cores, words[words.index("--cores") + 1]) == ((0, 1), "0")
+    assert "--cores" not in EmbeddedConfig(model=Path("m")).arguments(3)
+
+
+BAD_TABLES = [
+    ({"cores": 0}, "cores should be a list of int, not 0"),
+    ({"cores": ["0"]}, "cores should be a list of int, not ['0']"),
+    ({"vllm_arguments": [1]}, "vllm_arguments should be a list of str, not [1]"),
+    ({"name": ["a"]}, "name should be str, not ['a']"),
+    ({"kv_tokens": True}, "kv_tokens should be int, not True"),
+    ({"core": [0]}, "an engine has no setting 'core'; did you mean 'cores'?"),
+]
+
+
+@pytest.mark.parametrize(("table", "says"), BAD_TABLES, ids=[says for _, says in BAD_TABLES])
+def test_what_is_wrong_with_an_engine_is_said(table: dict[str, object], says: str) -> None:
+    """The setting, what it should be, and what it is."""
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}$"):
+        from_tables([table])

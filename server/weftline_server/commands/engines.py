@@ -89,8 +89,17 @@ def _from_table(table: Mapping[str, Any]) -> EngineSpec:
             near = difflib.get_close_matches(key, fields, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidRequest(f"an engine has no setting {key!r}{hint}", param=key)
-        values[key] = tuple(value) if isinstance(value, list) else _typed(key, value, fields[key])
+        check = _listed if fields[key].default == () else _typed
+        values[key] = check(key, value, fields[key])
     return EngineSpec(**values)
+
+
+def _listed(key: str, value: Any, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """`value`, if it is a list of what the field holds."""
+    kind = int if field.type == "tuple[int, ...]" else str
+    if type(value) is not list or any(type(one) is not kind for one in value):
+        raise InvalidRequest(f"{key} should be a list of {kind.__name__}, not {value!r}", param=key)
+    return tuple(value)
 
 
 def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
