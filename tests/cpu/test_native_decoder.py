@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen3Config
 
+from weftline_engine.embedded import native as decoder
 from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.decoders import load_decoder
 from weftline_engine.embedded.engine import Core
@@ -28,7 +29,7 @@ from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.embedded.threads import ThreadGovernor
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
-from weftline_kernels.cpu.items import flatten
+from weftline_kernels.cpu.items import flatten, queries_of_task
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
@@ -162,17 +163,35 @@ def test_it_serves_what_it_serves_alone(
     assert run(9, *ops) == alone
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_cut_items_say_what_the_work_list_says(shared: bool) -> None:
+def test_a_task_of_more_queries_changes_no_bit(
+    pair: tuple[LlamaDecoder, NativeDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it where its rows are more than share a block: 768 in wide groups."""
+    tokens, found = torch.arange(200) * 7 % 250, []
+    for queries in (16, 128):
+        monkeypatch.setattr(decoder, "queries_of_task", lambda *step, queries=queries: queries)
+        found.append(prefill(pair[1], tokens, [150, 50]))
+    assert torch.equal(*found)
+
+
+def test_every_thread_gets_some_tasks_of_a_step() -> None:
+    """As many queries a task as leaves eight tasks for each thread, and 16 to 128 in any case."""
+    steps = [(10, 3, 2), (512, 3, 2), (512, 3, 16), (512, 8, 2), (8192, 8, 2)]
+    assert [queries_of_task(*step) for step in steps] == [16, 64, 16, 128, 128]
+
+
+@pytest.mark.parametrize(("shared", "queries"), [(False, 16), (True, 16), (True, 32)])
+def test_cut_items_say_what_the_work_list_says(shared: bool, queries: int) -> None:
     """Attention over the flat arrays, in plain numpy, equals attention over the items."""
     torch.manual_seed(0)
     parts = [Rows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
     parts.append(Rows([40, 41, 42, 43], 3, 40, 20))
     work = build(parts, 16, min_pages_saved=1 if shared else 10**9)
-    flat = flatten(work)
+    flat = flatten(work, queries=queries)
     seen: list[list[int]] = [[] for _ in range(work.rows)]
-    for page_at, length, query_at, queries in flat.item.tolist():
-        for slot in range(query_at, query_at + queries):
+    for page_at, length, query_at, count in flat.item.tolist():
+        assert count <= queries
+        for slot in range(query_at, query_at + count):
             assert flat.visible[slot] <= length
             slots = [
                 int(flat.page[page_at + t // 16]) * 16 + t % 16 for t in range(flat.visible[slot])

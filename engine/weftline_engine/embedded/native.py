@@ -21,7 +21,7 @@ from weftline_engine.embedded.llama import frequencies, qkv_bias
 from weftline_engine.embedded.model import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_engine.embedded.threads import ThreadGovernor, sleeps
-from weftline_kernels.cpu.items import Flat, flatten
+from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.work_list import MIN_PAGES_SAVED
 
 PAGE = 16  # fixed in decoder.c: the lanes of a vector
@@ -145,7 +145,8 @@ class NativeDecoder:
         tokens, rows = len(step.tokens_T), len(step.rows_R)
         angles_TF = step.positions_T.to(torch.float32)[:, None] * self._frequencies_F[None, :]
         cosine_TF, sine_TF = angles_TF.cos(), angles_TF.sin()
-        flat: Flat = flatten(step.work)
+        queries = queries_of_task(tokens, config.kv_heads, self.governor.threads)
+        flat: Flat = flatten(step.work, queries=queries)
         logits_RV = torch.empty(rows, config.vocabulary)
         heads = config.heads * len(flat.query)
         inputs = {

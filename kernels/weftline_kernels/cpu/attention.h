@@ -4,6 +4,7 @@
 #include "step.h"
 
 #define SCORES 128  /* tokens whose scores are kept before they are weighed */
+#define MOST_ROWS 384 /* that share a block: their queries lie on the stack, 400 KB at most */
 #define QUERIES TILE /* rows (query x head of a group) of attention at once */
 
 /* A page holds its keys as words of two components, 16 tokens of them side by side, and its values
@@ -64,23 +65,24 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
  * first `own`; what it has summed so far is scaled to the new highest one. */
 INLINE void soften(float *row, act *weights, int tokens, int own, float *out, float *top,
                    float *weight, int64_t size) {
-    float high = *top;
     int even_pages = (tokens + 2 * PAGE - 1) / (2 * PAGE) * (2 * PAGE);
     for (int t = own; t < even_pages; t++) row[t] = -INFINITY;
-    v16 highs = all(high); /* NaN is left to exp16, and comes out in the weight */
+    v16 highs = all(*top); /* NaN is left to exp16, and comes out in the weight */
     for (int t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
-    for (int i = 0; i < LANES; i++) high = highs[i] > high ? highs[i] : high;
-    float keep = expf(*top - high);
+    float high = largest(highs);
     v16 total = {};
     for (int t = 0; t < tokens; t += LANES) {
         v16 p = exp16(load(row + t) - high);
         total += p;
         put_act(weights + t, p);
     }
-    *weight = *weight * keep + sum(total);
-    *top = high;
-    if (keep != 1)
+    if (high != *top) { /* seldom, after the first blocks */
+        float keep = expf(*top - high);
+        *weight *= keep;
         for (int64_t i = 0; i < size; i += LANES) store(out + i, load(out + i) * keep);
+        *top = high;
+    }
+    *weight += sum(total);
 }
 
 /* Some rows (query x head of the group, in that order) of an item and one KV head. */
@@ -155,15 +157,15 @@ static void find_rows(const Model *m, const Step *s, const Item *item, int64_t k
     }
 }
 
-/* All rows of one item and one KV head. A block of tokens stays in the cache for all of them. */
-static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, const u16 *keys,
-                   const u16 *values) {
-    int64_t size = m->head_size, count = item->queries * (m->heads / m->kv_heads);
+/* Rows `from` to `from + count` of one item and one KV head: a block stays in the cache for all. */
+static void attend_some(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t from,
+                        int64_t count, const u16 *keys, const u16 *values) {
+    int64_t size = m->head_size;
     act laid[count * size];
     Rows rows;
     for (int64_t first = 0; first < count; first += batch_of(count - first)) {
         int some = batch_of(count - first);
-        find_rows(m, s, item, kv, first, some, &rows);
+        find_rows(m, s, item, kv, from + first, some, &rows);
         lay(rows.q, some, size, laid + first * size);
         for (int r = 0; r < some; r++) {
             memset(rows.out[r], 0, 4 * size);
@@ -180,7 +182,7 @@ static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, 
         }
         for (int64_t first = 0; first < count; first += batch_of(count - first)) {
             int some = batch_of(count - first);
-            find_rows(m, s, item, kv, first, some, &rows);
+            find_rows(m, s, item, kv, from + first, some, &rows);
             int32_t tokens = rows.most - begin < SCORES ? rows.most - begin : SCORES;
             if (tokens <= 0) continue;
             switch (some) {
@@ -192,6 +194,16 @@ static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, 
 #undef BATCH
             }
         }
+    }
+}
+
+/* All rows of one item and one KV head. */
+static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, const u16 *keys,
+                   const u16 *values) {
+    int64_t count = item->queries * (m->heads / m->kv_heads);
+    for (int64_t from = 0; from < count; from += MOST_ROWS) {
+        int64_t left = count - from;
+        attend_some(m, s, item, kv, from, left < MOST_ROWS ? left : MOST_ROWS, keys, values);
     }
 }
 
