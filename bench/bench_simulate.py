@@ -26,9 +26,9 @@ from bench.simulator.calibration import (
     Case,
     Foretold,
     calibrate,
-    cases,
     foretell,
     start_from,
+    timed,
 )
 from bench.simulator.sizes import simulate
 from weftline.errors import InvalidRequest, WeftlineError
@@ -61,8 +61,7 @@ def main() -> int:
     except WeftlineError as error:
         print(f"weftline bench simulate: {error}", file=sys.stderr)
         return 1
-    measured = [case for report in reports.values() for case in cases(report)]
-    config, foretold = _calibrated(measured)
+    config, foretold = _calibrated(timed(reports))
     report: dict[str, Any] = {
         "simulation": True,
         "calibrated_on": CALIBRATED_ON,
@@ -100,10 +99,10 @@ def _kept(path: Path, report: dict[str, Any]) -> dict[tuple[int, str], dict[str,
     return {(one["engines"], one["policy"]): one for one in old["sizes"]}
 
 
-def _calibrated(measured: list[Case]) -> tuple[SimulatedConfig, list[Foretold]]:
-    config = calibrate([c for c in measured if c.workload == CALIBRATED_ON], start_from())
+def _calibrated(found: list[Case]) -> tuple[SimulatedConfig, list[Foretold]]:
+    config = calibrate([c for c in found if c.workload == CALIBRATED_ON], start_from())
     print(f"calibrated on {CALIBRATED_ON}: {json.dumps(asdict(config.cost))}", flush=True)
-    foretold = foretell(measured, config)
+    foretold = foretell(found, config)
     for one in foretold:
         print(
             f"{one.workload}, {one.point} +{one.delay_ms} ms: measured {one.measured_s:.2f} s, "

@@ -77,6 +77,13 @@ def cases(report: Report) -> Iterator[Case]:
         )
 
 
+def timed(reports: Mapping[str, Report]) -> list[Case]:
+    """The cases of all workloads' timed runs. What is there beside them, an ablation or a pass in
+    float32, has the same point at another time or in another type."""
+    found = (report for name, report in reports.items() if name == report["workload"])
+    return [case for report in found for case in cases(report)]
+
+
 def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
     """From the first call's start to the last one's end is the server's time; what is left of an
     application is the client's."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.calibration import Case, calibrate, cases, foretell, replay
+from bench.simulator.calibration import Case, calibrate, cases, foretell, replay, timed
 from bench.simulator.programs import Step, by_client, chain, map_reduce, perform
 from bench.simulator.sizes import compare, mix, prompt_tokens, simulate
 from bench.simulator.virtual import VirtualLoop, run
@@ -118,6 +118,8 @@ def test_the_points_of_a_report() -> None:
     ]
     assert [(one.prefill_s, one.generate_s, one.warm) for one in found] == [(1.0, 0.5, 32)] * 2
     assert list(cases({"workload": "agent_loop", "runs": runs})) == []
+    report = {"workload": "copilot", "runs": runs}
+    assert timed({"copilot": report, "copilot-ablation": report}) == found
 
 
 def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
