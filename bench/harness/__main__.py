@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # A shell has SIGINT ignored in what it starts in the background, which SIGTERM must end too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+    signal.signal(signal.SIGTERM, _end)
     try:
         if args.name == "report":
             from bench.report.page import write_headline, write_page
@@ -52,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("weftline bench: interrupted; what was measured is marked partial", file=sys.stderr)
         return INTERRUPTED
+
+
+def _end(number: int, frame: object) -> None:
+    """As Ctrl-C, once: who ends a whole group of processes is heard from our parent again."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _parser() -> argparse.ArgumentParser:
