@@ -83,7 +83,7 @@ def test_load_is_spread_over_replicas() -> None:
 def test_a_call_goes_where_its_prefix_is() -> None:
     """To the busier engine, as long as the prefix saves more than the load costs."""
     prefixes = (("short", 64), ("long", 1024))
-    engines = [engine("idle"), engine("warm", latency=600, running=1, prefixes={"short", "long"})]
+    engines = [engine("idle"), engine("warm", latency=500, running=1, prefixes={"short", "long"})]
     assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "warm"}
     assert placed([queued("a", tokens=200, prefixes=prefixes[:1])], engines) == {"a": "idle"}
 

@@ -36,9 +36,9 @@ GROUP_TOKENS = 256
 # Computing a token of a prompt that another engine has is worth so many tokens of load: it is done
 # for this call alone while all others there wait, and pushes out what somebody else will miss, but
 # load is done for many at once, and half done when it is seen. With 1, 2, 4 and 8 the engines of
-# `make bench-affinity` compute 0.45, 0.31, 0.21 and 0.20 of the prompts at 4 requests a second, and
-# with the costs of a core of a CPU, at 0.8, 0.44 with 1, 0.37 with 4, 0.32 with 8, 0.30 with 16.
-PREFIX_WEIGHT = 8
+# `make bench-affinity` compute 0.45, 0.31, 0.21 and 0.20 of the prompts at 4 requests a second. On
+# two real engines 8 was slower than 4: it keeps calls waiting on the one that is busy.
+PREFIX_WEIGHT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
