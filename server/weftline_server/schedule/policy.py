@@ -37,7 +37,7 @@ GROUP_TOKENS = 256
 # for this call alone while all others there wait, and pushes out what somebody else will miss, but
 # load is done for many at once, and half done when it is seen. With 1, 2, 4 and 8 the engines of
 # `make bench-affinity` compute 0.45, 0.31, 0.21 and 0.20 of the prompts at 4 requests a second. On
-# two real engines 8 was slower than 4: it keeps calls waiting on the one that is busy.
+# two real engines 8 was slower than 4, in one run each.
 PREFIX_WEIGHT = 4
 
 
