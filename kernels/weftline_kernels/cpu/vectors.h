@@ -55,7 +55,7 @@ INLINE v16 larger(v16 a, v16 b) {
 #endif
 }
 
-/* Lane by lane it takes 64 cycles, each waiting for the one before; by halves, 16. */
+/* By halves where one instruction can: lane by lane each sum waits for the one before. */
 INLINE float sum(v16 value) {
 #ifdef __AVX512F__
     return _mm512_reduce_add_ps((__m512)value);

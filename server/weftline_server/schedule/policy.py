@@ -35,9 +35,9 @@ GROUP_TOKENS = 256
 
 # Computing a token of a prompt that another engine has is worth so many tokens of load: it is done
 # for this call alone while all others there wait, and pushes out what somebody else will miss, but
-# load is done for many at once, and half done when it is seen. With 1, 2, 4 and 8 the engines of
-# `make bench-affinity` compute 0.45, 0.31, 0.21 and 0.20 of the prompts at 4 requests a second. On
-# two real engines 8 was slower than 4, in one run each.
+# load is done for many at once, and half done when it is seen. At 4 requests a second engines of
+# `make bench-affinity` compute 0.47, 0.31 and 0.29 of 100 requests' prompts with 1, 2 and 4, and
+# 0.21 and 0.20 of 200 requests' with 4 and 8. On two real engines 8 was slower than 4, in one run.
 PREFIX_WEIGHT = 4
 
 

@@ -166,6 +166,7 @@ class Slot:
         tokens = {True: 0, False: 0}
         held = early = bounded = strict = 0
         shared: set[str] = set()
+        # What early fills share with calls that can go on is these calls'.
         for work in sorted(self.running.values(), key=lambda work: work.op.open):
             hints = work.op.hints
             own = work.tokens - common(work.prefixes, shared)
