@@ -105,6 +105,22 @@ def test_sharers_in_the_queue_meet() -> None:
     assert where["x0"] == where["x1"] != where["y0"] == where["y1"]
 
 
+def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
+    """Beside it is room, but going there would cost more; after its patience it goes there."""
+    here: dict[str, Any] = {"name": "here", "running": 1, "held": 1500, "prefixes": {"p"}}
+    here["kv_tokens"] = 2000
+    call = queued("a", tokens=1100, prefixes=(("p", 1000),))
+    full = engine(**here, latency=1500)
+    assert placed([call], [full, engine("idle")]) == {}
+    assert placed([call], [full, engine("idle")], now=PATIENCE_S) == {}
+    assert placed([call], [full, engine("idle")], now=PATIENCE_S + 1) == {"a": "idle"}
+    assert placed([call], [full, engine("idle")], "request") == {"a": "idle"}
+    busy = engine(**here, latency=4001)  # so much before it that computing anew is sooner done
+    assert placed([call], [busy, engine("idle")]) == {"a": "idle"}
+    room = engine(**{**here, "kv_tokens": 2600}, latency=1500)
+    assert placed([call], [room, engine("idle")]) == {"a": "here"}
+
+
 def test_a_hash_without_those_before_it_is_no_prefix() -> None:
     """What is shared begins at the first token."""
     prefixes = (("a", 64), ("b", 1024))

@@ -10,6 +10,8 @@ nothing starves. Where it goes: to the engine where it adds the fewest tokens to
 computed before it is done, and hurts the others least. Tokens of a prefix that is there already
 cost nothing, and others more than load does, which brings sharers together, those of the queue too;
 members of one task group attract each other; latency calls and throughput calls repel each other.
+Where the best engine is full and has the prefix, the call waits for it: going elsewhere would
+compute the prefix again and push out what others come back to, so that they go elsewhere too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from weftline_engine.api import Hints
 # step of priority is worth as much.
 AGING_S = 10.0
 
-# After so many seconds in the queue a call may make the steps of others longer.
+# After so many seconds in the queue a call may make the steps of others longer, and waits no longer
+# for the engine that has its prefix. With 200 users at 0.8 a second on two slow simulated engines a
+# token took 0.10 s where calls wait 30 s or 60 s for it, 0.28 where 10 s, 0.33 where not at all.
 PATIENCE_S = 60.0
 
 # A member of its group on an engine is worth so many tokens of load there: a short answer's worth,
@@ -230,6 +234,9 @@ class _Engine:
         return cost
 
 
+_Cost = Callable[[_Engine, Queued, bool], float]
+
+
 class _Replicas:
     """The engines of one model while a round of placements adds to them."""
 
@@ -258,6 +265,26 @@ class _Replicas:
             return rooms
         # As if all that is in flight were where there is most room.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else []
+
+    def best(self, item: Queued, kind: _Kind, cost: _Cost, waits: bool) -> int:
+        """Where `item` costs least of the engines with room for it, -1 where none has any; the
+        same where it `waits` if one that has its prefix costs less, and only lacks the room."""
+        best, least, running, throughput = -1, inf, 0, item.throughput
+        full = []
+        for at, room in enumerate(self.rooms(item, kind)):
+            engine = self.engines[at]
+            if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
+                full.append(engine)
+                continue
+            score = cost(engine, item, throughput)
+            # Of two the less busy wins a tie, then the first by name.
+            if score < least or (score == least and engine.running < running):
+                best, least, running = at, score, engine.running
+        if best < 0 or not (waits and item.prefixes):
+            return best
+        missing = self.engines[best].missing(item)
+        better = [one for one in full if cost(one, item, throughput) < least]
+        return -1 if any(one.missing(item) < missing for one in better) else best
 
     def take(self, place: int, item: Queued) -> None:
         engine = self.engines[place]
@@ -307,16 +334,8 @@ def place(
             if not any(one.free > 0 for one in by_model.values()):
                 break  # every engine is full: the rest of a long queue need not be looked at
             continue
-        kind = _kind(item, now)
-        best, least, running, throughput = -1, inf, 0, item.throughput
-        for at, room in enumerate(replicas.rooms(item, kind)):
-            engine = replicas.engines[at]
-            if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
-                continue
-            score = cost(engine, item, throughput)
-            # Of two the less busy wins a tie, then the first by name.
-            if score < least or (score == least and engine.running < running):
-                best, least, running = at, score, engine.running
+        waits = policy == "app" and now - item.queued <= PATIENCE_S
+        best = replicas.best(item, _kind(item, now), cost, waits)
         if best >= 0:
             replicas.take(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name))
