@@ -29,6 +29,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_weftline import ChatWeftline, provenance
+from weftline.delay import delayed
 from weftline.local import local_server
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cookbook" / "langc
 
 import refine
 from compare import TIERS, Build, run
-from delay import delayed
 
 from bench.harness import machine
 from bench.harness.results import RESULTS, write

@@ -1,12 +1,15 @@
-"""The demo: a LangChain map-reduce summary of this repository's documentation, plain and compiled.
+"""The demo: two LangChain summaries of this repository's documentation, plain and compiled.
 
-    python cookbook/demo.py [--dtype bfloat16|float32] [--repeat 3] [--output FILE]
+    python cookbook/demo.py [--dtype bfloat16|float32] [--repeat 2] [--output FOLDER]
 
-Plain, LangChain sends each call by itself and carries the summaries to the last one. Compiled, the
-same chain is one submit, and the summaries never leave the server. Each runs on a server of its own
-that was just started, so neither finds anything of the other's in the KV cache.
+One refines a summary with each part of a text, on a server that is 250 ms away, as a proxy in this
+process pretends: each call waits for the one before it, and plain LangChain for the way there and
+back besides. The other summarises parts side by side and joins the summaries, on a server of the
+same machine. Compiled, either chain is one submit, and the summaries never leave the server. Each
+way runs on a server of its own that was just started, so that neither finds anything of the other's
+in the KV cache.
 
-It exits 1 if an intermediate value reached the client, or if in float32 the two texts differ.
+It exits 1 if an intermediate value reached the client, or if in float32 two texts differ.
 """
 
 from __future__ import annotations
@@ -15,15 +18,17 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,6 +36,7 @@ from rich.table import Table
 
 from langchain_weftline import ChatWeftline, compile_chain
 from weftline import Client, timeline
+from weftline.delay import delayed
 from weftline.local import local_server
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 
@@ -39,20 +45,22 @@ PAGES = ("docs/concepts.md", "docs/serving.md")
 
 COLUMNS = ("call", "queue ms", "fill cached", "fill computed", "generate ms", "out", "round trips")
 
-TURNS_S = 50.0  # no new turn is begun after so long
+TURNS_S = 60.0  # no new turn is begun after so long
 
-CHUNKS = 10
-CHUNK_CHARS = 900  # about 200 tokens, one or two paragraphs
+PARTS, PART_CHARS = 8, 400  # of the text that is refined
+CHUNKS, CHUNK_CHARS = 10, 900  # of the other: about 200 tokens each, one or two paragraphs
+FAR_S = 0.25  # a round trip over the internet to a hosted model (Parrot, section 8.1: 0.2 to 0.3)
 
+FIRST = ChatPromptTemplate.from_template("Summarise in one sentence:\n\n{part0}")
 MAP = ChatPromptTemplate.from_messages([("human", "Summarise in one sentence:\n\n{text}")])
 REDUCE = ChatPromptTemplate.from_messages([("human", "{notes}\n\nWrite a summary of this text.")])
 
 
-def chunks() -> list[str]:
-    """The documentation's prose in pieces, the same for both runs."""
+def pieces(count: int, chars: int) -> list[str]:
+    """The documentation's prose in pieces, the same for all runs."""
     text = "\n\n".join(prose((ROOT / page).read_text()) for page in PAGES)
-    splitter = RecursiveCharacterTextSplitter(chunk_size=CHUNK_CHARS, chunk_overlap=0)
-    return splitter.split_text(text)[:CHUNKS]
+    splitter = RecursiveCharacterTextSplitter(chunk_size=chars, chunk_overlap=0)
+    return splitter.split_text(text)[:count]
 
 
 def prose(markdown: str) -> str:
@@ -62,11 +70,56 @@ def prose(markdown: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def summary_chain(llm: ChatWeftline) -> Runnable[list[str], str]:
-    """The chain as a LangChain user writes it; `llm` is all that knows of weftline."""
-    each = MAP | llm | StrOutputParser()
+def refine_chain(llm: ChatWeftline) -> Runnable[Any, str]:
+    """Over {"part0": text, …}, as a LangChain user writes it; `llm` is all that knows weftline."""
+    short = llm.bind(max_tokens=24)
+    chain: Runnable[Any, Any] = RunnablePassthrough.assign(
+        summary=FIRST | short | StrOutputParser()
+    )
+    for number in range(1, PARTS):
+        refine = ChatPromptTemplate.from_template(
+            f"{{summary}}\n\nRefine this summary with:\n\n{{part{number}}}"
+        )
+        chain = chain.assign(summary=refine | short | StrOutputParser())
+    return chain | itemgetter("summary")
+
+
+def map_reduce_chain(llm: ChatWeftline) -> Runnable[Any, str]:
+    """Over [text, …], as a LangChain user writes it; `llm` is all that knows weftline."""
+    each = MAP | llm.bind(max_tokens=48) | StrOutputParser()
     final = REDUCE | llm.bind(max_tokens=96) | StrOutputParser()
     return each.map() | (lambda notes: {"notes": "\n\n".join(notes)}) | final
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run: a chain, what goes in, how many calls it makes, and how far the server is."""
+
+    name: str
+    title: str
+    chain: Callable[[ChatWeftline], Runnable[Any, str]]
+    input: Any
+    calls: int
+    rtt_s: float = 0.0
+
+    @contextmanager
+    def far_from(self, url: str) -> Iterator[str]:
+        """The server's address from where the program runs."""
+        if self.rtt_s:
+            with delayed(url, self.rtt_s) as far:
+                yield far
+        else:
+            yield url
+
+
+def programs() -> tuple[Program, ...]:
+    """The two, over the same documentation."""
+    parts = {f"part{n}": text for n, text in enumerate(pieces(PARTS, PART_CHARS))}
+    chunks = pieces(CHUNKS, CHUNK_CHARS)
+    return (
+        Program("refine", "refine, 250 ms away", refine_chain, parts, PARTS, FAR_S),
+        Program("map-reduce", "map-reduce, same machine", map_reduce_chain, chunks, CHUNKS + 1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +143,14 @@ class _Count(BaseCallbackHandler):
         self._advance()
 
 
-def run_plain(url: str, texts: list[str], advance: Callable[[], None]) -> Result:
+def run_plain(url: str, program: Program, advance: Callable[[], None]) -> Result:
     """Invoke the chain as it is; naming a session only groups its calls."""
-    with Client(url) as client:
+    with Client(url) as client, program.far_from(url) as far:
         session = client.session()
-        llm = ChatWeftline(
-            base_url=url, temperature=0, max_tokens=48, extra_body={"session_id": session.id}
-        )
-        chain = summary_chain(llm)
+        llm = ChatWeftline(base_url=far, temperature=0, extra_body={"session_id": session.id})
+        chain = program.chain(llm)
         began = time.perf_counter()
-        text = chain.invoke(texts, {"callbacks": [_Count(advance)]})
+        text = chain.invoke(program.input, {"callbacks": [_Count(advance)]})
         seconds = time.perf_counter() - began
         graph = session.graph()
         session.close()
@@ -107,49 +158,50 @@ def run_plain(url: str, texts: list[str], advance: Callable[[], None]) -> Result
     return Result(text, seconds, graph, requests, read_by_client=requests - 1)
 
 
-def run_compiled(url: str, texts: list[str], advance: Callable[[], None]) -> Result:
+def run_compiled(url: str, program: Program, advance: Callable[[], None]) -> Result:
     """Compile the same chain and invoke it: one request, which the whole bar waits for."""
     graphs: list[dict[str, Any]] = []
-    llm = ChatWeftline(base_url=url, temperature=0, max_tokens=48)
-    chain = compile_chain(summary_chain(llm), on_graph=graphs.append)
-    began = time.perf_counter()
-    text = chain.invoke(texts)
-    seconds = time.perf_counter() - began
-    for _ in range(len(texts) + 1):
+    with program.far_from(url) as far:
+        llm = ChatWeftline(base_url=far, temperature=0)
+        chain = compile_chain(program.chain(llm), on_graph=graphs.append)
+        began = time.perf_counter()
+        text = chain.invoke(program.input)
+        seconds = time.perf_counter() - began
+    for _ in range(program.calls):
         advance()
     inner = [v for v in graphs[0]["variables"] if v["consumers"]]
     reads = sum(v["client_reads"] for v in inner)
     return Result(text, seconds, graphs[0], requests=1, read_by_client=reads)
 
 
+Way = Callable[[str, Program, Callable[[], None]], Result]
+WAYS: Mapping[str, Way] = {"plain LangChain": run_plain, "compiled by weftline": run_compiled}
+PLAIN, COMPILED = WAYS
+Found = dict[tuple[str, str], list[Result]]  # by program and way
+
+
 def main() -> int:
-    """Run both, print what happened, write the picture."""
+    """Run both in both ways, print what happened, write the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turns")
-    parser.add_argument("--output", type=Path, default=Path("out/demo.svg"))
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each, in turns")
+    parser.add_argument("--output", type=Path, default=Path("out"))
     args = parser.parse_args()
     console = Console()
     model = str(resolve(DEFAULT_MODEL, progress=for_stream()))
-    plain, compiled = run_in_turns(console, model, args.dtype, args.repeat)
-    typical = {"plain LangChain": median(plain), "compiled by weftline": median(compiled)}
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(timeline.svg({n: r.graph for n, r in typical.items()}))
-    report(console, plain, compiled)
-    console.print(f"timeline: {args.output}", soft_wrap=True)
-    return verdict(console, plain + compiled, exact=args.dtype == "float32")
+    found = run_in_turns(console, model, args.dtype, args.repeat)
+    report(console, found)
+    draw(console, found, args.output)
+    return verdict(console, found, exact=args.dtype == "float32")
 
 
-def run_in_turns(
-    console: Console, model: str, dtype: str, repeat: int
-) -> tuple[list[Result], list[Result]]:
+def run_in_turns(console: Console, model: str, dtype: str, repeat: int) -> Found:
     """Plain, compiled, plain, …: a neighbour that keeps the machine busy hurts both alike.
 
     On a slow machine there are fewer turns, so that nobody waits for three minutes.
     """
-    texts = chunks()
-    runs = (("plain LangChain", run_plain), ("compiled by weftline", run_compiled))
-    results: tuple[list[Result], list[Result]] = ([], [])
+    todo = programs()
+    found: Found = {(program.title, way): [] for program in todo for way in WAYS}
     with Progress(
         TextColumn("{task.description:<22}"),
         BarColumn(),
@@ -158,27 +210,30 @@ def run_in_turns(
         TimeElapsedColumn(),
         console=console,
     ) as progress:
-        total = repeat * (len(texts) + 1)
-        tasks = [progress.add_task(name, total=total) for name, _ in runs]
+        total = repeat * sum(program.calls for program in todo)
+        tasks = {way: progress.add_task(way, total=total) for way in WAYS}
         began = time.monotonic()
         for turn in range(repeat):
             if turn > 0 and time.monotonic() - began > TURNS_S:
                 break
-            for task, (_, run), found in zip(tasks, runs, results, strict=True):
+            for way, run in WAYS.items():
                 with local_server(model, "--dtype", dtype) as url:
-                    found.append(run(url, texts, lambda task=task: progress.advance(task)))
-    return results
+                    for program in todo:
+                        result = run(url, program, lambda way=way: progress.advance(tasks[way]))
+                        found[program.title, way].append(result)
+    return found
 
 
 def median(results: list[Result]) -> Result:
     """The run in the middle, by its time."""
-    return sorted(results, key=lambda result: result.seconds)[len(results) // 2]
+    return sorted(results, key=lambda result: result.seconds)[(len(results) - 1) // 2]
 
 
-def report(console: Console, plain: list[Result], compiled: list[Result]) -> None:
-    """The summary, the table of what the server saw, and the two times."""
-    shown = median(compiled)
-    console.rule("the summary")
+def report(console: Console, found: Found) -> None:
+    """A summary, the table of what the server saw, and the times."""
+    title = next(title for title, _ in found)
+    shown = median(found[title, COMPILED])
+    console.rule("the refined summary")
     console.print(shown.text.strip(), markup=False)
     console.rule("what the server saw of the compiled chain")
     table = Table(*COLUMNS)
@@ -194,26 +249,44 @@ def report(console: Console, plain: list[Result], compiled: list[Result]) -> Non
             str(sum(reads[v] for v in call["outputs"])),
         )
     console.print(table)
-    for name, runs in (("plain", plain), ("compiled", compiled)):
-        run, times = median(runs), sorted(run.seconds for run in runs)
-        console.print(
-            f"{name:>9}: {run.seconds:6.2f} s end to end (of {len(runs)} runs {times[0]:.2f} to "
-            f"{times[-1]:.2f}), {run.requests:2} requests, "
-            f"{run.read_by_client:2} intermediate values through the client",
-            soft_wrap=True,
-        )
-    console.print(f"    ratio: {median(plain).seconds / median(compiled).seconds:.2f}")
+    for title in dict.fromkeys(title for title, _ in found):
+        console.rule(title)
+        for way in WAYS:
+            runs = found[title, way]
+            run, times = median(runs), sorted(run.seconds for run in runs)
+            console.print(
+                f"{way:>20}: {run.seconds:5.2f} s (of {len(runs)} runs {times[0]:.2f} to "
+                f"{times[-1]:.2f}), {run.requests:2} requests, "
+                f"{run.read_by_client:2} intermediate values through the client",
+                soft_wrap=True,
+            )
+        ratio = median(found[title, PLAIN]).seconds / median(found[title, COMPILED]).seconds
+        console.print(f"{'ratio':>20}: {ratio:5.2f}")
 
 
-def verdict(console: Console, results: list[Result], exact: bool) -> int:
+def draw(console: Console, found: Found, folder: Path) -> None:
+    """A picture a program: both ways, one below the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in programs():
+        file = folder / f"{program.name}.svg"
+        charts = {f"{program.title}, {w}": median(found[program.title, w]).graph for w in WAYS}
+        file.write_text(timeline.svg(charts))
+        console.print(f"timeline: {file}", soft_wrap=True)
+
+
+def verdict(console: Console, found: Found, exact: bool) -> int:
     """0, or 1 with the reason: a value leaked, or two float32 runs do not say the same."""
-    same = len({result.text for result in results}) == 1
+    texts: dict[str, set[str]] = {title: set() for title, _ in found}
+    for (title, _), runs in found.items():
+        texts[title].update(run.text for run in runs)
+    same = all(len(said) == 1 for said in texts.values())
     console.print("texts:", "equal" if same else "not equal (bfloat16 parts between batches)")
+    results = [run for runs in found.values() for run in runs]
     if any(result.requests == 1 and result.read_by_client for result in results):
         console.print("[red]an intermediate value reached the client[/red]")
         return 1
     if exact and not same:
-        console.print("[red]in float32 both runs must say the same[/red]")
+        console.print("[red]in float32 both ways must say the same[/red]")
         return 1
     return 0
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from delay import delayed
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from weftline.delay import delayed
 from weftline.local import local_server
 
 Tier = Callable[[Any], Any]

@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 from llama_index.llms.weftline import Weftline
 
-from cookbook.langchain.delay import delayed
 from cookbook.rag.library import Store, lance
 from cookbook.rag.postgres import postgres
 from langchain_weftline import ChatWeftline, compile_chain
 from weftline import Client, timeline
+from weftline.delay import delayed
 from weftline.local import local_server
 
 SHOWN = 24  # lines of a timeline

@@ -9,7 +9,6 @@ import argparse
 import json
 import queue
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +16,10 @@ from typing import Any
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
 from weftline import Client, timeline
+from weftline.delay import delayed
 from weftline.local import local_server
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "cookbook" / "langchain"))
-
-from delay import delayed  # noqa: E402
-
 REPLIES = {
     "Improve": "Each weft thread crosses every warp thread.",
     "What is wrong": "It does not say which weft.",

@@ -26,7 +26,6 @@ from weftline_engine.embedded.model import Model, StepInput
 from weftline_engine.embedded.model_config import LlamaConfig, read_config
 from weftline_engine.embedded.native import NativeDecoder
 from weftline_engine.embedded.scheduler import SchedulerConfig
-from weftline_engine.embedded.threads import ThreadGovernor
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
 from weftline_kernels.cpu.items import flatten, queries_of_task
@@ -115,7 +114,7 @@ def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder])
     tokens = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [250])
     assert torch.equal(prefill(native, tokens, [7, 1, 1, 30, 161, 50]), whole)
-    native.governor = ThreadGovernor(2)
+    native.threads = 2
     assert torch.equal(prefill(native, tokens, [250]), whole)
 
 

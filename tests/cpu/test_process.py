@@ -16,7 +16,7 @@ import pytest
 
 from weftline_engine.api import EngineDied, Event, Failed, Finished, Part
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.process import ProcessEngine
+from weftline_engine.process import ProcessEngine, environment
 
 Make = Callable[..., Any]
 
@@ -94,6 +94,19 @@ async def test_it_computes_on_its_own_cores(tiny_directory: Path) -> None:
         assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(core,)}
     finally:
         await engine.close()
+
+
+async def test_its_threads_do_not_spin_for_long(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that spins keeps one that it waits for from a core that both have."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    await engine.start()
+    given = await asyncio.to_thread(Path(f"/proc/{engine.pid}/environ").read_bytes)
+    assert b"GOMP_SPINCOUNT=1000" in given.split(b"\0")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        assert environment({name: "as it is"}) == {name: "as it is"}
 
 
 async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) -> None:

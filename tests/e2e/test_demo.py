@@ -16,15 +16,20 @@ DEMO = [sys.executable, str(ROOT / "cookbook" / "demo.py")]
 
 def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
     """It exits 0 only if the texts are equal and no intermediate value reached the client."""
-    picture = tmp_path / "demo.svg"
-    command = [*DEMO, "--dtype", "float32", "--repeat", "1", "--output", str(picture)]
+    command = [*DEMO, "--dtype", "float32", "--repeat", "1", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "texts: equal" in done.stdout
-    assert "1 requests,  0 intermediate values through the client" in done.stdout
+    assert done.stdout.count(" 1 requests,  0 intermediate values through the client") == 2
+    assert " 8 requests,  7 intermediate values through the client" in done.stdout
     assert "11 requests, 10 intermediate values through the client" in done.stdout
-    titles = [e.text for e in ElementTree.parse(picture).getroot().iter() if e.get("font-weight")]
-    assert titles == ["plain LangChain", "compiled by weftline"]
+    for name, title in (
+        ("refine", "refine, 250 ms away"),
+        ("map-reduce", "map-reduce, same machine"),
+    ):
+        drawn = ElementTree.parse(tmp_path / f"{name}.svg").getroot().iter()
+        titles = [element.text for element in drawn if element.get("font-weight")]
+        assert titles == [f"{title}, plain LangChain", f"{title}, compiled by weftline"]
 
 
 def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:

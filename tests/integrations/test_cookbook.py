@@ -65,7 +65,7 @@ def test_a_recipe_is_short(name: str) -> None:
 LEAVES = """
 import gc, time
 import httpx
-from delay import delayed
+from weftline.delay import delayed
 with httpx.Client() as client:
     with delayed({url!r}, 0.001) as far:
         print(client.get(far + "/health/live").status_code)

@@ -58,19 +58,25 @@ async def test_a_graph_runs_in_one_request(server: Server) -> None:
 
 
 async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
-    """What was warmed is in vLLM's cache when the rest of the prompt comes."""
-    op = vllm.op(vllm.questions[3], system="A prompt of its own that nobody has sent. " * 30)
+    """What was warmed is in vLLM's cache when the rest of the prompt comes: all whole blocks."""
+    op = vllm.op(vllm.questions[3], system="A prompt of its own that nobody has sent. " * 40)
     tokens = op.tokens or ()
-    assert len(tokens) > 300
-    vllm.engine.submit(replace(op, tokens=tokens[:256], open=True))
+    assert len(tokens) > 384
     engine = vllm.engine
     assert isinstance(engine, VLLMEngine)
-    warming = engine._open[op.id].warming
-    assert warming is not None
-    await warming
-    vllm.engine.feed(op.id, 256, tokens[256:], True)
+    for known, warmed in ((128, 0), (129, 128), (256, 128), (300, 256)):
+        if known == 128:
+            engine.submit(replace(op, tokens=tokens[:known], open=True))
+        else:
+            found = engine._open[op.id]
+            engine.feed(op.id, len(found.tokens), tokens[len(found.tokens) : known], False)
+        found = engine._open[op.id]
+        assert found.warmed == warmed
+        if found.warming is not None:
+            await found.warming
+    engine.feed(op.id, 300, tokens[300:], True)
     heard = await vllm.end(op.id)
-    assert heard.finished is not None and heard.finished.usage.cached_tokens >= 224
+    assert heard.finished is not None and heard.finished.usage.cached_tokens == 256
 
 
 async def test_its_metrics_keep_their_names(server: Server) -> None:

@@ -8,7 +8,6 @@ F = H / 2, X = rows of a weight, Y = its columns.
 from __future__ import annotations
 
 import ctypes
-import time
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from weftline_engine.embedded.checkpoint import Checkpoint
 from weftline_engine.embedded.llama import frequencies, qkv_bias
 from weftline_engine.embedded.model import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model_config import LlamaConfig
-from weftline_engine.embedded.threads import ThreadGovernor, sleeps
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.work_list import MIN_PAGES_SAVED
 
@@ -75,7 +73,7 @@ class NativeDecoder:
 
     def __init__(self, config: LlamaConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
         self.config = config
-        self.governor = ThreadGovernor(torch.get_num_threads())
+        self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._frequencies_F = frequencies(config.rope, config.head_size)
         self._kept: list[Tensor] = []  # what the structs point to
@@ -145,7 +143,7 @@ class NativeDecoder:
         tokens, rows = len(step.tokens_T), len(step.rows_R)
         angles_TF = step.positions_T.to(torch.float32)[:, None] * self._frequencies_F[None, :]
         cosine_TF, sine_TF = angles_TF.cos(), angles_TF.sin()
-        queries = queries_of_task(tokens, config.kv_heads, self.governor.threads)
+        queries = queries_of_task(tokens, config.kv_heads, self.threads)
         flat: Flat = flatten(step.work, queries=queries)
         logits_RV = torch.empty(rows, config.vocabulary)
         heads = config.heads * len(flat.query)
@@ -158,7 +156,6 @@ class NativeDecoder:
             "cache": cache_L2KPX,
             "logits": logits_RV,
         }
-        before, began = sleeps(), time.perf_counter()
         self._forward(
             ctypes.byref(self._model),
             ctypes.byref(
@@ -166,7 +163,7 @@ class NativeDecoder:
                     tokens=tokens,
                     rows=rows,
                     items=len(flat.item),
-                    threads=self.governor.threads,
+                    threads=self.threads,
                     pages=cache_L2KPX.shape[3],
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
@@ -185,7 +182,6 @@ class NativeDecoder:
                 )
             ),
         )
-        self.governor.after(sleeps() - before, time.perf_counter() - began, tokens)
         return logits_RV
 
     def _room(self, name: str, count: int) -> int:

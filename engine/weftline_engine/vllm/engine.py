@@ -28,7 +28,8 @@ from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
 
-# What is new of an open prompt is worth a request of its own from a block of vLLM's on a CPU on.
+# A block of vLLM's on a CPU, and some on a GPU: of an open prompt only whole ones are worth a
+# request, as the call itself computes again what is left over.
 WARM_TOKENS = 128
 # One second of an application's age is worth so many tokens of work: it cannot starve.
 AGE_TOKENS = 256
@@ -176,10 +177,13 @@ class VLLMEngine(RemoteEngine):
     def _warm(self, found: _Open) -> None:
         """Send what is known ahead, one request at a time; nobody waits for it."""
         busy = found.warming is not None and not found.warming.done()
-        if busy or len(found.tokens) - found.warmed < WARM_TOKENS:
+        # vLLM computes the last token of every prompt, with its whole block: one more token saves
+        # that where several calls begin alike, of which the first has left the blocks behind.
+        whole = (len(found.tokens) - 1) // WARM_TOKENS * WARM_TOKENS
+        if busy or whole <= found.warmed:
             return
-        found.warmed = len(found.tokens)
-        body = self._fill_body(tuple(found.tokens), found.op.salt)
+        found.warmed = whole
+        body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op.salt)
         found.warming = asyncio.create_task(self._warm_with(body))
 
     async def _warm_with(self, body: dict[str, Any]) -> None:
