@@ -56,6 +56,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         block_size=options.block_size,
         max_running=options.max_running,
         step_tokens=devices.step_tokens(device, options.step_tokens),
+        ahead_beside=devices.ahead_beside(device),
     )
     core = Core(
         decoder,

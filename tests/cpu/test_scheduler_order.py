@@ -9,10 +9,16 @@ from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepP
 from weftline_engine.embedded.sequence import Sequence
 
 
-def make_scheduler(blocks: int = 64, step_tokens: int = 40, max_running: int = 8) -> Scheduler:
+def make_scheduler(
+    blocks: int = 64, step_tokens: int = 40, max_running: int = 8, ahead_beside: bool = True
+) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
-            blocks=blocks, block_size=4, step_tokens=step_tokens, max_running=max_running
+            blocks=blocks,
+            block_size=4,
+            step_tokens=step_tokens,
+            max_running=max_running,
+            ahead_beside=ahead_beside,
         )
     )
 
@@ -125,6 +131,18 @@ def test_those_with_a_bound_do_not_hold_each_other_up() -> None:
     add(scheduler, "b", 30, token_bound=0)
     add(scheduler, "c", 3)
     assert names(run(scheduler)) == ["a", "b"]
+
+
+def test_open_prompts_wait_until_nothing_else_is_computed() -> None:
+    """Where a row beside others costs as much as by itself."""
+    scheduler = make_scheduler(ahead_beside=False)
+    add(scheduler, "a", 5, open=True)
+    add(scheduler, "b", 6, open=True)
+    call = add(scheduler, "call", 3)
+    assert [names(run(scheduler)) for _ in range(2)] == [["call"], ["call"]]
+    scheduler.finish(call, None)
+    assert names(run(scheduler)) == ["a", "b"]
+    assert scheduler.rests(run(scheduler))
 
 
 def test_open_prompts_that_wait_take_no_place() -> None:

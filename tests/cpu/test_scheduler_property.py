@@ -60,9 +60,13 @@ def check_books(scheduler: Scheduler) -> None:
 class World:
     """A scheduler, the meaning of its pool, and generates that produce `letter` so many times."""
 
-    def __init__(self, blocks: int, step_tokens: int) -> None:
+    def __init__(self, blocks: int, step_tokens: int, ahead_beside: bool = True) -> None:
         config = SchedulerConfig(
-            blocks=blocks, block_size=SIZE, max_running=6, step_tokens=step_tokens
+            blocks=blocks,
+            block_size=SIZE,
+            max_running=6,
+            step_tokens=step_tokens,
+            ahead_beside=ahead_beside,
         )
         self.scheduler = Scheduler(config)
         self.meaning = Meaning(blocks)
@@ -188,7 +192,7 @@ def act(world: World, data: st.DataObject) -> None:
 def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_tokens: int) -> None:
     """Ops with common prefixes and random hints come, fork, are fed, cancelled and freed, on a pool
     that is too small. When all prompts are complete, all end."""
-    world = World(blocks, step_tokens)
+    world = World(blocks, step_tokens, data.draw(st.booleans()))
 
     for _ in range(data.draw(st.integers(1, 25))):
         act(world, data)

@@ -57,6 +57,16 @@ def step_tokens(device: torch.device, wanted: int | None) -> int:
     return wanted or _STEP_TOKENS[device.type]
 
 
+def ahead_beside(device: torch.device) -> bool:
+    """Whether prompts are best computed ahead beside what decodes.
+
+    A GPU's arithmetic idles there. On a CPU each row of a step takes its time (0.9 ms beside 13 for
+    the weights), which the call that the prompt waits for loses: `bench multi_agent` took 1.047
+    times as long as without computing ahead.
+    """
+    return device.type == "cuda"
+
+
 def name(device: torch.device) -> str:
     """What the engine announces."""
     if device.type == "cuda":
