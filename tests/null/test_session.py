@@ -20,7 +20,7 @@ from weftline_server.graph.graph import Node
 from weftline_server.session import events as ev
 from weftline_server.session.call import CallState, Step
 from weftline_server.session.session import Session
-from weftline_server.session.variable import VariableState
+from weftline_server.session.variable import PIECE_CHARS, VariableState
 
 USAGE = Usage(prompt_tokens=4, cached_tokens=0, output_tokens=1, started=1.0, filled=1.5)
 
@@ -104,16 +104,23 @@ def test_a_reduce_waits_for_the_last_map() -> None:
 
 
 def test_a_waiting_prompt_is_filled_as_it_becomes_known() -> None:
-    """Its constants at once, its inputs as they stream and as they end; then it is run."""
+    """Its constants at once, its inputs as they stream, a piece at a time, and as they end; then it
+    is run."""
     play = Play(call("a", writes="x"), call("b", writes="y"), call("sum", "xy", "s"))
     assert play.fills == [ev.Fill("sum", 0)]
     play.send("a")
-    play.text("a", "half")
+    play.text("a", "x" * (PIECE_CHARS - 1))
+    assert len(play.fills) == 1
+    play.text("a", "x")
     assert play.fills == [ev.Fill("sum", 0)] * 2
-    play.finish("a")
-    assert play.fills == [ev.Fill("sum", 0)] * 3
-    assert play.finish("b") == [ev.Notify("y"), ev.Run("sum", 0)]
+    play.text("a", "x" * (PIECE_CHARS - 1))
+    assert len(play.fills) == 2
+    play.text("a", "xx")
     assert len(play.fills) == 3
+    play.finish("a")
+    assert play.fills == [ev.Fill("sum", 0)] * 4
+    assert play.finish("b") == [ev.Notify("y"), ev.Run("sum", 0)]
+    assert len(play.fills) == 4
 
 
 def test_a_variable_set_by_the_client_starts_its_readers() -> None:

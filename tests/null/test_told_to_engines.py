@@ -16,8 +16,8 @@ from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Seg
 from weftline_engine.api import Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.schedule.applications import UNKNOWN_PAUSE_S
-from weftline_server.session.early_fill import MIN_TOKENS
 from weftline_server.session.lowering import prefixes
+from weftline_server.session.variable import PIECE_CHARS
 
 # 10 ms a step and 1 ms a prompt token.
 CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
@@ -62,8 +62,8 @@ CHAIN = (
 
 
 def test_an_input_is_filled_as_it_streams(said: Said) -> None:
-    """60 words, and then the 200 tokens of the draft as they are generated, some at a time. When
-    the draft is ready hardly anything is left to fill, and no token was sent twice or too early."""
+    """60 words, and then the 200 tokens of the draft as they are generated, 50 at a time. When
+    the draft is ready little is left to fill, and no token was sent twice or too early."""
     graphs: list[dict[str, Any]] = []
 
     async def story(made: World) -> None:
@@ -78,10 +78,10 @@ def test_an_input_is_filled_as_it_streams(said: Said) -> None:
     feeds = [arguments[1:] for name, arguments in said if name == "feed"]
     ends = [len(opened.tokens), *(offset + len(part) for offset, part, _ in feeds)]
     assert [offset for offset, _, _ in feeds] == ends[:-1]
-    assert len(feeds) > 5 and [last for _, _, last in feeds] == [False] * (len(feeds) - 1) + [True]
+    assert len(feeds) == 5 and [last for _, _, last in feeds] == [False] * (len(feeds) - 1) + [True]
     assert ends[-1] == graphs[0]["prompt"].prompt_tokens == 260
-    assert len(feeds[-1][1]) < 2 * MIN_TOKENS
-    assert graphs[0]["phases"]["fill"] < 0.010 + 2 * MIN_TOKENS * 0.001
+    piece = PIECE_CHARS // len("w000 ")
+    assert len(feeds[-1][1]) < piece and graphs[0]["phases"]["fill"] < 0.010 + piece * 0.001
 
 
 def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -> None:

@@ -22,16 +22,13 @@ from weftline_engine.embedded.tree import ContextTree, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile.
-
-    `ahead_beside` False computes open prompts only in steps that have nothing else to compute.
-    """
+    """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile."""
 
     blocks: int
     block_size: int = 16
     max_running: int = 64
     step_tokens: int = 512
-    ahead_beside: bool = True
+    ahead_beside: bool = True  # open prompts beside complete ones, or only where there are none
     predicts: bool = True  # what leaves the cache goes by its next use, else by its last one
 
     def __post_init__(self) -> None:
@@ -108,7 +105,8 @@ class Scheduler:
         decoding = sum(one.left == 1 for one in self.running)
         budget = self.config.step_tokens - min(decoding, places)
         for sequence in sorted(everyone, key=urgency):
-            if len(chunks) == places or (sequence.open and self._alone(chunks)):
+            ahead = sequence.open and bool(chunks) and not chunks[0].sequence.open
+            if len(chunks) == places or (ahead and not self.config.ahead_beside):
                 break  # all that follow are open as well
             decodes = sequence.phase is Phase.RUNNING and sequence.left == 1
             most = 1 if decodes else budget
@@ -220,14 +218,8 @@ class Scheduler:
     def touch(self, context: Context) -> None:
         context.used = next(self._clock)
 
-    def _alone(self, chunks: list[Chunk]) -> bool:
-        """Whether these chunks of complete prompts want the step for themselves."""
-        return not self.config.ahead_beside and bool(chunks) and not chunks[0].sequence.open
-
     def _chunk(self, sequence: Sequence, most: int) -> Chunk | None:
         """The next tokens of a running sequence, at most so many; None when it cannot go on now."""
-        if most < 1:
-            return None
         self._reuse(sequence)
         stop = min(sequence.ready, sequence.computed + most)
         start = sequence.computed

@@ -195,8 +195,8 @@ class Session:
         if not event.text:
             return []
         variable = self.variables[run.node.writes[event.index]]
-        variable.append(event.text)
-        return [ev.Notify(variable.id), *self._fill_consumers(variable.id)]
+        news = variable.append(event.text)
+        return [ev.Notify(variable.id), *(self._fill_consumers(variable.id) if news else ())]
 
     def _finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
         run = self._run_at(event)

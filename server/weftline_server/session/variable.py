@@ -31,6 +31,12 @@ ALLOWED: Mapping[VariableState, frozenset[VariableState]] = MappingProxyType(
 )
 
 
+# Characters of which each more is news to those who fill prompts ahead: some 64 tokens, which a GPU
+# computes as fast as one. Rendering and tokenising for each token cost the server 4 % of the time
+# of `bench multi_agent` on 2 cores.
+PIECE_CHARS = 256
+
+
 @dataclass(slots=True)
 class Variable:
     """`text` is the log, in characters; `value` what the transforms made of it, once ready."""
@@ -40,6 +46,7 @@ class Variable:
     parts: list[str] = field(default_factory=list)
     value: Any = None
     error: WeftlineError | None = None
+    length: int = 0  # characters of the log
     reads: int = 0  # how often a client was given the value or a part of it
 
     @property
@@ -57,12 +64,15 @@ class Variable:
         assert state in ALLOWED[self.state], f"variable {self.id}: {self.state} to {state}"
         self.state = state
 
-    def append(self, text: str) -> None:
-        """Log a part of the text as it is generated."""
+    def append(self, text: str) -> bool:
+        """Log a part of the text as it is generated; whether another piece of it is full."""
         if self.state is VariableState.EMPTY:
             self.move_to(VariableState.STREAMING)
         assert self.state is VariableState.STREAMING, f"variable {self.id} is {self.state}"
         self.parts.append(text)
+        pieces = self.length // PIECE_CHARS
+        self.length += len(text)
+        return self.length // PIECE_CHARS > pieces
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)
