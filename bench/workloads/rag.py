@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from llama_index.core import VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
@@ -22,8 +22,10 @@ from bench.harness.workload import Point, Scale, Workload
 CHUNK = 512  # tokens of a passage
 PASSAGES = 24  # in the index
 TOP_K = 8  # that are read for an answer
-OUTPUT = 40  # tokens of every call: a tree's answers together are no longer than a passage
+OUTPUT = 40  # tokens of every call
 PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
+LEAST = 48  # tokens of a passage, so that at any scale a tree's answers are no longer together
+GAP = 3  # tokens: what is between two passages, and a word that did not fit
 DIMENSIONS = 256
 
 
@@ -43,17 +45,37 @@ class Words(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
+def of_one_length(texts: Iterable[str]) -> list[str]:
+    """The texts, cut to the tokens of the shortest.
+
+    A synthesizer joins what was found and cuts it anew: only of passages of one length do all
+    systems get as many pieces, and so as many calls.
+    """
+    counted = get_tokenizer()
+    found = [text.split() for text in texts]
+    least = min(len(counted(" ".join(words))) for words in found)
+    for words in found:
+        while len(counted(" ".join(words))) > least:
+            words.pop()
+        words += ["a"] * (least - len(counted(" ".join(words))))
+    return [" ".join(words) for words in found]
+
+
 def engine(stage: Stage, mode: str) -> RetrieverQueryEngine:
     """A query engine over passages that no earlier run has seen, as much as one in each prompt."""
     scale, texts = stage.scale, stage.texts
-    passages = [
-        texts.document(f"passage {stage.seed} {i}", scale.tokens(CHUNK)) for i in range(PASSAGES)
-    ]
+    length = max(LEAST, scale.tokens(CHUNK))
+    passages = of_one_length(
+        texts.document(f"passage {stage.seed} {i}", length) for i in range(PASSAGES)
+    )
     index = VectorStoreIndex([TextNode(text=text) for text in passages], embed_model=Words())
-    longest = max(len(get_tokenizer()(text)) for text in passages)
+    longest = max(len(get_tokenizer()(text)) for text in passages) + GAP
     tokens = scale.tokens(OUTPUT)
     helper = PromptHelper(
-        context_window=PROMPT + longest + tokens, num_output=tokens, chunk_size_limit=longest
+        context_window=PROMPT + longest + tokens,
+        num_output=tokens,
+        chunk_size_limit=longest,
+        chunk_overlap_ratio=0.0,
     )
     return RetrieverQueryEngine(
         index.as_retriever(similarity_top_k=TOP_K), synthesizer(stage, mode, tokens, helper)

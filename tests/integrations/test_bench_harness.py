@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from llama_index.core.utils import get_tokenizer
 
 from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
@@ -34,6 +35,7 @@ from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
 from bench.report import others, page
 from bench.workloads import many_agents
+from bench.workloads.rag import of_one_length
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
 
@@ -354,3 +356,10 @@ async def test_the_relay_changes_nothing() -> None:
     assert await reader.read() == sent[::-1]
     for one in (writer, server, line):
         one.close()
+
+
+def test_passages_of_one_length() -> None:
+    """As many tokens in each, whatever their words: as many calls on every system."""
+    counted = get_tokenizer()
+    made = of_one_length(["weft " * 30, "antidisestablishmentarianism " * 9, "loom, warp; " * 20])
+    assert [len(counted(text)) for text in made] == [54] * 3
