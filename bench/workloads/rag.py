@@ -24,7 +24,9 @@ PASSAGES = 24  # in the index
 TOP_K = 8  # that are read for an answer
 OUTPUT = 40  # tokens of every call
 PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
-LEAST = 48  # tokens of a passage, so that at any scale a tree's answers are no longer together
+# Tokens of a passage, so that at any scale a tree's answers are together no longer than one, which
+# the LLM that plans ahead must be sure of: at the quick scale eight of at most seven tokens.
+LEAST = 72
 GAP = 3  # tokens: what is between two passages, and a word that did not fit
 DIMENSIONS = 256
 
