@@ -21,9 +21,10 @@ def simulation(report: Report) -> list[str]:
         "embedded engine's scheduler, on engines whose steps take a given time: "
         f"{cost['step_s']} each,",
         f"{cost['fill_s']} for a prompt token, {attend_us:.3g} µs for each token that one attends",
-        f"to and {cost['sequence_s']} for a sequence that decodes, fitted to `{fitted}`. The other",
-        f"workloads were not looked at; the mean error of their mean completion is "
-        f"{report['mean_error']:.0%}.",
+        f"to and {cost['sequence_s']} for a sequence that decodes, fitted to `{fitted}`. All its",
+        "prompts are short, so what attention has of a prompt token's cost is a share that the",
+        "engine was once timed at. The other workloads were not fitted to; the mean error of their",
+        f"mean completion is {report['mean_error']:.0%}.",
         "",
         "| workload | point | round trip | measured | simulated | error |",
         "|---|---|---|---|---|---|",
