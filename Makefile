@@ -34,7 +34,7 @@ $(INSTALLED): $(LISTS)
 	$(PIP) -c constraints.txt -e '.[server,engine,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
-demo: install ## a LangChain summary, plain and as one graph, on a real model
+demo: install ## two LangChain summaries, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
 test: install ## the product's tests that need no GPU; those of the checkout itself are in check
