@@ -61,8 +61,8 @@ def ahead_beside(device: torch.device) -> bool:
     """Whether prompts are best computed ahead beside what decodes.
 
     A GPU's arithmetic idles there. On a CPU each row of a step takes its time (0.9 ms beside 13 for
-    the weights), which the call that the prompt waits for loses: `bench multi_agent` took 1.047
-    times as long as without computing ahead.
+    the weights), which the call that the prompt waits for loses: computing ahead cost `bench
+    chain_summary` 1.7 % beside others, and 1.1 % since it is done only where there are none.
     """
     return device.type == "cuda"
 

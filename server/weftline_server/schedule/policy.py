@@ -308,7 +308,7 @@ _ORDER: Mapping[str, Callable[[Queued], tuple[float, ...]]] = {
     "app": attrgetter("turn"),
     "request": _first_come,
 }
-_COST: Mapping[str, Callable[[_Engine, Queued, bool], float]] = {
+_COST: Mapping[str, _Cost] = {
     "app": _Engine.cost,
     "request": _least_loaded,
 }
