@@ -44,7 +44,7 @@ HALF = Scale("half", length=0.25, count=0.25, repeats=2)
 # One pool for all workloads, so that each server starts once: all that one of them has in flight
 # fits, but for the agents that are there to overflow it.
 QUICK = Scale("quick", length=0.125, count=0.2, repeats=1, quick=True, kv_tokens=4096)
-# For the null engine, and to warm up before a quick run.
+# For the null engine, and to warm up.
 TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True, kv_tokens=512)
 PAPER = Scale("paper", length=1.0, count=1.0, repeats=3)  # for a GPU
 SCALES = {scale.name: scale for scale in (FULL, HALF, QUICK, TINY, PAPER)}

@@ -281,10 +281,10 @@ async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> Non
     await bench.dispatcher.join("one", one, one.description)
     await bench.call("c", prefixes=(("beginning", 64),))
     (slot,) = bench.dispatcher.slots
-    assert (slot.prefixes, slot.held) == ({"beginning": 64}, 64)
+    assert (slot.prefixes, slot.prefix_tokens) == ({"beginning": 64}, 64)
     assert bench.dispatcher._memory._pools == {"one": 1000}
     await one.die()
-    assert (slot.prefixes, slot.held) == ({}, 0)
+    assert (slot.prefixes, slot.prefix_tokens) == ({}, 0)
     assert bench.dispatcher._memory._pools == {}
 
 

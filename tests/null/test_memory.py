@@ -7,7 +7,14 @@ import pytest
 from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.admission import PATIENCE_S, Pool, admit, peak
-from weftline_server.schedule.applications import GROWTH, Application, Habits
+from weftline_server.schedule.applications import (
+    GROWTH,
+    MOST_KINDS,
+    UNKNOWN_PAUSE_S,
+    Application,
+    Applications,
+    Habits,
+)
 from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
 
 
@@ -109,12 +116,13 @@ def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
 
 
 def test_another_session_of_the_tenant_is_expected_alike() -> None:
-    """A new session has no habit of its own, but others of its kind had."""
+    """A new session has no habit of its own, but others that began like it had."""
     world = World()
     world.wants = dict.fromkeys("xyz", Want())
     world.call("a", "x", 100, 0.0)
     world.call("a", "y", 200, 4.0)
-    assert world.call("b", "z", 50, 5.0)[0] == Advise("e", "z", 3.0, None)
+    assert world.call("b", "z", 80, 5.0)[0] == Advise("e", "z", 3.0, None)
+    assert world.call("c", "z", 50, 7.0)[0] == Advise("e", "z", UNKNOWN_PAUSE_S, None)
 
 
 def test_a_closed_application_leaves_nothing() -> None:
@@ -260,14 +268,61 @@ def test_nobody_waits_for_ever() -> None:
     assert names(admit(waiting, inside, just, PATIENCE_S + 2.0).enter) == []
 
 
-def test_too_many_go_out_one_by_one_the_youngest_first() -> None:
-    """They fitted when they were smaller. The oldest stays whatever happens."""
-    inside = [app("old", 0.0, 900, 900), app("young", 5.0, 900, 900)]
+@pytest.mark.parametrize(
+    ("sizes", "out"),
+    [
+        ((900, 900), ["1"]),
+        ((900,), []),  # the oldest stays whatever happens
+        ((1200, 300), ["1"]),
+        ((600, 600, 300, 300), ["3", "2", "1"]),  # as many as do not fit now
+        ((300, 300, 300, 300), ["3"]),
+        ((600, 400), []),  # exactly
+    ],
+)
+def test_too_many_go_out_the_youngest_first(sizes: tuple[int, ...], out: list[str]) -> None:
+    """They fitted when they were smaller."""
+    inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
     crowded = Pool(tokens=1000, recomputed=0.5, busy=1.0)
-    assert names(admit([], inside, crowded, 10.0).out) == ["young"]
-    assert names(admit([], inside[:1], crowded, 10.0).out) == []
+    assert names(admit([], inside, crowded, 10.0).out) == out
     spare = Pool(tokens=1000, recomputed=0.5, busy=0.9)
     assert names(admit([], inside, spare, 10.0).out) == []
+
+
+def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
+    """Two small ones end, with 60 tokens each. Of two large ones, which begin with 310, the second
+    waits, as nobody knows yet that they end with 320. When one has, two more fit at once."""
+    world = World()
+    for name in ("s", "t"):
+        world.call(name, name, 50, 0.0)
+        world.memory.closed(name)
+    world.memory.ran("m", 1.0, 1.0)
+    for name in "ab":
+        world.memory.queued(make_op(name, name, 300), "m", True, 2.0)
+    world.memory.admit("m", 1000, 2.0)
+    assert [world.memory.may_start(name) for name in "ab"] == [True, False]
+    usage = make_usage(310)
+    world.memory.finished("e", PrimitiveId("a", "a", 0), make_op("a", "a", 300), usage, 3.0)
+    world.memory.closed("a")
+    world.memory.queued(make_op("c", "c", 310), "m", True, 3.0)
+    world.memory.admit("m", 1000, 3.0)
+    assert [world.memory.may_start(name) for name in "bc"] == [True, True]
+
+
+def test_kinds_are_told_apart_by_their_first_call() -> None:
+    """Up to half as long again is the same kind, and the nearest one counts; of many kinds the one
+    not seen for longest is forgotten."""
+    known = Applications()
+
+    def habits(first: int) -> Habits:
+        return known.enter(f"{len(known)}", "m", "", True, 0.0, first).habits
+
+    small, large = habits(100), habits(200)
+    assert small is not large
+    assert [habits(n) for n in (150, 67, 300, 134)] == [large, small, large, small]
+    for power in range(MOST_KINDS - 1):
+        habits(1000 * 2**power)
+    assert habits(100) is small
+    assert habits(200) is not large
 
 
 def test_whoever_stays_away_gives_its_room_to_others() -> None:

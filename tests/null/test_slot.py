@@ -23,16 +23,16 @@ def test_the_longest_unused_goes_first_and_of_a_prompt_its_end() -> None:
     one = slot(300)
     one.remember(sent(("a", 64), ("a+", 128)))
     one.remember(sent(("b", 64), ("b+", 128)))
-    assert (set(one.prefixes), one.held) == ({"a", "a+", "b", "b+"}, 256)
+    assert (set(one.prefixes), one.prefix_tokens) == ({"a", "a+", "b", "b+"}, 256)
     one.remember(sent(("c", 64)))
-    assert (set(one.prefixes), one.held) == ({"a", "b", "b+", "c"}, 256)
+    assert (set(one.prefixes), one.prefix_tokens) == ({"a", "b", "b+", "c"}, 256)
     one.remember(sent(("a", 64), ("a+", 128)))
-    assert (set(one.prefixes), one.held) == ({"a", "a+", "b", "c"}, 256)
+    assert (set(one.prefixes), one.prefix_tokens) == ({"a", "a+", "b", "c"}, 256)
     one.remember(sent(("a", 64), ("a+", 128)))
-    assert (set(one.prefixes), one.held) == ({"a", "a+", "b", "c"}, 256)
+    assert (set(one.prefixes), one.prefix_tokens) == ({"a", "a+", "b", "c"}, 256)
     assert one.load().prefixes == one.prefixes
     one.forget()
-    assert (one.prefixes, one.held) == ({}, 0)
+    assert (one.prefixes, one.prefix_tokens) == ({}, 0)
 
 
 def test_what_it_has_in_hand_is_summed_up_anew_only_where_it_changed() -> None:
@@ -72,4 +72,4 @@ def test_an_engine_that_says_no_size_is_bounded_all_the_same() -> None:
     for number in range(10_000):
         one.remember(sent((str(number), 64)))
     assert len(one.prefixes) == MAX_PREFIXES
-    assert one.held == 64 * MAX_PREFIXES
+    assert one.prefix_tokens == 64 * MAX_PREFIXES

@@ -126,3 +126,8 @@ async def test_a_killed_vllm_is_started_again(vllm: Target) -> None:
         await asyncio.wait_for(asyncio.shield(vllm.listening), 60)
     psutil.wait_procs(family, timeout=30)
     assert not [one for one in family if one.is_running()]
+
+
+async def test_it_tells_the_size_of_its_cache(vllm: Target) -> None:
+    """What the child finds room for in 1 GiB: whole blocks of 32 tokens, 46,080 bytes each."""
+    assert vllm.description.kv_tokens == (1 << 30) // 46_080 // 32 * 32

@@ -27,6 +27,7 @@ from weftline_engine.openai.engine import (
 from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.pool import kv_tokens
 
 # A block of vLLM's on a CPU, and some on a GPU: of an open prompt only whole ones are worth a
 # request, as the call itself computes again what is left over.
@@ -81,7 +82,7 @@ class VLLMEngine(RemoteEngine):
             raise api.EngineDied(f"the engine did not start: {error}") from error
         if self._child is not None:
             self._watch = asyncio.create_task(self._watch_child(self._child))
-        return self._description(limit)
+        return self._description(limit, kv_tokens(await self.metrics()))
 
     def submit(self, op: api.Op) -> None:
         self._ops[op.id] = op
@@ -145,7 +146,7 @@ class VLLMEngine(RemoteEngine):
         if self._child is not None:
             await self._child.close()
 
-    def _description(self, limit: int | None) -> api.Description:
+    def _description(self, limit: int | None, pool: int | None) -> api.Description:
         directory = self._config.model
         texts = tokenizer_texts(directory)
         return api.Description(
@@ -155,6 +156,7 @@ class VLLMEngine(RemoteEngine):
             bos_token=texts["bos_token"],
             eos_token=texts["eos_token"],
             context_limit=limit or self._config.max_model_len or 8192,
+            kv_tokens=pool,
             max_running=self._config.max_running,
             dtype=self._config.dtype,
             default_sampling=default_sampling(directory),

@@ -9,7 +9,7 @@ computed again stays under a tenth of the prefill, or while engines stand idle i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weftline_server.schedule.applications import Application
@@ -22,8 +22,8 @@ FILLED = 0.9
 # others down. Where they are idle for more than a fifth of it, computing again costs nobody's time.
 SATURATED = 0.95
 IDLE = 0.8
-# Beyond what fits one application is let in at a time, and one is sent out: by so many seconds it
-# shows what the last one has cost, or has brought.
+# Beyond what fits one application is let in at a time: by so many seconds it shows what the last
+# one has cost, or what it has brought that some were sent out.
 PROBATION_S = 4.0
 # Seconds after which an application that waits is let in whatever it costs, one after another.
 PATIENCE_S = 120.0
@@ -77,9 +77,21 @@ def admit(
     beyond = queue and may_change and spare
     if late or beyond:
         enter.append(queue[0])
-    # The youngest goes out; what it runs goes on. The oldest never does.
-    out = inside[1:][-1:] if crowded and may_change else []
+    out = _excess(inside, room) if crowded and may_change else []
     return Admission(tuple(enter), tuple(out), beyond=bool(beyond), forced=bool(late))
+
+
+def _excess(inside: Sequence[Application], room: float) -> list[Application]:
+    """The youngest, without whom the others fit as they are now; what they run goes on. The oldest
+    stays whatever happens."""
+    held = sum(one.own for one in inside)
+    out: list[Application] = []
+    for one in reversed(inside[1:]):
+        if held <= room:
+            break
+        out.append(one)
+        held -= one.own
+    return out
 
 
 def peak(applications: Iterable[Application]) -> float:

@@ -115,12 +115,13 @@ class Memory:
 
     def queued(self, op: Op, model: str, stays: bool, now: float) -> list[Verb]:
         """A primitive waits from now on. What it continues is pinned until it has ended."""
-        one = self._applications.enter(op.hints.application, model, op.salt, stays, now)
+        tokens = len(op.tokens or ()) + (op.sampling.max_tokens if op.sampling else 0)
+        one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
         if not one.busy:
             one.since = now
             if one.is_dormant(now):
                 self._inside.pop(one.id, None)
-        one.queued(len(op.tokens or ()) + (op.sampling.max_tokens if op.sampling else 0), now)
+        one.queued(tokens, now)
         gated = self._admits and stays and self._pools and op.tokens is not None
         if gated and one.id not in self._inside:
             self._waiting.setdefault(one.id, one)

@@ -97,7 +97,7 @@ class Slot:
     found: dict[str, int] = field(default_factory=dict)  # op → its tokens that lay there
     delivered: set[str] = field(default_factory=set)
     prefixes: dict[str, int] = field(default_factory=dict)  # hash → its tokens; oldest use first
-    held: int = 0  # tokens of all prefixes
+    prefix_tokens: int = 0  # of all of them
     last_error: str = ""
     task: asyncio.Task[None] | None = None
     _load: EngineLoad | None = None
@@ -136,18 +136,18 @@ class Slot:
         when they are more than its pool holds, the longer ones of a prompt first."""
         lengths = (0, *(length for _, length in work.prefixes))
         for (hash, length), before in zip(work.prefixes[::-1], lengths[-2::-1], strict=True):
-            self.held -= self.prefixes.pop(hash, 0)
+            self.prefix_tokens -= self.prefixes.pop(hash, 0)
             self.prefixes[hash] = length - before
-            self.held += length - before
+            self.prefix_tokens += length - before
         assert self.description is not None
         room = self.description.kv_tokens or UNKNOWN_POOL
-        while self.held > room or len(self.prefixes) > MAX_PREFIXES:
-            self.held -= self.prefixes.pop(next(iter(self.prefixes)))
+        while self.prefix_tokens > room or len(self.prefixes) > MAX_PREFIXES:
+            self.prefix_tokens -= self.prefixes.pop(next(iter(self.prefixes)))
 
     def forget(self) -> None:
         """It begins again with an empty cache."""
         self.prefixes.clear()
-        self.held = 0
+        self.prefix_tokens = 0
 
     @property
     def latency_tokens(self) -> int | None:
