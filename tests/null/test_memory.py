@@ -244,10 +244,12 @@ def test_one_always_enters_an_empty_cache() -> None:
         (0.09, 1.0, 9.0, False),  # the engines have no time to spare
         (0.90, 0.5, 9.0, True),  # they have, and computing again costs nobody's
         (0.00, 0.5, 1.0, False),  # the last one has not shown yet what it costs
+        (None, 0.9, 9.0, False),  # nobody knows what it costs
+        (None, 0.5, 9.0, True),
     ],
 )
 def test_beyond_what_fits_one_enters_while_it_is_cheap(
-    recomputed: float, busy: float, changed: float, enters: bool
+    recomputed: float | None, busy: float, changed: float, enters: bool
 ) -> None:
     inside = [app("a", 0.0, 900, 900)]
     pool = Pool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
@@ -284,8 +286,9 @@ def test_too_many_go_out_the_youngest_first(sizes: tuple[int, ...], out: list[st
     inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
     crowded = Pool(tokens=1000, recomputed=0.5, busy=1.0)
     assert names(admit([], inside, crowded, 10.0).out) == out
-    spare = Pool(tokens=1000, recomputed=0.5, busy=0.9)
-    assert names(admit([], inside, spare, 10.0).out) == []
+    for share, busy in ((0.5, 0.9), (0.05, 1.0), (None, 1.0)):
+        bearable = Pool(tokens=1000, recomputed=share, busy=busy)
+        assert names(admit([], inside, bearable, 10.0).out) == []
 
 
 def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
@@ -323,6 +326,24 @@ def test_kinds_are_told_apart_by_their_first_call() -> None:
         habits(1000 * 2**power)
     assert habits(100) is small
     assert habits(200) is not large
+
+
+@pytest.mark.parametrize(("counts", "out"), [(True, True), (False, False)])
+def test_an_engine_that_counts_no_cache_sends_nobody_out(counts: bool, out: bool) -> None:
+    """Two have grown too large for the pool, and found nothing in the cache. Only of an engine that
+    would have told does this say that it was evicted; then the second waits when it comes back."""
+    world = World()
+    world.memory.has_pool("e", 1000, counts)
+    world.wants = dict.fromkeys(("a1", "b1", "a2", "b2"), Want())
+    for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 590, 4.0)):
+        world.call(name[0], name, tokens, now)
+    world.call("b", "b2", 590, 6.0)
+    world.memory.ran("m", 1.0, 7.0)
+    world.memory.queued(make_op("c", "c", 100), "m", True, 8.0)
+    world.memory.admit("m", 1000, 8.0)
+    assert world.memory.may_start("b")
+    world.memory.queued(make_op("b", "b3", 700), "m", True, 8.5)
+    assert world.memory.may_start("b") is not out
 
 
 def test_whoever_stays_away_gives_its_room_to_others() -> None:

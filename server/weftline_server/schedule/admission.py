@@ -33,13 +33,14 @@ PATIENCE_S = 120.0
 class Pool:
     """The KV cache of a model's engines together, and how it has fared.
 
-    `tokens` is its size, `recomputed` the share of the recent prefill that was computed again,
-    `busy` the share of the recent time in which engines had something to do. `changed` are the
-    seconds since one was let in beyond what fits or sent out, `forced` since one was for its age.
+    `tokens` is its size, `recomputed` the share of the recent prefill that was computed again, None
+    where nobody knows, `busy` the share of the recent time in which engines had something to do.
+    `changed` are the seconds since one was let in beyond what fits or sent out, `forced` since one
+    was for its age.
     """
 
     tokens: int
-    recomputed: float = 0.0
+    recomputed: float | None = None
     busy: float = 1.0
     changed: float = 1e9
     forced: float = 1e9
@@ -63,7 +64,8 @@ def admit(
     queue = sorted(waiting, key=_arrival)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
-    costly = pool.recomputed >= MOST_RECOMPUTED
+    cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
+    costly = pool.recomputed is not None and not cheap
     may_change = pool.changed > PROBATION_S
     crowded = sum(one.own for one in inside) > room and costly and pool.busy > SATURATED
     # More of them never need less, so that half of the candidates need not be looked at.
@@ -73,7 +75,7 @@ def admit(
     enter = queue[: count or (0 if inside else 1)]
     queue = queue[len(enter) :]
     late = queue and now - queue[0].since > PATIENCE_S and pool.forced > PATIENCE_S / 4
-    spare = pool.busy < IDLE or (not costly and pool.busy < SATURATED)
+    spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED)
     beyond = queue and may_change and spare
     if late or beyond:
         enter.append(queue[0])

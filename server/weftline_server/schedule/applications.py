@@ -153,8 +153,9 @@ class Recomputed:
         self._all = 0.0
 
     @property
-    def share(self) -> float:
-        return self._again / self._all if self._all else 0.0
+    def share(self) -> float | None:
+        """None until something was counted: not every engine tells what lay in its cache."""
+        return self._again / self._all if self._all else None
 
     def add(self, usage: Usage, known: int, horizon: float) -> None:
         """Count a prompt of which `known` tokens had been computed before."""

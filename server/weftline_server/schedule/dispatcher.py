@@ -237,7 +237,8 @@ class Dispatcher:
     def ready(self, slot: Slot) -> None:
         """The fleet's word that an engine takes work."""
         assert slot.description is not None, "a ready engine has described itself"
-        self._memory.has_pool(slot.name, slot.description.kv_tokens)
+        counts = api.Capability.USAGE in slot.description.capabilities
+        self._memory.has_pool(slot.name, slot.description.kv_tokens, counts)
         self._place_soon()
 
     def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:

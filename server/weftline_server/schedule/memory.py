@@ -96,18 +96,23 @@ class Memory:
         self._inside: dict[str, Application] = {}
         self._uses: dict[str, _Use] = {}
         self._pools: dict[str, int] = {}  # tokens, by engine
+        self._counting: set[str] = set()  # engines
         self._pinned: dict[str, int] = {}
         self._made: dict[str, PrimitiveId] = {}  # context → the primitive that left it
 
-    def has_pool(self, engine: str, kv_tokens: int | None) -> None:
-        """An engine takes work."""
+    def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
+        """An engine takes work; it `counts` what of a prompt it found in its cache, or does not."""
+        self.lost(engine)
         if kv_tokens is not None:
             self._pools[engine] = kv_tokens
+        if counts:
+            self._counting.add(engine)
 
     def lost(self, engine: str) -> None:
         """An engine is gone with all its contexts."""
         self._pools.pop(engine, None)
         self._pinned.pop(engine, None)
+        self._counting.discard(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
@@ -231,7 +236,8 @@ class Memory:
             known = one.prompt[0]
         one.prompt = len(op.tokens), prefix_hash(op.tokens, len(op.tokens))
         one.size = max(one.size, usage.prompt_tokens + usage.output_tokens)
-        if horizon := self._pools.get(engine):
+        horizon = self._pools.get(engine)
+        if horizon and engine in self._counting:
             self._use(one.model).recomputed.add(usage, known, horizon)
 
     def _demote(self, one: Application, op: Op) -> list[Verb]:
