@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import Op, Retention, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.admission import Pool, admit
+from weftline_server.schedule.admission import MOST_RECOMPUTED, Pool, admit
 from weftline_server.schedule.applications import (
     Application,
     Applications,
@@ -145,9 +145,12 @@ class Memory:
         return application not in self._waiting
 
     def admit(self, model: str, pool: int | None, now: float) -> None:
-        """Let applications in, as far as the `pool` tokens of the model's engines go."""
+        """Let applications in, as far as the `pool` tokens of the model's engines go; and out where
+        those inside have grown until they evict each other, whether or not anybody waits."""
         waiting = [one for one in self._waiting.values() if one.model == model]
-        if not waiting:
+        use = self._use(model)
+        share = use.recomputed.share
+        if not waiting and (share is None or share < MOST_RECOMPUTED):
             return
         if pool is None:
             for one in waiting:
@@ -155,10 +158,9 @@ class Memory:
             return
         for one in [one for one in self._inside.values() if one.is_dormant(now)]:
             del self._inside[one.id]
-        use = self._use(model)
         state = Pool(
             tokens=pool,
-            recomputed=use.recomputed.share,
+            recomputed=share,
             busy=use.busy.share,
             changed=now - use.changed,
             forced=now - use.forced,
