@@ -131,7 +131,7 @@ WORKLOAD = Workload(
     },
     systems=(
         *("langchain-vllm", "langchain-vllm-4", "langchain-vllm-8", "langchain-vllm-12"),
-        "weftline",
+        *("weftline", "weftline-vllm"),
     ),
     quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,

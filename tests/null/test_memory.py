@@ -328,16 +328,20 @@ def test_kinds_are_told_apart_by_their_first_call() -> None:
     assert habits(200) is not large
 
 
-@pytest.mark.parametrize(("counts", "out"), [(True, True), (False, False)])
-def test_an_engine_that_counts_no_cache_sends_nobody_out(counts: bool, out: bool) -> None:
-    """Two have grown too large for the pool, and found nothing in the cache. Only of an engine that
-    would have told does this say that it was evicted; then the second waits when it comes back,
-    though nobody else waited."""
+@pytest.mark.parametrize(
+    ("counts", "cached", "out"), [(True, 0, True), (False, 0, False), (False, 16, True)]
+)
+def test_an_engine_that_counts_no_cache_sends_nobody_out(
+    counts: bool, cached: int, out: bool
+) -> None:
+    """Two have grown too large for the pool, and found next to nothing in the cache. Only of an
+    engine that would have told does this say that it was evicted; then the second waits when it
+    comes back, though nobody else waited."""
     world = World()
     world.memory.has_pool("e", 1000, counts)
     world.wants = dict.fromkeys(("a1", "b1", "a2", "b2"), Want())
     for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 590, 4.0)):
-        world.call(name[0], name, tokens, now)
+        world.call(name[0], name, tokens, now, cached=cached)
     world.call("b", "b2", 590, 6.0)
     world.memory.ran("m", 1.0, 7.0)
     world.memory.admit("m", 1000, 8.0)

@@ -101,10 +101,11 @@ class Memory:
         self._made: dict[str, PrimitiveId] = {}  # context → the primitive that left it
 
     def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
-        """An engine takes work; it `counts` what of a prompt it found in its cache, or does not."""
-        self.lost(engine)
+        """An engine takes work; whether it `counts` what of a prompt it found in its cache may be
+        seen only later, of a vLLM that others have started."""
         if kv_tokens is not None:
             self._pools[engine] = kv_tokens
+        self._counting.discard(engine)
         if counts:
             self._counting.add(engine)
 
@@ -238,6 +239,8 @@ class Memory:
             known = one.prompt[0]
         one.prompt = len(op.tokens), prefix_hash(op.tokens, len(op.tokens))
         one.size = max(one.size, usage.prompt_tokens + usage.output_tokens)
+        if usage.cached_tokens:
+            self._counting.add(engine)
         horizon = self._pools.get(engine)
         if horizon and engine in self._counting:
             self._use(one.model).recomputed.add(usage, known, horizon)
