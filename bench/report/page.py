@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from bench.harness.texts import ROOT
-from bench.harness.workload import SCALES, Workload, load, names
-from bench.report import charts, others, rates
+from bench.harness.workload import SCALES, load, names
+from bench.report import charts, others, verdicts
 from weftline.errors import InvalidRequest
 
 Report = Mapping[str, Any]
@@ -28,8 +27,6 @@ CURVES = {  # workload: what the axis says
     "independent_chat": "chats at once",
     "copilot": "users",
 }
-SCATTERED = "many_chains"  # Figure 13
-PHASES = ("queue", "fill", "generate")  # of a call
 DISTRIBUTIONS = ("gpts", "mixed", "many_agents", "chain_background", "copilot")
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 # Whoever reads a ratio must know what part of it is the processor's.
@@ -167,7 +164,7 @@ def headline(reports: Mapping[str, Report]) -> list[str]:
     for name in (name for name in ORDER if name in reports):
         report, workload = reports[name], load(name)
         metric = next(iter(workload.metrics))
-        for row in headline_rows(report):
+        for row in verdicts.headline_rows(report):
             found, base = row["metrics"].get(metric), _base(report, row)["metrics"].get(metric)
             if found is None or base is None or "ratio" not in found:
                 continue
@@ -186,30 +183,21 @@ def other_sizes(folder: Path) -> list[str]:
     for path in (folder / scale for scale in SCALES if (folder / scale).is_dir()):
         reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
         first = next(iter(reports.values()))
+        commits = dict.fromkeys(report["machine"]["commit"] for report in reports.values())
         repeats = 1 + max(run["repeat"] for report in reports.values() for run in report["runs"])
         lines += [
             *(f"## At the sizes of `--scale {path.name}`", ""),
             f"The paper's lengths times {first['scale']['length']:g}, its counts times",
-            f"{first['scale']['count']:g}; weftline at {first['machine']['commit']}, "
+            f"{first['scale']['count']:g}; weftline at {', '.join(commits)}, "
             f"{repeats} repetition{'s' if repeats > 1 else ''} of each workload's first point.",
             *("", *headline(reports)),
         ]
         for name in (name for name in ORDER if name in reports):
-            said = " ".join(_verdicts(load(name), reports[name]))
-            lines += [f"- {reports[name]['title']}: {said}"]
+            report = reports[name]
+            said = [*verdicts.verdicts(load(name), report), *verdicts.elsewhere(report)]
+            lines += [f"- {report['title']}: {' '.join(said)}"]
         lines += [""]
     return lines
-
-
-def headline_rows(report: Report) -> list[Report]:
-    """Ours at the first point, for each round trip."""
-    first = report["summary"][0]["point"]
-    ours = "weftline" if "weftline" in report["systems"] else list(report["systems"])[-1]
-    return [
-        row
-        for row in report["summary"]
-        if (row["point"], row["system"], row["cache"]) == (first, ours, "cold")
-    ]
 
 
 def _base(report: Report, row: Report) -> Report:
@@ -251,7 +239,8 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
             f"| {_spread(ratio) if ratio else '–'} | {row['failed'] or '–'} |"
         )
     lines += ["", f"The paper ({workload.figure}): {workload.paper}. Here, over {base}:"]
-    lines += [f"{' '.join(_verdicts(workload, report))} Why it differs: {workload.difference}", ""]
+    said = " ".join(verdicts.verdicts(workload, report))
+    lines += [f"{said} Why it differs: {workload.difference}", ""]
     return lines
 
 
@@ -267,60 +256,11 @@ def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:
     if name in DISTRIBUTIONS:
         path = folder / f"{name}-cdf.svg"
         yield f"{title}: distribution", charts.distribution(report, path)
-    if name == SCATTERED:
+    if name == verdicts.SCATTERED:
         path = folder / f"{name}-scatter.svg"
         yield f"{title}: application by application", charts.scatter(report, path)
     path = folder / f"{name}-timeline.svg"
     yield f"{title}: where the time went", charts.timeline(report, path)
-
-
-def _verdicts(workload: Workload, report: Report) -> Iterator[str]:
-    """What was reached, and where it was not, the phases that hold weftline's time."""
-    metric = next(iter(workload.metrics))
-    for row in headline_rows(report):
-        ratio = row["metrics"].get(metric, {}).get("ratio")
-        if ratio is None:
-            continue
-        target = workload.target.get(str(row["delay_ms"]))
-        yield f"{ratio['median']:.2f} times at {row['delay_ms']} ms."
-        for other, least in workload.beside.items():
-            if (found := row["metrics"].get(other, {}).get("ratio")) is not None:
-                yield f"At the same time {other}: {found['median']:.2f}, of {least:g} to reach."
-        if report["workload"] == SCATTERED:
-            yield slower(report, row["system"])
-        goal = workload.target.get("rate")
-        if goal is not None and (said := rates.sentence(report, row["system"], goal)):
-            yield said
-        if target is not None and ratio["median"] < target:
-            yield f"That is short of {target:g}: {phases(report, row)}."
-
-
-def slower(report: Report, ours: str) -> str:
-    """Figure 13's claim: that no application pays for the others."""
-    pairs = charts.matched(report, next(iter(report["systems"])), ours)
-    count = sum(mine > theirs for theirs, mine in pairs)
-    return f"Of {len(pairs)} applications {count or 'none'} took longer than with the baseline."
-
-
-def phases(report: Report, row: Report) -> str:
-    """How weftline's calls spend their time, by what the server says of them."""
-    where = (row["system"], row["point"], row["delay_ms"])
-    runs = [r for r in report["runs"] if (r["system"], r["point"], r["delay_ms"]) == where]
-    calls = [call for run in runs for app in run["apps"] for call in app.get("calls", ())]
-    total = {name: sum(run.get("phases_s", {}).get(name, 0.0) for run in runs) for name in PHASES}
-    for call in calls if not any(total.values()) else ():
-        if call["queue_s"] is not None:  # of calls in a graph the server has told by itself
-            rest = call["seconds"] - call["queue_s"] - call["fill_s"]
-            for name, seconds in zip(PHASES, (call["queue_s"], call["fill_s"], rest), strict=True):
-                total[name] += seconds
-    if not any(total.values()):
-        return "the server was not asked where its calls' time went"
-    queue, fill = (total[name] / sum(total.values()) for name in PHASES[:2])
-    cached = fmean((call["cached"] or 0) / max(1, call["prompt"]) for call in calls)
-    return (
-        f"its calls wait {queue:.0%} of their time, fill {fill:.0%} ({cached:.0%} of a prompt is "
-        f"cached) and generate {1 - queue - fill:.0%}"
-    )
 
 
 def _repeated(reports: Mapping[str, Report]) -> list[str]:

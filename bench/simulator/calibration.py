@@ -293,4 +293,4 @@ def start_from() -> SimulatedConfig:
     token costs for each that it attends to is 0.0005 of what it costs by itself.
     """
     cost = StepCost(step_s=0.02, fill_s=0.0015, attend_s=0.7e-6, sequence_s=0.001)
-    return SimulatedConfig(cost=cost, part_tokens=8)
+    return SimulatedConfig(cost=cost, part_tokens=8, beside_tokens=96)

@@ -51,11 +51,13 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
     tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
+    step = devices.step_tokens(device, options.step_tokens)
     config = SchedulerConfig(
         blocks=tokens // options.block_size,
         block_size=options.block_size,
         max_running=options.max_running,
-        step_tokens=devices.step_tokens(device, options.step_tokens),
+        step_tokens=step,
+        beside_tokens=devices.beside_tokens(device, step),
         ahead_beside=devices.ahead_beside(device),
     )
     core = Core(

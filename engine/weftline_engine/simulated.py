@@ -61,6 +61,7 @@ class SimulatedConfig:
     block_size: int = 16
     max_running: int = 64
     step_tokens: int = 512
+    beside_tokens: int = 512
     predicts: bool = True
     bounds: bool = True
     words: int = 2048
@@ -97,6 +98,7 @@ class SimulatedEngine:
                 block_size=config.block_size,
                 max_running=config.max_running,
                 step_tokens=config.step_tokens,
+                beside_tokens=config.beside_tokens,
                 predicts=config.predicts,
             )
         )

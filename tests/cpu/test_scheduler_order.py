@@ -10,7 +10,11 @@ from weftline_engine.embedded.sequence import Sequence
 
 
 def make_scheduler(
-    blocks: int = 64, step_tokens: int = 40, max_running: int = 8, ahead_beside: bool = True
+    blocks: int = 64,
+    step_tokens: int = 40,
+    max_running: int = 8,
+    ahead_beside: bool = True,
+    beside_tokens: int = 40,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -19,6 +23,7 @@ def make_scheduler(
             step_tokens=step_tokens,
             max_running=max_running,
             ahead_beside=ahead_beside,
+            beside_tokens=beside_tokens,
         )
     )
 
@@ -131,6 +136,28 @@ def test_those_with_a_bound_do_not_hold_each_other_up() -> None:
     add(scheduler, "b", 30, token_bound=0)
     add(scheduler, "c", 3)
     assert names(run(scheduler)) == ["a", "b"]
+
+
+def sizes(plan: StepPlan) -> dict[str, int]:
+    return {chunk.sequence.op.id: chunk.stop - chunk.start for chunk in plan.chunks}
+
+
+def test_a_long_application_makes_short_steps_behind_one_that_decodes() -> None:
+    """Steps of 40 tokens, six of them for prompts behind another application's decode. Its own
+    second call gets all that it needs, and so does who has no more to do than fits into a step."""
+    scheduler = make_scheduler(beside_tokens=6)
+    first = add(scheduler, "a1", 3, application="a", work_left=50)
+    assert sizes(run(scheduler)) == {"a1": 3}
+    long = add(scheduler, "b", 30, application="b", work_left=100)
+    add(scheduler, "c", 30, application="c", work_left=200)
+    assert sizes(run(scheduler)) == {"a1": 1, "b": 6}
+    second = add(scheduler, "a2", 9, application="a", work_left=50)
+    assert sizes(run(scheduler)) == {"a1": 1, "a2": 9}
+    add(scheduler, "s", 4, application="s", work_left=20, priority=20)
+    assert sizes(run(scheduler)) == {"a1": 1, "a2": 1, "b": 6, "s": 4}
+    for one in (first, second, long):
+        scheduler.drop(one)
+    assert sizes(run(scheduler)) == {"c": 30, "s": 1}
 
 
 def test_open_prompts_wait_until_nothing_else_is_computed() -> None:

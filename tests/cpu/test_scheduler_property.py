@@ -67,6 +67,7 @@ class World:
             max_running=6,
             step_tokens=step_tokens,
             ahead_beside=ahead_beside,
+            beside_tokens=3,
         )
         self.scheduler = Scheduler(config)
         self.meaning = Meaning(blocks)

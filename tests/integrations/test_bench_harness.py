@@ -33,7 +33,7 @@ from bench.harness.stage import App, Call, Stage
 from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
-from bench.report import others, page
+from bench.report import others, page, verdicts
 from bench.workloads import many_agents
 from bench.workloads.rag import of_one_length
 from weftline.errors import EngineUnavailable, InvalidRequest
@@ -215,7 +215,7 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
     found = {"summary": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
-    rows = page.headline_rows(found | {"systems": SYSTEMS})
+    rows = verdicts.headline_rows(found | {"systems": SYSTEMS})
     assert [row["system"] for row in rows] == ["weftline"]
 
 

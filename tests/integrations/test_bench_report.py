@@ -9,7 +9,8 @@ from pathlib import Path
 from bench.harness import probe
 from bench.harness.stage import App, Call
 from bench.harness.systems import SYSTEMS
-from bench.report import charts, others, page
+from bench.harness.workload import load
+from bench.report import charts, others, page, verdicts
 from bench.report.rates import rate_within, sentence
 
 
@@ -27,14 +28,14 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     assert page.exact({}) == []
     call = {"seconds": 4.0, "queue_s": 1.0, "fill_s": 2.0, "prompt": 10, "cached": 5}
     runs = [{"system": "two", "point": "p", "delay_ms": 0, "apps": [{"calls": [call]}]}]
-    assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
+    assert verdicts.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
         "its calls wait 25% of their time, fill 50% (50% of a prompt is cached) and generate 25%"
     )
     # Calls by themselves, of which the client knows no more than when they began and ended.
     alone = {**call, "queue_s": None, "fill_s": None}
     asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
     runs = [{**runs[0], "apps": [{"calls": [alone]}], "phases_s": asked}]
-    assert page.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
+    assert verdicts.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
         "its calls wait 30% of their time, fill 50% (50% of a prompt is cached) and generate 20%"
     )
 
@@ -101,6 +102,38 @@ def test_the_rate_within_a_bound() -> None:
     assert said.endswith("takes 2 requests a second and weftline 3: 1.50 times, of 3 to reach.")
 
 
+def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
+    """Of the systems at the same point, and of ours alone at the points behind the first one."""
+    ratios = {
+        ("32 agents", "langchain-vllm"): 1.0,
+        ("32 agents", "langchain-vllm-4"): 1.5,
+        ("32 agents", "langchain-vllm-12"): 2.0,
+        ("32 agents", "weftline"): 3.5,
+        ("8 agents", "langchain-vllm"): 1.0,
+        ("8 agents", "langchain-vllm-8"): 4.0,
+        ("8 agents", "weftline"): 1.25,
+    }
+    rows = [
+        {
+            "point": point,
+            "system": system,
+            "delay_ms": 0,
+            "cache": "cold",
+            "metrics": {"apps per minute": {"ratio": {"median": ratio}}},
+        }
+        for (point, system), ratio in ratios.items()
+    ]
+    systems = {name: {} for _, name in ratios}
+    report = {"workload": "many_agents", "systems": systems, "summary": rows}
+    assert list(verdicts.verdicts(load("many_agents"), report)) == [
+        "3.50 times at 0 ms.",
+        "1.75 times the baseline with 12 at once, the best of 2 semaphores, of 1.2 to reach.",
+    ]
+    assert list(verdicts.elsewhere(report)) == ["At 8 agents: 1.25 times."]
+    without = {**report, "summary": [row for row in rows if not row["system"][-1].isdigit()]}
+    assert list(verdicts.verdicts(load("many_agents"), without)) == ["3.50 times at 0 ms."]
+
+
 def test_what_each_part_adds() -> None:
     """Stacked on weftline's own time: without groups half as fast, without prefix no slower."""
     ratios = {"weftline": 1.0, "without-groups": 0.5, "without-prefix": 1.01}
@@ -125,8 +158,8 @@ def test_an_application_is_beside_itself_in_the_scatter() -> None:
     assert charts.matched(report, "theirs", "ours") == [(8, 4)]
     report["systems"] = {"theirs": {}, "ours": {}}
     said = "Of 1 applications {} took longer than with the baseline."
-    assert page.slower(report, "ours") == said.format("none")
-    assert page.slower({**report, "systems": {"ours": {}}}, "theirs") == said.format(1)
+    assert verdicts.slower(report, "ours") == said.format("none")
+    assert verdicts.slower({**report, "systems": {"ours": {}}}, "theirs") == said.format(1)
 
 
 def test_the_page_says_in_which_type_vllm_ran() -> None:

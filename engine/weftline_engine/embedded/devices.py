@@ -57,6 +57,17 @@ def step_tokens(device: torch.device, wanted: int | None) -> int:
     return wanted or _STEP_TOKENS[device.type]
 
 
+def beside_tokens(device: torch.device, step: int) -> int:
+    """Tokens of prompts behind another application's decode.
+
+    On two cores a step of 96 rows takes 93 ms, one of 512 takes 452: a row costs 9 % more in the
+    small one (4 % with 128, 16 % with 64), and who decodes gets five tokens for one. Ten chains of
+    eight calls end 17 % earlier in the mean (7 % with 128), the last one 5 % later; simulated chats
+    beside map-reduce 47 % earlier. Not measured on a GPU.
+    """
+    return min(step, 96) if device.type == "cpu" else step
+
+
 def ahead_beside(device: torch.device) -> bool:
     """Whether prompts are best computed ahead beside what decodes.
 

@@ -77,3 +77,28 @@ class TokenBound:
         beside = sequence.hints.token_bound
         if beside is not None and not bulk(sequence):
             self._most = min(self._most, beside + len(sequence.tokens))
+
+
+class PromptBudget:
+    """The prompt tokens of a step. An application with more to do than fits into one gets few of
+    them, `beside`, behind another one that decodes: it ends late in any case, and the other is done
+    the sooner, the shorter its steps are."""
+
+    def __init__(self, tokens: int, beside: int) -> None:
+        self._step = self._left = tokens
+        self._beside = beside
+        self._decodes: tuple[str, bool] | None = None  # the first application that does
+
+    def allow(self, sequence: Sequence) -> int:
+        """How many of its prompt a sequence may compute, after all that are more urgent."""
+        first = self._decodes
+        if first is None or first == _group(sequence) or sequence.hints.work_left <= self._step:
+            return self._left
+        return min(self._left, self._beside)
+
+    def spend(self, sequence: Sequence, tokens: int) -> None:
+        """It computes so many of its prompt; 0 where it decodes."""
+        self._left -= tokens
+        self._beside -= tokens
+        if tokens == 0 and self._decodes is None:
+            self._decodes = _group(sequence)

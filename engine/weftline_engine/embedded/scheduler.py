@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass
 
 from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.order import TokenBound, bulk, rank, urgency
+from weftline_engine.embedded.order import PromptBudget, TokenBound, bulk, rank, urgency
 from weftline_engine.embedded.pool import BlockPool
 from weftline_engine.embedded.sequence import Context, Phase, Sequence
 from weftline_engine.embedded.tree import ContextTree, Node
@@ -22,12 +22,14 @@ from weftline_engine.embedded.tree import ContextTree, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile."""
+    """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile, of
+    at most `beside_tokens` in all where `order.PromptBudget` says so."""
 
     blocks: int
     block_size: int = 16
     max_running: int = 64
     step_tokens: int = 512
+    beside_tokens: int = 512
     ahead_beside: bool = True  # open prompts beside complete ones, or only where there are none
     predicts: bool = True  # what leaves the cache goes by its next use, else by its last one
 
@@ -95,21 +97,20 @@ class Scheduler:
         tokens."""
         self.step += 1
         self.tree.now = now
-        self._copies, self._dropped = [], []
-        self._planned, self._full = set(), False
+        self._copies, self._dropped, self._planned, self._full = [], [], set(), False
         everyone = [*self.running, *self.waiting]
         rank(everyone)
         chunks: list[Chunk] = []
         bound = TokenBound()
-        places = self.config.max_running
+        config, places = self.config, self.config.max_running
         decoding = sum(one.left == 1 for one in self.running)
-        budget = self.config.step_tokens - min(decoding, places)
+        prompts = PromptBudget(config.step_tokens - min(decoding, places), config.beside_tokens)
         for sequence in sorted(everyone, key=urgency):
             ahead = sequence.open and bool(chunks) and not chunks[0].sequence.open
-            if len(chunks) == places or (ahead and not self.config.ahead_beside):
+            if len(chunks) == places or (ahead and not config.ahead_beside):
                 break  # all that follow are open as well
             decodes = sequence.phase is Phase.RUNNING and sequence.left == 1
-            most = 1 if decodes else budget
+            most = 1 if decodes else prompts.allow(sequence)
             if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
                 continue
             chunk = self._chunk(sequence, most)
@@ -117,10 +118,9 @@ class Scheduler:
                 chunks.append(chunk)
                 self._planned.add(id(sequence))
                 bound.add(sequence)
-                budget -= 0 if decodes else chunk.stop - chunk.start
+                prompts.spend(sequence, 0 if decodes else chunk.stop - chunk.start)
         done = [one for one in self.running if not one.generates and one.complete]
-        ran = {id(chunk.sequence) for chunk in chunks}
-        finished = tuple(one for one in done if id(one) not in ran)
+        finished = tuple(one for one in done if id(one) not in self._planned)
         return StepPlan(tuple(chunks), tuple(self._copies), finished, tuple(self._dropped))
 
     def apply(self, plan: StepPlan) -> None:
