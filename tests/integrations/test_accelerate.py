@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from operator import itemgetter
+from functools import reduce
+from operator import add, itemgetter
 from typing import Any
 
 import httpx
@@ -97,12 +98,7 @@ async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftl
     assert plain(await accelerate(chain).ainvoke(given)) == expected
     if make is test_compile_chain.shown_list:
         return  # it shows a dict, to which LangChain's stream adds first whatever comes first
-    whole = None
-    for part in accelerate(chain).stream(given):
-        whole = part if whole is None else whole + part
-    streamed = None
-    for part in chain.stream(given):
-        streamed = part if streamed is None else streamed + part
+    whole, streamed = (reduce(add, one.stream(given)) for one in (accelerate(chain), chain))
     assert plain(whole) == plain(streamed)
 
 
