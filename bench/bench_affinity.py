@@ -42,7 +42,7 @@ from weftline import AsyncClient
 from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
-from weftline_server.session.view import graph_view
+from weftline_server.observe.view import graph_view
 
 # Tokens of prompt, query and answer (Parrot, section 8.3).
 KINDS = ((7437, 7, 704), (1116, 8, 89), (1694, 4, 631), (2031, 4, 416))

@@ -34,7 +34,7 @@ from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_engine.simulated import SimulatedConfig
 from weftline_server.graph.graph import Node
-from weftline_server.schedule.policy import EngineLoad, Queued, place
+from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 

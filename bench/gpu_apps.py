@@ -33,7 +33,7 @@ from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import TorchModel
 from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_engine.simulated import words_tokenizer
-from weftline_server.schedule import prompter
+from weftline_server.prompt import prompter
 
 FIGURES = (11, 14, 17, 18)
 SHARING = ("tree", "pages", "off")

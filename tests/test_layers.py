@@ -1,6 +1,7 @@
 """The rules of the tree: who may import whom, how long a file may be, and what the core may need.
 
-    adapter → SDK → HTTP → routes → session → schedule → passes → graph → weftline.protocol
+    adapter → SDK → HTTP → http → observe → runtime → lowering → session → schedule → passes
+    → prompt → graph → weftline.protocol
 
 Each layer of the server imports those to its right, and the modules of the client that hold the
 contract. Engines are reached by weftline_engine.api; only the composition root, which decides
@@ -31,6 +32,37 @@ CONTRACT = (
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
 
+# The layers of the server, lowest first: each may import the contract and those before it.
+_LAYERS = (
+    "graph",
+    "prompt",
+    "passes",
+    "schedule",
+    "session",
+    "lowering",
+    "runtime",
+    "observe",
+    "http",
+)
+_ENGINES = (
+    "schedule",
+    "session",
+    "lowering",
+    "runtime",
+    "observe",
+    "http",
+    "prompt",
+)  # know engines by their contract
+_SERVER = {
+    f"weftline_server.{layer}": (
+        *CONTRACT,
+        *(("weftline_engine.api",) if layer in _ENGINES else ()),
+        *(("weftline_server.config",) if layer in ("observe", "http") else ()),
+        *(f"weftline_server.{below}" for below in _LAYERS[:at]),
+    )
+    for at, layer in enumerate(_LAYERS)
+}
+
 # By the longest prefix of a module's name: what of ours it may import, itself aside. The order of
 # the server's layers is the order of these lines.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
@@ -38,19 +70,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "langchain_weftline": _ADAPTER,
     "llama_index.llms.weftline": _ADAPTER,
     "llama_index.response_synthesizers.weftline": (*_ADAPTER, "llama_index.llms.weftline"),
-    "weftline_server.graph": CONTRACT,
-    "weftline_server.passes": (*CONTRACT, "weftline_server.graph"),
-    "weftline_server.schedule": (
-        *(*CONTRACT, "weftline_engine.api", "weftline_server.graph", "weftline_server.passes"),
-    ),
-    "weftline_server.session": (
-        *(*CONTRACT, "weftline_engine.api", "weftline_server.graph", "weftline_server.passes"),
-        "weftline_server.schedule",
-    ),
-    "weftline_server.routes": (
-        *(*CONTRACT, "weftline_engine.api", "weftline_server.graph", "weftline_server.passes"),
-        *("weftline_server.schedule", "weftline_server.session", "weftline_server.config"),
-    ),
+    **_SERVER,
     # The composition root and its parts: the configuration, the wiring, the commands.
     "weftline_server": (*CONTRACT, "weftline_engine.api", "weftline_server"),
     "weftline_server.cli": (*CONTRACT, "weftline_engine.models", "weftline_server"),
@@ -128,12 +148,12 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_server.graph.x", "import weftline_server.session", False),
         ("weftline_server.graph.x", "from weftline_server import session", False),
         ("weftline_server.graph.x", "from ..session import session", False),
-        ("weftline_server.passes.x", "from weftline_server.schedule.policy import app", False),
+        ("weftline_server.passes.x", "from weftline_server.schedule.placement import app", False),
         ("weftline_server.schedule.x", "from weftline_server.session.call import Call", False),
-        ("weftline_server.session.x", "from weftline_server.routes import sessions", False),
+        ("weftline_server.session.x", "from weftline_server.http import sessions", False),
         ("weftline_server.session.x", "from weftline_engine.null import NullEngine", False),
         ("weftline_server.session.x", "from weftline_engine.api import Op", True),
-        ("weftline_server.routes.x", "def f():\n    from weftline_engine import null", False),
+        ("weftline_server.http.x", "def f():\n    from weftline_engine import null", False),
         ("weftline_server.commands.x", "from weftline_engine.null import NullEngine", True),
         ("weftline_server.session.x", "from weftline.client import Client", False),
         ("weftline_server.session.x", "from weftline.protocol import Call", True),
@@ -190,7 +210,7 @@ def test_the_shape_check_finds_what_is_too_long() -> None:
 # What must import where nothing can be installed: PYTHONPATH, numpy, torch and triton.
 CORE = (
     *("weftline_kernels", "weftline_engine.embedded", "weftline_server.session"),
-    *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.policy"),
+    *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.placement"),
 )
 _BARE_IMPORT = """
 import importlib, pkgutil, sys

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
-from weftline_server.session.view import graph_view
+from weftline_server.observe.view import graph_view
 
 from .world import World
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from weftline_engine.api import Engine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine
+from weftline_server.runtime.driver import Driver
+from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session.driver import Driver
-from weftline_server.session.registry import Registry, RegistryConfig
 
 from .virtual import VirtualLoop
 

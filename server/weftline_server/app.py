@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse
 from weftline.errors import WeftlineError
 from weftline_engine.api import Engine, EngineDied
 from weftline_server.config import ServerConfig
-from weftline_server.idempotency import Idempotency
-from weftline_server.logs import CallLog
-from weftline_server.metrics import CountRequests, Metrics
-from weftline_server.routes import calls, health, metrics, openai, sessions
-from weftline_server.routes.state import ServerState
-from weftline_server.routes.wire import DEFINITIONS, error_response
+from weftline_server.http import calls, health, metrics, openai, sessions
+from weftline_server.http.idempotency import Idempotency
+from weftline_server.http.state import ServerState
+from weftline_server.http.wire import DEFINITIONS, error_response
+from weftline_server.observe.logs import CallLog
+from weftline_server.observe.metrics import CountRequests, Metrics
+from weftline_server.runtime.driver import Driver
+from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.session.driver import Driver
-from weftline_server.session.registry import Registry
 
 log = logging.getLogger("weftline.app")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
-from weftline_server.answers import AnswersConfig
+from weftline_server.http.answers import AnswersConfig
 from weftline_server.passes import PASSES
-from weftline_server.schedule.policy import POLICIES
-from weftline_server.session.registry import RegistryConfig
+from weftline_server.runtime.registry import RegistryConfig
+from weftline_server.schedule.placement import POLICIES
 
 # The last one is the embedded engine's, the others the server's own.
 OPTIMISATIONS = frozenset(PASSES) | {

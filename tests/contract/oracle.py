@@ -13,8 +13,8 @@ from tests.contract.target import PREAMBLE
 from weftline_engine.api import Description
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.model_texts import tokenizer_texts
-from weftline_server.graph.primitive import PromptBefore, Turn
-from weftline_server.schedule.prompter import Prompter
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore, Turn
 
 # Their answers have more than 12 tokens, and at each the two best logits lie 0.28 apart or more: no
 # order of summation in float32 changes them.

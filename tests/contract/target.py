@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weftline_engine import api
-from weftline_server.graph.primitive import PromptBefore, Turn
-from weftline_server.schedule.prompter import Prompter
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore, Turn
 
 PREAMBLE = (
     "You are a careful assistant who answers every question briefly, precisely and politely. "

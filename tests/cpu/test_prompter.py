@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
-from weftline_server.graph.primitive import PromptBefore, Turn
-from weftline_server.schedule.prompter import Prompter
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore, Turn
 
 HOLE = "\ue000hole\ue000"
 

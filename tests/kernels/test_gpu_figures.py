@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from weftline_server.schedule import prompter
+from weftline_server.prompt import prompter
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

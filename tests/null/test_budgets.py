@@ -13,8 +13,8 @@ from weftline.errors import BudgetExceeded
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server import app
 from weftline_server.config import ServerConfig
+from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget, Spent, value_bytes
-from weftline_server.session.registry import RegistryConfig
 
 
 def limited(**limits: Any) -> ServerConfig:

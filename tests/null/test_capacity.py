@@ -12,8 +12,8 @@ from bench.simulator.world import World, world
 from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig, StepCost
-from weftline_server.schedule.capacity import TOKEN_S
-from weftline_server.schedule.policy import PATIENCE_S
+from weftline_server.schedule.engines.capacity import TOKEN_S
+from weftline_server.schedule.placement import PATIENCE_S
 
 # 10 ms, and one more for each 100 tokens in flight: 40 ms are reached with 3,000.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)

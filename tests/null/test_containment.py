@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline_server.routes.state import state_of
+from weftline_server.http.state import state_of
 from weftline_server.session.call import CallRun
 from weftline_server.session.session import Session
 

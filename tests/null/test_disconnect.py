@@ -12,7 +12,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server, call
 from weftline_engine.null import LatencyProfile, NullConfig
-from weftline_server.routes import calls
+from weftline_server.http import calls
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))
 WORDS = "word " * 1000

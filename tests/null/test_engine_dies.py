@@ -13,8 +13,8 @@ from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
-from weftline_server.schedule import fleet
 from weftline_server.schedule.dispatcher import MAX_ATTEMPTS
+from weftline_server.schedule.engines import fleet
 
 
 class Host:

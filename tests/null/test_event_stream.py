@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weftline.errors import Timeout
-from weftline_server.routes import event_stream
-from weftline_server.routes.event_stream import PING, EventStream, sse, sse_or_error
+from weftline_server.http import event_stream
+from weftline_server.http.event_stream import PING, EventStream, sse, sse_or_error
 
 if TYPE_CHECKING:
     from starlette.types import Message

@@ -11,7 +11,8 @@ import pytest
 from weftline.errors import InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule import dispatcher, engine_metrics
+from weftline_server.observe import engine_metrics
+from weftline_server.schedule import dispatcher
 from weftline_server.schedule.dispatcher import (
     MAX_ATTEMPTS,
     UNAVAILABLE_S,
@@ -19,7 +20,7 @@ from weftline_server.schedule.dispatcher import (
     Outcome,
     Sent,
 )
-from weftline_server.schedule.slot import EngineState, Work
+from weftline_server.schedule.engines.slot import EngineState, Work
 
 
 class Puppet:

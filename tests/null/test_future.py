@@ -6,9 +6,9 @@ from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory import Want
+from weftline_server.runtime.future import want
+from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session import events as ev
-from weftline_server.session.future import want
 from weftline_server.session.reuse import Reuse
 from weftline_server.session.session import Session
 

@@ -13,9 +13,9 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import KeyReused, Overloaded
 from weftline_engine.null import LatencyProfile, NullConfig
-from weftline_server.answers import Answers, AnswersConfig
 from weftline_server.config import ServerConfig
-from weftline_server.session.registry import RegistryConfig
+from weftline_server.http.answers import Answers, AnswersConfig
+from weftline_server.runtime.registry import RegistryConfig
 
 ECHO = call("echo", "one two{{output:x}}", x="x")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline_engine.null import NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.logs import FIELDS, LogFormat, configure
+from weftline_server.observe.logs import FIELDS, LogFormat, configure
 
 
 @pytest.fixture(autouse=True)

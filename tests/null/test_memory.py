@@ -6,8 +6,8 @@ import pytest
 
 from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.admission import PATIENCE_S, Pool, admit, peak
-from weftline_server.schedule.applications import (
+from weftline_server.schedule.memory.admission import PATIENCE_S, Pool, admit, peak
+from weftline_server.schedule.memory.applications import (
     GROWTH,
     MOST_KINDS,
     UNKNOWN_PAUSE_S,
@@ -15,7 +15,7 @@ from weftline_server.schedule.applications import (
     Applications,
     Habits,
 )
-from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
+from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb, Want
 
 
 def make_op(application: str, name: str, tokens: int, output: int = 10) -> Op:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.routes.openai_types import ResponseFormat
+from weftline_server.http.openai_types import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}
 

@@ -12,7 +12,7 @@ from tests.null.asgi import Serve, Server
 from tests.null.test_disconnect import SLOW, WORDS, leave_after
 from weftline_engine.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
-from weftline_server.session.registry import RegistryConfig
+from weftline_server.runtime.registry import RegistryConfig
 
 
 async def chat(server: Server, *messages: str, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from weftline.protocol import Call, InOut, Placeholder
 from weftline.tools import Function, Tool
 from weftline_engine import null
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.graph.tool_format import ToolFormat, constraint
+from weftline_server.prompt.tool_format import ToolFormat, constraint
 
 WEATHER = {
     "type": "function",

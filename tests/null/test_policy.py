@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule import policy as policies
-from weftline_server.schedule.capacity import latency_tokens
-from weftline_server.schedule.policy import (
+from weftline_server.schedule import placement as policies
+from weftline_server.schedule.engines.capacity import latency_tokens
+from weftline_server.schedule.placement import (
     AGING_S,
     PATIENCE_S,
     EngineLoad,

@@ -10,7 +10,7 @@ from tests.null.asgi import Serve
 from weftline_engine.api import Hints
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.schedule.policy import AGING_S, EngineLoad, Queued, place
+from weftline_server.schedule.placement import AGING_S, EngineLoad, Queued, place
 
 ENGINE = EngineLoad(name="e", model="m", max_running=1)
 

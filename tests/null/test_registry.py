@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.session import events as ev
-from weftline_server.session.registry import Registry, RegistryConfig
 
 
 def test_a_session_expires_when_nobody_names_it_for_its_time() -> None:

@@ -14,7 +14,7 @@ from weftline.http import pause
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.null import NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.session.registry import RegistryConfig
+from weftline_server.runtime.registry import RegistryConfig
 
 ECHO = Call(
     name="echo",

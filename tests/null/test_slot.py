@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.slot import MAX_PREFIXES, Slot, Work
+from weftline_server.schedule.engines.slot import MAX_PREFIXES, Slot, Work
 
 
 def sent(*prefixes: tuple[str, int]) -> Work:

@@ -15,8 +15,8 @@ from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submi
 from weftline_engine.null import NullConfig
 from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_server.config import OPTIMISATIONS, ServerConfig
-from weftline_server.graph.primitive import PromptBefore
-from weftline_server.schedule.prompter import Prompter
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.render import PromptBefore
 
 T = TypeVar("T")
 

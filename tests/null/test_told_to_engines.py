@@ -15,8 +15,8 @@ from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_server.schedule.applications import UNKNOWN_PAUSE_S
-from weftline_server.session.lowering import prefixes
+from weftline_server.lowering.call import prefixes
+from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.session.variable import PIECE_CHARS
 
 # 10 ms a step and 1 ms a prompt token.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weftline_server.graph.tool_format import ToolFormat, format_of, written
-from weftline_server.graph.tool_parser import (
+from weftline_server.prompt.tool_format import ToolFormat, format_of, written
+from weftline_server.prompt.tool_parser import (
     Arguments,
     Called,
     Delta,

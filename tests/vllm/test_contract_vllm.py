@@ -18,7 +18,7 @@ from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
 from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
-from weftline_server.graph.primitive import PromptBefore, Turn
+from weftline_server.prompt.render import PromptBefore, Turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

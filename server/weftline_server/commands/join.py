@@ -14,7 +14,7 @@ from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.tcp.handshake import Rejected
 from weftline_engine.tcp.host import EngineHost, HostConfig
 from weftline_server.commands import engines
-from weftline_server.logs import LogFormat, configure
+from weftline_server.observe.logs import LogFormat, configure
 
 KEY_VARIABLE = "WEFTLINE_ENGINE_KEY"
 

@@ -29,10 +29,10 @@ from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
-from weftline_server.logs import LogFormat, configure
-from weftline_server.routes.state import state_of
+from weftline_server.http.state import state_of
+from weftline_server.observe.logs import LogFormat, configure
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.schedule.policy import POLICIES
+from weftline_server.schedule.placement import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

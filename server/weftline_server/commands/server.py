@@ -19,7 +19,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from weftline_server.routes.state import state_of
+from weftline_server.http.state import state_of
 
 log = logging.getLogger("weftline.server")
 

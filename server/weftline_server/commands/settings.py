@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from weftline.errors import InvalidRequest
 from weftline_server.config import ServerConfig
-from weftline_server.logs import LogFormat
+from weftline_server.observe.logs import LogFormat
 
 LEVELS = ("debug", "info", "warning")
 

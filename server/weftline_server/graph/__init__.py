@@ -1,1 +1,1 @@
-"""The graph of one session: which call produces a variable, and which calls wait for it."""
+"""Primitives and the variables between them."""

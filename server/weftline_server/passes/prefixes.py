@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.graph import Graph, Node
-from weftline_server.graph.primitive import value_text
 from weftline_server.passes.plan import Calls, Plan
+from weftline_server.prompt.render import value_text
 
 
 def prefixes(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, tuple[str, ...]]:

@@ -1,1 +1,1 @@
-"""Scheduling: which primitive runs on which engine, and when."""
+"""Decides which primitive runs where and when, and what stays in the KV caches."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.fleet import Fleet
-from weftline_server.schedule.memory import Advise, Free, Memory, Retain, Verb, Want
-from weftline_server.schedule.policy import place
-from weftline_server.schedule.prompter import Prompter
-from weftline_server.schedule.slot import EngineState, Slot, Work
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.schedule.engines.fleet import Fleet
+from weftline_server.schedule.engines.slot import EngineState, Slot, Work
+from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb, Want
+from weftline_server.schedule.placement import place
 
 MAX_ATTEMPTS = 3
 # A queued call whose model has had no engine for so long fails, so that its graph ends.

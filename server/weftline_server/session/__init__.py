@@ -1,1 +1,1 @@
-"""Sessions: one application run each, its variables and calls, as a synchronous state machine."""
+"""The pure state machine of one application run: events in, actions out."""

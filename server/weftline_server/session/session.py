@@ -19,8 +19,8 @@ from weftline.errors import (
     WeftlineError,
 )
 from weftline_server.graph.graph import Graph, Node
-from weftline_server.graph.primitive import segments_before
 from weftline_server.passes import Plan
+from weftline_server.prompt.render import segments_before
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.call import UNDER_WAY, CallRun, CallState, Step

@@ -1,0 +1,166 @@
+"""What OpenAI's endpoints answer: whole bodies and the chunks of streams."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weftline_engine.api import FinishReason, Usage
+from weftline_server.http.event_stream import to_json
+from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
+from weftline_server.session.call import Step, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one endpoint's answers look."""
+
+    prefix: str
+    whole: str
+    chunk: str
+    chat: bool
+
+
+CHAT = Shape("chatcmpl", "chat.completion", "chat.completion.chunk", chat=True)
+TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer in the making: it keeps the id, the time and the model of all its chunks.
+
+    `ours`, where the request has a `weftline` object, names the session, the call, its variable.
+    """
+
+    shape: Shape
+    model: str
+    ours: dict[str, str] | None
+    id: str
+    created: int
+
+    @staticmethod
+    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Answer:
+        return Answer(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(self.shape.whole, choices), "usage": usage, **self._ours()}
+
+    def choice(
+        self, index: int, value: Any, step: Step, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """One choice of a whole answer; `value` is text, or with tools the message."""
+        content: dict[str, Any] = {"text": value}
+        reason = step.reason
+        assert reason is not None, "the call has ended"
+        calls = False
+        if self.shape.chat:
+            message = {"role": "assistant", "content": value} if isinstance(value, str) else value
+            calls = "tool_calls" in message
+            content = {"message": {**message, "refusal": None}}
+        return {
+            "index": index,
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(reason, calls),
+        }
+
+    def chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+        first: bool = False,
+    ) -> dict[str, Any]:
+        """A part of choice `index`: OpenAI's delta of a chat, or `content` as text."""
+        content: dict[str, Any] = {"text": delta.get("content", "")}
+        if self.shape.chat:
+            content = {"delta": {"role": "assistant", **delta} if first else delta}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
+        # At both ends: a client that leaves early can close the session all the same.
+        ours = self._ours() if first or finish else {}
+        return {**self._head(self.shape.chunk, [choice]), **ours}
+
+    def text_chunk(self, index: int) -> Callable[[str], str]:
+        """What makes the JSON of a chunk of choice `index` out of its text: all else is written
+        once."""
+        mark = f"the text of {self.id}"
+        before, after = to_json(self.chunk(index, {"content": mark})).split(to_json(mark))
+        return lambda text: f"{before}{to_json(text)}{after}"
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(self.shape.chunk, []), "usage": usage}
+
+    def _ours(self) -> dict[str, Any]:
+        return {} if self.ours is None else {"weftline": self.ours}
+
+    def _head(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+def finish_reason(reason: FinishReason, calls: bool) -> str:
+    """OpenAI's; an answer that calls tools and was not cut off ends with these calls."""
+    return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
+
+
+def delta_of(part: Delta) -> dict[str, Any]:
+    """A part of an answer with tools as OpenAI streams it."""
+    match part:
+        case Said(text):
+            return {"content": text}
+        case Called(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return {
+                "tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]
+            }
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def logprobs_body(shape: Shape, tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any]:
+    """Log probabilities in the endpoint's form; `start` is the first token's place in the text."""
+    if shape.chat:
+        content = [{**_one(t), "top_logprobs": [_one(top) for top in t.top]} for t in tokens]
+        return {"content": content, "refusal": None}
+    offsets = []
+    for token in tokens:
+        offsets.append(start)
+        start += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{top.text: top.logprob for top in token.top} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _one(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+
+
+def usage_body(usages: Sequence[Usage], choices: int) -> dict[str, Any]:
+    """OpenAI's usage of prompts with so many `choices` each, whose calls took `usages`.
+
+    A prompt counts once, however many answers it got; `cached_tokens` of it came out of the KV
+    cache for the first of them.
+    """
+    prompts = [usages[at : at + choices] for at in range(0, len(usages), choices)]
+    prompt = sum(same[0].prompt_tokens for same in prompts)
+    cached = sum(min(one.cached_tokens for one in same) for same in prompts)
+    output = sum(one.output_tokens for one in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,278 @@
+"""OpenAI's request and response shapes, as far as we serve them; what we do not serve is refused.
+
+Fields that change nothing here (`user`, `metadata`, `store`, …) are ignored, as OpenAI clients send
+ever new ones; fields that would change the answer and that we do not honour are a 400 naming them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
+from weftline.tools import Tool, ToolCall, ToolChoice
+from weftline_server.http.provenance import Inputs, Provenance
+from weftline_server.session.session import Session
+
+OUTPUT = "out"
+MAX_CHOICES = 128  # of one request: n times its prompts
+
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    type: Literal["text"]
+    text: str
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    role: str
+    content: str | tuple[TextPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, tuple):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    include_usage: bool = False
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonSchema:
+    schema: dict[str, Any]
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFormat:
+    """What the answer must be. A schema is kept to also where the request is not strict."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise InvalidRequest("response_format needs its json_schema", param="response_format")
+
+    @property
+    def constraint(self) -> dict[str, Any] | None:
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema
+        return {"json_schema": schema}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The fields that both endpoints share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    response_format: ResponseFormat | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logit_bias: dict[str, Any] | None = None
+    functions: tuple[dict[str, Any], ...] | None = None
+    cache_salt: str | None = None
+    # Ours: the session to run in, so that its graph shows the call; who goes first (lower does, as
+    # in vLLM); what the caller cares for; what the output must be.
+    session_id: str | None = None
+    priority: int = 0
+    criteria: Criterion | None = None
+    constraint: dict[str, Any] | None = None
+
+    __pydantic_config__ = _LOOSE
+
+    def check(self) -> None:
+        """Raise InvalidRequest for the first field that asks for what we do not do."""
+        neutral: dict[str, tuple[Any, ...]] = {
+            "best_of": (1, self.n),
+            "echo": (False,),
+            "suffix": ("",),
+            "logit_bias": ({},),
+            "functions": ((),),
+        }
+        for name, values in neutral.items():
+            value = getattr(self, name)
+            if value is not None and value not in values:
+                raise InvalidRequest(f"{name} is not served: leave it out", param=name)
+        if self.cache_salt is not None:
+            raise InvalidRequest(
+                "cache_salt is derived by the server from your key: leave it out",
+                param="cache_salt",
+            )
+        format = self.response_format
+        if self.constraint is not None and format is not None and format.constraint is not None:
+            raise InvalidRequest(
+                "constraint and response_format exclude one another: give one",
+                param="constraint",
+            )
+        if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
+
+    def sampling(self) -> Sampling:
+        """Of the first choice; see `choices`."""
+        limit = self.max_completion_tokens
+        constraint = self.constraint
+        if self.response_format is not None:
+            constraint = self.response_format.constraint or constraint
+        return Sampling(
+            max_tokens=self.max_tokens if limit is None else limit,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            ignore_eos=self.ignore_eos,
+            constraint=constraint,
+        )
+
+    def choices(self, call: Call) -> tuple[Call, ...]:
+        """`call` once for each of the `n` choices; with a seed each has its own, from that on."""
+        *inputs, output = call.placeholders
+        sampling = output.sampling
+        if sampling is None or sampling.seed is None:
+            return (call,) * (self.n or 1)
+        seeds = (sampling.seed + index for index in range(self.n or 1))
+        outputs = (replace(output, sampling=replace(sampling, seed=seed)) for seed in seeds)
+        return tuple(replace(call, placeholders=(*inputs, output)) for output in outputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Completion):
+    """The body of POST /v1/chat/completions."""
+
+    messages: tuple[ChatMessage, ...]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    weftline: Provenance | None = None  # ours: the run it belongs to, and where its text is from
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def _parallel(self) -> bool:
+        """One call at most where one is asked for and nothing is said: a small model that has to
+        call something goes on calling it."""
+        if self.parallel_tool_calls is None:
+            return self.tool_choice != "required"
+        return self.parallel_tool_calls
+
+    def calls(self, session: Session) -> tuple[Call, ...]:
+        """The same request as calls of one output each, in `session`; one for each choice."""
+        if not self.messages:
+            raise InvalidRequest("messages is empty", param="messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs", param="top_logprobs")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        said = self.weftline or Provenance()
+        inputs = Inputs(session, {OUTPUT})
+        messages = tuple(
+            Message(
+                role=message.role,
+                content=inputs.segments(said.pieces(index, message.text)),
+                name=message.name,
+                tool_calls=message.tool_calls or (),
+                tool_call_id=message.tool_call_id,
+            )
+            for index, message in enumerate(self.messages)
+        )
+        answer = Message(role="assistant", content=(Segment(output=OUTPUT),))
+        call = Call(
+            name=said.name,
+            prompt=(*messages, answer),
+            placeholders=(*inputs.placeholders, _output(self.sampling(), logprobs)),
+            model=self.model,
+            priority=self.priority,
+            criteria=self.criteria,
+            tools=self.tools or (),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self._parallel,
+        )
+        return self.choices(call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Completion):
+    """The body of POST /v1/completions; of several prompts each has `n` choices, in their order."""
+
+    prompt: str | tuple[str, ...]
+    logprobs: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def weftline(self) -> None:
+        """A text completion says nothing of where its text is from."""
+
+    def calls(self, session: Session) -> tuple[Call, ...]:
+        prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+        if not prompts or not all(prompts):
+            raise InvalidRequest("prompt is a text that is not empty, or several", param="prompt")
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            raise InvalidRequest(f"a request has at most {MAX_CHOICES} choices", param="prompt")
+        output = _output(self.sampling(), self.logprobs)
+        calls = (
+            Call(
+                name="completion",
+                prompt=(Segment(text=prompt), Segment(output=OUTPUT)),
+                placeholders=(output,),
+                model=self.model,
+                priority=self.priority,
+                criteria=self.criteria,
+            )
+            for prompt in prompts
+        )
+        return tuple(choice for call in calls for choice in self.choices(call))
+
+
+def _output(sampling: Sampling, logprobs: int | None) -> Placeholder:
+    if logprobs is not None:
+        sampling = replace(sampling, logprobs=logprobs)
+    return Placeholder(name=OUTPUT, in_out=InOut.OUT, sampling=sampling)

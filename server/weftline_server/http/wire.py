@@ -1,0 +1,144 @@
+"""Bodies in, answers out: strict JSON to protocol types, errors to their JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import JSONResponse
+
+from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
+from weftline_server.http.state import state_of
+
+T = TypeVar("T")
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """The body as a `kind`. Raises InvalidRequest that names the field at fault."""
+    config = state_of(request.app).config
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > config.max_body:
+            raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+    return parse(bytes(body), kind)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """`body` as a `kind`: no NaN, no infinity, no unknown field."""
+    try:
+        text = body.decode()
+        made: T = _adapter(kind).validate_json(text, strict=True)
+        _check_json(text)
+        return made
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the body is not UTF-8", param="body") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", param="body") from error
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is a `kind`; its parts are in `DEFINITIONS`."""
+    made = _adapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+    for name, part in made.pop("$defs", {}).items():
+        assert DEFINITIONS.setdefault(name, part) == part, f"two types are called {name}"
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": made}}}}
+
+
+DEFINITIONS: dict[str, Any] = {}  # of the types that bodies are made of, for components/schemas
+
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # made once a type: each takes milliseconds
+
+
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+def _check_json(text: str) -> None:
+    """Raise on what JSON parsers disagree about: constants, huge numbers, deep nesting."""
+    try:
+        json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise InvalidRequest("the body nests too deeply", param="body") from error
+    except (json.JSONDecodeError, InvalidRequest):
+        raise
+    except ValueError as error:
+        # Python refuses integers of thousands of digits with a plain ValueError.
+        raise InvalidRequest("a number in the body has too many digits", param="body") from error
+
+
+def _refuse(constant: str) -> None:
+    raise InvalidRequest(f"{constant} is not a number in JSON", param="body")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if value in (float("inf"), float("-inf")):
+        raise InvalidRequest(f"{number[:40]} is too large a number", param="body")
+    return value
+
+
+def _invalid(error: ValidationError) -> WeftlineError:
+    """The failure that says most: one of our own rules, else the first that pydantic found."""
+    failures = error.errors(include_url=False)
+    for failure in failures:
+        cause = failure.get("ctx", {}).get("error")
+        if isinstance(cause, WeftlineError):
+            return cause
+    # Of a union each type has failed in its own way: the one that fitted furthest says most.
+    found = max(failures, key=lambda failure: len(failure["loc"]))
+    where = ".".join(map(str, filter(_is_place, found["loc"]))) or "body"
+    return InvalidRequest(f"{where}: {found['msg']}", param=where)
+
+
+# Pydantic puts the tried types of a union among the places; classes and generics are no names of
+# fields, but these would be.
+_TYPES = frozenset({"str", "int", "float", "bool", "list", "dict", "tuple", "none"})
+
+
+def _is_place(part: int | str) -> bool:
+    """Whether a part of a failure's path is a field or an index."""
+    if isinstance(part, int):
+        return True
+    return part.isidentifier() and part[0].islower() and part not in _TYPES
+
+
+def error_response(error: WeftlineError) -> JSONResponse:
+    """The error as its status and body; Retry-After where it helps."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse(error.to_body(), status_code=error.status, headers=headers)
+
+
+async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first.
+
+    ASGI does not cancel a handler when its client leaves; without this a non-streaming get would
+    hold its calls to the end.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client went away")
+        return task.result()
+    finally:
+        for pending in (task, watch):
+            pending.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -1,0 +1,124 @@
+"""What the server says while it runs: lines of text or of JSON, and one for each call that ended.
+
+No line holds text of a prompt or of an answer, unless the operator asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from weftline.errors import WeftlineError
+from weftline_server.lowering.call import parts_before
+from weftline_server.session.call import CallRun
+from weftline_server.session.session import Session
+
+log = logging.getLogger("weftline.calls")
+
+FIELDS = "weftline_fields"
+
+
+class LogFormat(StrEnum):
+    """How a line looks. In JSON every call has its line, in text from level `info` on."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class TextFormatter(logging.Formatter):
+    """`LEVEL logger: message key=value …`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, FIELDS, {})
+        said = [super().formatMessage(record)]
+        said += [f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None]
+        return " ".join(said)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time in UTC, level, logger, message, and the record's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(form: LogFormat, level: str) -> None:
+    """Send every logger's lines to standard error, in `form`, from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    log.setLevel(logging.INFO if form is LogFormat.JSON else logging.NOTSET)
+
+
+class CallLog:
+    """Writes a line for each call that has ended; with `prompts` also what was said in it."""
+
+    def __init__(self, prompts: bool) -> None:
+        self._prompts = prompts
+
+    def call_ended(self, session: Session, run: CallRun) -> None:
+        """Log `run`, if anybody reads it."""
+        if not log.isEnabledFor(logging.INFO):
+            return
+        fields = _fields(session, run)
+        if self._prompts:
+            fields |= _said(session, run)
+        log.info("call %s", run.state.value, extra={FIELDS: fields})
+
+
+def _fields(session: Session, run: CallRun) -> dict[str, Any]:
+    """Who, how long in each phase, how many tokens, and what went wrong."""
+    phases = [step.phases for step in run.steps if step.phases is not None]
+    usages = [step.usage for step in run.steps if step.usage is not None]
+    return {
+        "session": session.id,
+        "call": run.node.id,
+        "name": run.node.call.name,
+        "tenant": session.tenant,
+        "state": run.state.value,
+        "model": run.node.call.model,
+        "engine": run.steps[-1].engine if run.steps else None,
+        **{
+            f"{name}_s": round(sum(phase[name] for phase in phases), 6)
+            for name in ("queue", "fill", "generate", "transform")
+        },
+        "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
+        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "output_tokens": sum(usage.output_tokens for usage in usages),
+        "error": None if run.error is None else run.error.type,
+        "failed_first": None if run.error is None else run.error.call,
+    }
+
+
+def _said(session: Session, run: CallRun) -> dict[str, Any]:
+    """The prompt before the last output, as far as there is one, and the outputs' text."""
+    node = run.node
+    prompt: Any = None
+    if run.steps:  # without a step, its inputs never came
+        last = len(run.steps) - 1
+        try:
+            before = parts_before(session, node, last).prompt()
+            said = before.messages
+            prompt = before.text if said is None else [(turn.role, turn.content) for turn in said]
+        except WeftlineError:  # an input does not suit its transforms: the field `error` says so
+            prompt = None
+    outputs = zip(node.outputs, node.writes, strict=True)
+    return {
+        "prompt": prompt,
+        "outputs": {output.name: session.variables[var].text for output, var in outputs},
+    }

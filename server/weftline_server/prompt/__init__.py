@@ -1,0 +1,1 @@
+"""Renders prompts, tokenises them, and reads and writes each model's tool-call syntax."""

@@ -1,0 +1,95 @@
+"""Chat messages as a model's template takes them; tools in words where the template knows none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weftline.tools import Tool, ToolCall
+from weftline_server.prompt.render import Turn
+from weftline_server.prompt.tool_format import ToolFormat
+
+# The form of Hermes and Qwen, in which instruction-tuned models have seen the most calls.
+_INSTRUCTIONS = """You can call functions. Their signatures, a JSON object a line:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and its arguments as JSON inside these tags:
+<tool_call>
+{{"name": "function", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+
+def for_template(turns: Iterable[Turn], format: ToolFormat) -> list[dict[str, Any]]:
+    """Messages for a template that knows tools; arguments are objects there."""
+    return [_message(turn, format) for turn in turns]
+
+
+def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Messages for a template that does not: every role is system, user or assistant.
+
+    The tools stand at the end of the first system message, calls in the text of the assistant's
+    messages, and what tools answered in the user's.
+    """
+    said = [_in_words(turn) for turn in turns]
+    if tools:
+        lines = "\n".join(json.dumps(one.to_template(), ensure_ascii=False) for one in tools)
+        block = _INSTRUCTIONS.format(tools=lines)
+        if said and said[0].role == "system":
+            said[0] = replace(said[0], content=f"{said[0].content}\n\n{block}")
+        else:
+            said.insert(0, Turn("system", block))
+    merged: list[Turn] = []
+    for turn, original in zip(said, [*[None] * (len(said) - len(turns)), *turns], strict=True):
+        # Several answers at once are one message: templates want roles to take turns.
+        if merged and original is not None and original.role == "tool" and _answers(merged[-1]):
+            merged[-1] = replace(merged[-1], content=f"{merged[-1].content}\n{turn.content}")
+        else:
+            merged.append(turn)
+    return [_message(turn, ToolFormat.HERMES) for turn in merged]
+
+
+def _in_words(turn: Turn) -> Turn:
+    if turn.role == "tool":
+        return Turn("user", f"<tool_response>\n{turn.content}\n</tool_response>")
+    if turn.tool_calls:
+        calls = "\n".join(map(_call_in_words, turn.tool_calls))
+        content = f"{turn.content}\n{calls}" if turn.content else calls
+        return Turn(turn.role, content, turn.name)
+    return turn
+
+
+def _answers(turn: Turn) -> bool:
+    return turn.role == "user" and turn.content.startswith("<tool_response>\n")
+
+
+def _call_in_words(call: ToolCall) -> str:
+    name = json.dumps(call.function.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {call.function.arguments}}}\n</tool_call>'
+
+
+def _message(turn: Turn, format: ToolFormat) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.name is not None:
+        message["name"] = turn.name
+    if turn.tool_calls:
+        message["tool_calls"] = [_call(one, format) for one in turn.tool_calls]
+    if turn.tool_call_id is not None:
+        message["tool_call_id"] = _id(turn.tool_call_id, format)
+    return message
+
+
+def _call(call: ToolCall, format: ToolFormat) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments  # what a model wrote and no parser reads stays text
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": _id(call.id, format), "type": "function", "function": function}
+
+
+def _id(id: str, format: ToolFormat) -> str:
+    # Mistral's templates take nine characters; the last ones of a longer id tell calls apart too.
+    return id[-9:] if format is ToolFormat.MISTRAL else id

@@ -1,0 +1,224 @@
+"""A model's own way with text: its chat template and its tokenizer, as the engine announced them.
+
+Token ids are always those of the whole rendered text. The template is the model publisher's and
+runs in Jinja's immutable sandbox; nothing from a request is ever compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weftline.errors import ContextTooLong, InvalidRequest
+from weftline_engine.api import Description
+from weftline_server.prompt.chat import for_template, in_words
+from weftline_server.prompt.render import PromptBefore
+from weftline_server.prompt.tool_format import format_of
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+# No special token of a published chat model is longer; a word that is takes the final comparison.
+UNSTABLE_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What an op carries: token ids, or text or messages for an engine without tokenizer."""
+
+    tokens: tuple[int, ...] | None
+    text: str | None
+    messages: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens, or for text a guess at four characters a token."""
+        if self.tokens is not None:
+            return len(self.tokens)
+        texts = (self.text or "", *(content for _, content in self.messages or ()))
+        return sum(map(len, texts)) // 4 + 1
+
+
+class Prompter:
+    """Renders and tokenises prompts for one model; pure, so it may run in any thread."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        path, template = description.tokenizer, description.chat_template
+        self.tokenizer = None if path is None else _load_tokenizer(path)
+        self._template = None if template is None else _compile(template)
+        self._alphabet = None
+        self.special: frozenset[int] = frozenset()
+        if self.tokenizer is not None:
+            added = self.tokenizer.get_added_tokens_decoder()
+            self.special = frozenset(id for id, token in added.items() if token.special)
+            if '"ByteLevel"' in self.tokenizer.to_str():
+                self._alphabet = _byte_alphabet()
+        self.tool_format = format_of(template)
+        self._knows_tools = template is not None and _names(template, "tools")
+        self.fingerprint = _fingerprint(description)
+
+    def payload(self, prompt: PromptBefore) -> Payload:
+        """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
+        if self.description.takes_messages and prompt.messages is not None:
+            turns = in_words(prompt.messages, prompt.tools)
+            messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
+            payload = Payload(None, None, messages)
+        elif self.tokenizer is None:
+            payload = Payload(None, self.text(prompt))
+        else:
+            text = self.text(prompt)
+            # A template writes its own special tokens; plain text gets the tokenizer's (a BOS).
+            plain = prompt.messages is None
+            ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
+            begin = self.tokenizer.token_to_id(self.description.bos_token)
+            if not ids and begin is not None:
+                ids = [begin]  # an output at the very start still follows something
+            payload = Payload(tuple(ids), None)
+        limit = self.description.context_limit
+        if payload.size >= limit:
+            raise ContextTooLong(
+                f"the prompt has {payload.size} tokens, and the model's context holds {limit}, "
+                "at least one of them for the answer: shorten the prompt",
+                param="prompt",
+            )
+        if payload.size == 0:
+            raise InvalidRequest("the prompt before an output is empty", param="prompt")
+        return payload
+
+    def token(self, id: int) -> tuple[str, bytes]:
+        """A token's text as people read it, and its bytes, of which a character may need more."""
+        if self.tokenizer is None:
+            return str(id), b""
+        name = self.tokenizer.id_to_token(id) or ""
+        if self._alphabet is not None and all(char in self._alphabet for char in name):
+            data = bytes(self._alphabet[char] for char in name)
+        elif match := _BYTE.fullmatch(name):
+            data = bytes([int(match.group(1), 16)])
+        else:
+            data = name.replace("\u2581", " ").encode()
+        return data.decode(errors="replace"), data
+
+    def stable_prefix(self, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
+        """The ids before `hole` that no text behind it can change; () where there are none.
+
+        A tokenizer looks at a word at a time and at special tokens, so the ids up to the start of
+        a word are final once UNSTABLE_CHARS more are known. The caller compares them with the
+        final ids all the same.
+        """
+        if self.tokenizer is None:
+            return ()
+        known, found, _ = self.text(prompt).partition(hole)
+        if not found:
+            return ()
+        encoding = self.tokenizer.encode(known, add_special_tokens=prompt.messages is None)
+        last = len(known) - UNSTABLE_CHARS
+        for index in range(len(encoding.ids) - 1, 0, -1):
+            start = encoding.offsets[index][0]
+            if 0 < start <= last and (known[start].isspace() or known[start - 1].isspace()):
+                return tuple(encoding.ids[:index])
+        return ()
+
+    def text(self, prompt: PromptBefore) -> str:
+        """The whole rendered text."""
+        if prompt.messages is None:
+            return prompt.text
+        if self._template is None:
+            raise InvalidRequest(
+                f"model {self.description.model} has no chat template: send a text prompt",
+                param="prompt",
+            )
+        from jinja2 import TemplateError
+
+        tools = None
+        if self._knows_tools:
+            messages = for_template(prompt.messages, self.tool_format)
+            tools = [tool.to_template() for tool in prompt.tools] or None
+        else:
+            messages = in_words(prompt.messages, prompt.tools)
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=True,
+                bos_token=self.description.bos_token,
+                eos_token=self.description.eos_token,
+            )
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _fingerprint(description: Description) -> str:
+    """Equal for two engines exactly where a prompt for one is a prompt for the other."""
+    path = description.tokenizer
+    vocabulary = b"" if path is None else Path(path).read_bytes()
+    fields = (
+        *(description.chat_template, description.bos_token, description.eos_token),
+        *(description.takes_messages, path is None),
+    )
+    return hashlib.sha256(vocabulary + repr(fields).encode()).hexdigest()
+
+
+# Both libraries are imported where they are used: the session, which names the types of this
+# module, runs where they are not installed.
+
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece spells a byte
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: a printable byte is its own, the others come after U+0100."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(own)]
+    return {chr(byte): byte for byte in own} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
+
+
+def _load_tokenizer(path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(path)
+
+
+def _compile(template: str) -> Template:
+    """The template in Jinja's immutable sandbox, with what transformers offers to templates."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def _names(template: str, variable: str) -> bool:
+    """Whether the template reads `variable` from its caller."""
+    from jinja2 import Environment
+    from jinja2.ext import loopcontrols
+    from jinja2.meta import find_undeclared_variables
+
+    environment = Environment(extensions=[loopcontrols])  # parses, and renders nothing
+    return variable in find_undeclared_variables(environment.parse(template))
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    # Jinja's own filter escapes for HTML; model templates expect plain JSON.
+    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

@@ -1,0 +1,136 @@
+"""Renders a call's prompt: messages or text before one output, from segments and values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import Call, Message, Placeholder, Segment
+from weftline.tools import CalledFunction, Tool, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message of a chat as it is rendered."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBefore:
+    """What stands before one output: text, or where there are `messages`, those and the tools."""
+
+    text: str
+    messages: tuple[Turn, ...] | None = None
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def chars(self) -> int:
+        """How long it is, without the template's own text."""
+        return len(self.text) + sum(len(turn.content or "") for turn in self.messages or ())
+
+
+def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
+    """The segments of the prompt before `output`, messages flattened."""
+    found: list[Segment] = []
+    for segment in call.segments():
+        if segment.output == output:
+            return tuple(found)
+        found.append(segment)
+    raise AssertionError(f"output {output!r} does not stand in the prompt of {call.name!r}")
+
+
+def value_text(value: Any) -> str:
+    """How a value enters a prompt: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptBefore:
+    """The prompt before `output`, with `texts` for the placeholders that stand in it.
+
+    Raises InvalidRequest where an input should be messages and is not.
+    """
+
+    def text_of(segment: Segment) -> str:
+        if segment.text is not None:
+            return segment.text
+        return texts[segment.input or segment.output or ""]
+
+    assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
+    chat = any(isinstance(item, Message) for item in call.prompt)
+    turns: list[Turn] = []
+    text: list[str] = []
+    for item in call.prompt:
+        if isinstance(item, Message):
+            if any(s.output == output.name for s in item.content):
+                break
+            content = "".join(map(text_of, item.content))
+            turns.append(Turn(item.role, content, item.name, item.tool_calls, item.tool_call_id))
+        elif item.output == output.name:
+            break
+        elif chat:
+            turns += turns_of(text_of(item), item.input or "")
+        else:
+            text.append(text_of(item))
+    return PromptBefore("".join(text), tuple(turns) if chat else None, call.offered_tools)
+
+
+def turns_of(text: str, param: str) -> list[Turn]:
+    """The messages that `text` holds as JSON, a list of them or one; other text is the user's.
+
+    Raises InvalidRequest for JSON that is no message.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    if isinstance(value, str):
+        return [Turn("user", value)]
+    return [_turn(one, param) for one in (value if isinstance(value, list) else [value])]
+
+
+def _turn(value: Any, param: str) -> Turn:
+    match value:
+        case {"role": "system" | "user" | "assistant" | "tool" | "developer" as role}:
+            pass
+        case _:
+            raise InvalidRequest(
+                f"input {param!r} stands among messages, so it is a message or a list of them: "
+                "objects with a role and a content",
+                param=param,
+            )
+    content, name, answers = (value.get(key) for key in ("content", "name", "tool_call_id"))
+    return Turn(
+        role,
+        _content_text(content, param),
+        name if isinstance(name, str) else None,
+        tuple(_tool_call(one, param) for one in value.get("tool_calls") or ()),
+        answers if isinstance(answers, str) else None,
+    )
+
+
+def _content_text(content: Any, param: str) -> str:
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case [*parts] if all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+            return "".join(part["text"] for part in parts)
+    raise InvalidRequest(f"a message of input {param!r} has content that is no text", param=param)
+
+
+def _tool_call(value: Any, param: str) -> ToolCall:
+    match value:
+        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+            id = value.get("id")
+            function = CalledFunction(name=name, arguments=arguments)
+            return ToolCall(function=function, id=id if isinstance(id, str) else "")
+    raise InvalidRequest(f"a tool call of input {param!r} is not one of OpenAI's", param=param)

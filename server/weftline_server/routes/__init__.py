@@ -1,1 +1,0 @@
-"""The HTTP routes: one resource a file, no decisions."""

@@ -1,0 +1,1 @@
+"""The engines under supervision, and what each has in hand."""

@@ -1,0 +1,199 @@
+"""The engines under supervision: started, restarted, joined from elsewhere, and let go.
+
+What an engine says goes to the dispatcher; when it comes and goes, the dispatcher is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from weftline.errors import EngineUnavailable, InvalidRequest
+from weftline_engine import api
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.schedule.engines.slot import EngineState, Slot
+
+log = logging.getLogger("weftline.fleet")
+
+RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then 5 s for ever: a crash loop must not spin
+MOST_GONE = 64  # engines that joined and are gone, which health still names
+
+
+class Watcher(Protocol):
+    """Who is told what the engines do."""
+
+    def ready(self, slot: Slot) -> None:
+        """The engine takes work."""
+        ...
+
+    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None: ...
+
+    def down(self, slot: Slot) -> None:
+        """The engine is gone, with all that it ran."""
+        ...
+
+
+class Fleet:
+    """Every engine by name. A configured one is started again when it dies; one that joined comes
+    back by joining again, and what its former self still says is heard no more."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Callable[[], api.Engine]],
+        watcher: Watcher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slots = {name: Slot(name, make) for name, make in engines.items()}
+        self.prompters: dict[str, Prompter] = {}  # by model, the default one first
+        self._watcher = watcher
+        self._now = clock
+        self._closing = False
+        self._without: dict[str, float] = {}  # model → since when no engine takes its work
+
+    async def start(self) -> None:
+        """Start every engine at once; raises EngineDied with a reason for the user."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for slot in self.slots.values():
+                    group.create_task(self._load(slot))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        for slot in list(self.slots.values()):  # in the order of the configuration
+            await self._enter(slot)
+            slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {slot.name}")
+
+    async def close(self) -> None:
+        """Stop the supervision and every engine."""
+        self._closing = True
+        slots = list(self.slots.values())
+        for slot in slots:
+            slot.move_to(EngineState.CLOSED)
+            if slot.engine is not None:
+                await slot.engine.close()
+            if slot.task is not None:
+                slot.task.cancel()
+        tasks = [slot.task for slot in slots if slot.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
+        """Take an engine that runs elsewhere in. Raises InvalidRequest where it does not fit, and
+        EngineUnavailable when the server is shutting down."""
+        if self._closing:
+            raise EngineUnavailable("the server is shutting down")
+        slot = Slot(name, None, engine=engine, description=description)
+        await self._enter(slot)
+        slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {name}")
+
+    def waiting_since(self, model: str) -> float | None:
+        """Since when no engine takes work of `model`; None where one does."""
+        return self._without.get(model)
+
+    def note_gaps(self) -> None:
+        """Remember for which models no engine takes work, and since when."""
+        taken = {
+            slot.description.model
+            for slot in self.slots.values()
+            if slot.state is EngineState.READY and slot.description is not None
+        }
+        for model in self.prompters:
+            if model in taken:
+                self._without.pop(model, None)
+            else:
+                self._without.setdefault(model, self._now())
+
+    async def _load(self, slot: Slot) -> None:
+        assert slot.make is not None
+        slot.engine = slot.make()
+        slot.description = await slot.engine.start()
+
+    async def _enter(self, slot: Slot) -> None:
+        """Let the engine take work, if it takes the same prompts as others of its model."""
+        assert slot.description is not None
+        model = slot.description.model
+        loop = asyncio.get_running_loop()
+        prompter = await loop.run_in_executor(None, Prompter, slot.description)
+        known = self.prompters.setdefault(model, prompter)
+        if prompter.fingerprint != known.fingerprint:
+            raise InvalidRequest(
+                f"engine {slot.name} serves model {model!r} with another tokenizer, template or "
+                "kind of prompt than the engine before it: give it a name of its own"
+            )
+        former = self.slots.get(slot.name, slot)
+        if former is not slot and former.make is not None:
+            raise InvalidRequest(
+                f"{slot.name!r} is an engine of the server itself: join by another name"
+            )
+        self.slots[slot.name] = slot
+        if former is not slot:
+            self._fence(former)
+        slot.move_to(EngineState.READY)
+        self.note_gaps()
+        self._watcher.ready(slot)
+
+    def _fence(self, slot: Slot) -> None:
+        """Hear no more of an engine whose successor is there."""
+        if slot.task is not None:
+            slot.task.cancel()
+        if slot.state is not EngineState.DOWN:
+            slot.last_error = "it joined again"
+            self._lose(slot)
+
+    async def _supervise(self, slot: Slot) -> None:
+        """Deliver the engine's events; when it dies, start it again, or wait until it joins."""
+        failures = 0
+        while not slot.closed:
+            assert slot.engine is not None
+            try:
+                if slot.state is EngineState.DOWN:
+                    await self._load(slot)
+                    await self._enter(slot)
+                async for events in slot.engine.events():
+                    failures = 0
+                    self._hear(slot, events)
+            except (api.EngineDied, InvalidRequest) as error:
+                slot.last_error = str(error)
+            if slot.closed:
+                return
+            if slot.state is EngineState.LEAVING and not slot.running:
+                del self.slots[slot.name]
+                return
+            self._lose(slot)
+            if slot.make is None:
+                await slot.engine.close()
+                self._forget_gone()
+                return
+            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
+            failures += 1
+
+    def _hear(self, slot: Slot, events: Sequence[api.Event]) -> None:
+        for event in events:
+            if isinstance(event, api.Availability):
+                self._availability(slot, event)
+        self._watcher.heard(slot, events)
+
+    def _availability(self, slot: Slot, event: api.Availability) -> None:
+        if event.leaving:
+            slot.move_to(EngineState.LEAVING)
+        elif event.available and slot.state is EngineState.SUSPENDED:
+            slot.move_to(EngineState.READY)
+            self._watcher.ready(slot)
+        elif not event.available and slot.state is EngineState.READY:
+            slot.last_error = event.reason
+            slot.move_to(EngineState.SUSPENDED)
+            log.warning("engine %s takes no work for a while: %s", slot.name, event.reason)
+        self.note_gaps()
+
+    def _lose(self, slot: Slot) -> None:
+        log.error("engine %s died: %s", slot.name, slot.last_error or "its events ended")
+        if slot.state is not EngineState.DOWN:  # a restart that failed changes nothing
+            slot.move_to(EngineState.DOWN)
+        self.note_gaps()
+        self._watcher.down(slot)
+
+    def _forget_gone(self) -> None:
+        gone = [s for s in self.slots.values() if s.make is None and s.state is EngineState.DOWN]
+        for slot in gone[:-MOST_GONE]:
+            del self.slots[slot.name]

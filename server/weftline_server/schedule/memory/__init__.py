@@ -1,0 +1,1 @@
+"""Which applications may use the KV caches, and which contexts stay there."""
