@@ -33,7 +33,7 @@ from weftline.local import local_server
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_engine.simulated import SimulatedConfig
-from weftline_server.graph.graph import Node
+from weftline_server.lowering.call import task_of
 from weftline_server.schedule.placement import EngineLoad, Queued, place
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -111,14 +111,14 @@ def _adding(size: int, reads: Callable[[int], str], runs: bool) -> dict[str, flo
 
 
 def _add(session: Session, number: int, reads: str, runs: bool) -> None:
-    node = Node(f"c{number}", _call(f"v{number}", reads, f"{number} "))
-    session.handle(ev.CallsSubmitted(now=0.0, nodes=(node,)))
-    assert session.plan.depth[node.id] == 0
+    task = task_of(f"c{number}", _call(f"v{number}", reads, f"{number} "))
+    session.handle(ev.TasksSubmitted(now=0.0, tasks=(task,)))
+    assert session.plan.depth[f"{task.id}/0"] == 0
     if runs:
-        session.handle(ev.PrimitiveSent(now=0.0, call=node.id, index=0, engine="e"))
+        session.handle(ev.PrimitiveSent(now=0.0, primitive=f"{task.id}/0", engine="e"))
         used = Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1, started=0.0, filled=0.0)
         ended = ev.PrimitiveFinished(
-            now=0.0, call=node.id, index=0, reason=FinishReason.STOP, usage=used, value="x"
+            now=0.0, primitive=f"{task.id}/0", reason=FinishReason.STOP, usage=used, value="x"
         )
         session.handle(ended)
 

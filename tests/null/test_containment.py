@@ -8,8 +8,8 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from weftline_server.http.state import state_of
-from weftline_server.session.call import CallRun
 from weftline_server.session.session import Session
+from weftline_server.session.task import TaskRun
 
 
 class Broken:
@@ -17,7 +17,7 @@ class Broken:
 
     session = ""
 
-    def call_ended(self, session: Session, run: CallRun) -> None:
+    def task_ended(self, session: Session, run: TaskRun) -> None:
         if session.id == self.session:
             raise RuntimeError("a bug of ours")
 

@@ -139,5 +139,5 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
     driver = server.app.state.driver
     while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
-    assert sorted(session.stays for session in driver._by_id.values()) == [False, False, True]
+    assert sorted(session.stays for session in driver.registry) == [False, False, True]
     await asyncio.gather(*left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -17,10 +17,10 @@ from weftline_server.schedule.dispatcher import (
     MAX_ATTEMPTS,
     UNAVAILABLE_S,
     Dispatcher,
-    Outcome,
-    Sent,
 )
 from weftline_server.schedule.engines.slot import EngineState, Work
+from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.sessions import Outcome, Sent
 
 
 class Puppet:
@@ -89,21 +89,28 @@ def available(yes: bool, reason: str = "", leaving: bool = False) -> api.Availab
 
 
 class Bench:
-    """A dispatcher, its clock, and what it told the sessions."""
+    """A dispatcher, its clock, and the sessions, which note what they are told."""
 
     def __init__(self, **engines: Puppet) -> None:
         self.now = 0.0
         self.told: list[tuple[str, Outcome]] = []
         makers = {name: (lambda one=one: one) for name, one in engines.items()}
-        self.dispatcher = Dispatcher(
-            makers,
-            "app",
-            lambda id, outcome: self.told.append((id.call, outcome)),
-            clock=lambda: self.now,
-        )
+        self.dispatcher = Dispatcher(makers, "app", lambda: self.now)
+
+    def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
+        self.told.append((id.primitive, outcome))
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        return None
+
+    def goes_on(self, application: str) -> bool:
+        return False
+
+    def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+        return ()
 
     async def call(self, name: str, model: str = "m", **more: Any) -> None:
-        id = PrimitiveId("s", name, 0)
+        id = PrimitiveId("s", name)
         op = api.Op(
             id=str(id),
             kind=api.Kind.GENERATE,
@@ -129,7 +136,7 @@ async def benches() -> AsyncIterator[list[Bench]]:
 async def started(benches: list[Bench], **engines: Puppet) -> Bench:
     bench = Bench(**engines)
     benches.append(bench)
-    await bench.dispatcher.start()
+    await bench.dispatcher.start(bench)
     return bench
 
 
@@ -167,7 +174,7 @@ async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -
             await bench.call("c")
         await settle()
         (op,) = engine.ops
-        assert (op.id, op.attempt) == ("s/c/0", number)
+        assert (op.id, op.attempt) == ("s/c", number)
         await engine.die(f"signal {number}")
     (*_, failed) = bench.outcomes("c")
     assert isinstance(failed, api.Failed) and failed.error == "EngineFailed"
@@ -175,7 +182,7 @@ async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -
     spare = Puppet()
     await bench.dispatcher.join("spare", spare, spare.description)
     await bench.call("next")
-    assert [op.id for op in spare.ops] == ["s/next/0"]
+    assert [op.id for op in spare.ops] == ["s/next"]
 
 
 async def test_what_was_read_in_part_is_not_run_again(benches: list[Bench]) -> None:

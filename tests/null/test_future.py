@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.graph import Node
-from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import task_of
 from weftline_server.runtime.future import want
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session import events as ev
@@ -15,7 +15,7 @@ from weftline_server.session.session import Session
 SYSTEM = "You are one of many reviewers of this text. " * 4
 
 
-def call(name: str, *parts: str) -> Node:
+def call(name: str, *parts: str) -> Task:
     """A call of these parts: `<x` is an input from variable x, `>x` an output into it."""
     prompt, holders = [], []
     for part in parts:
@@ -25,33 +25,30 @@ def call(name: str, *parts: str) -> Node:
             holders.append(Placeholder(name=part[1:], in_out=way, semantic_var_id=part[1:]))
         else:
             prompt.append(Segment(text=part))
-    return Node(name, Call(name=name, prompt=tuple(prompt), placeholders=tuple(holders)))
+    return task_of(name, Call(name=name, prompt=tuple(prompt), placeholders=tuple(holders)))
 
 
-def made(*nodes: Node, stays: bool = False) -> Session:
-    session = Session("s", "t", 0.0)
-    session.stays = stays
-    session.handle(ev.CallsSubmitted(now=0.0, nodes=nodes))
-    assert session.plan
+def made(*nodes: Task, stays: bool = False) -> Session:
+    session = Session("s", "t", 0.0, stays=stays)
+    session.handle(ev.TasksSubmitted(now=0.0, tasks=nodes))
     return session
 
 
 def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) -> Want | None:
     """Run output `index` of a call in one second; what becomes of its context."""
-    session.handle(ev.PrimitiveSent(now=1.0, call=name, index=index, engine="e"))
-    session.handle(ev.TextGenerated(now=1.5, call=name, index=index, text=text))
+    session.handle(ev.PrimitiveSent(now=1.0, primitive=f"{name}/{index}", engine="e"))
+    session.handle(ev.TextGenerated(now=1.5, primitive=f"{name}/{index}", text=text))
     usage = Usage(prompt_tokens=90, cached_tokens=0, output_tokens=10, started=0.0, filled=0.0)
     session.handle(
         ev.PrimitiveFinished(
             now=1.0,
-            call=name,
-            index=index,
+            primitive=f"{name}/{index}",
             reason=FinishReason.LENGTH,
             usage=usage,
             value=text,
         )
     )
-    return want(session, PrimitiveId("s", name, index))
+    return want(session, f"{name}/{index}")
 
 
 def test_nobody_reads_the_last_answer() -> None:
@@ -63,7 +60,7 @@ def test_a_second_output_continues_the_first() -> None:
     session = made(call("a", "Do: ", ">x", " and ", ">y"))
     assert finish(session, "a") == Want(pause_s=0.0)
     assert finish(session, "a", 1) is None
-    assert want(session, PrimitiveId("s", "a", 0)) is None
+    assert want(session, "a/0") is None
 
 
 def test_a_chat_that_goes_on_reads_prompt_and_answer() -> None:
@@ -80,7 +77,7 @@ def test_maps_with_a_common_beginning_keep_that_alone() -> None:
     assert finish(session, "m0") == Want(tokens=67, pause_s=0.0)
     assert finish(session, "m1") == Want(tokens=67, pause_s=0.0)
     assert finish(session, "m2") is None
-    assert want(session, PrimitiveId("s", "m0", 0)) is None
+    assert want(session, "m0/0") is None
 
 
 def test_a_reader_that_has_to_wait_comes_later() -> None:
@@ -105,11 +102,9 @@ def test_an_open_session_may_come_back() -> None:
 
 
 def test_without_the_prefix_pass_nothing_is_known() -> None:
-    session = Session("s", "t", 0.0, frozenset({"prefix"}))
-    session.stays = False
+    session = Session("s", "t", 0.0, frozenset({"prefix"}), stays=False)
     nodes = call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", ">y")
-    session.handle(ev.CallsSubmitted(now=0.0, nodes=nodes))
-    assert session.plan
+    session.handle(ev.TasksSubmitted(now=0.0, tasks=nodes))
     assert finish(session, "a") is None
 
 
@@ -122,7 +117,7 @@ def test_an_ended_call_reads_nothing_more() -> None:
     reuse.end("a")
     assert reuse.readers(["1", "2"]) == (1, ("b",))
     reuse.end("b")
-    assert reuse.readers(["1"]) is None and not reuse._calls
+    assert reuse.readers(["1"]) is None and not reuse._readers
 
 
 def test_an_empty_segment_ends_where_the_one_before_it_does() -> None:
@@ -131,4 +126,4 @@ def test_an_empty_segment_ends_where_the_one_before_it_does() -> None:
     reuse.add("a", ["1", "1", "2"])
     assert reuse.readers(["1", "1", "2"]) == (3, ("a",))
     reuse.end("a")
-    assert reuse.readers(["1"]) is None and not reuse._calls
+    assert reuse.readers(["1"]) is None and not reuse._readers

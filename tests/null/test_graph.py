@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Segment
-from weftline_server.graph.graph import Graph, Node
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import task_of
 
 
-def node(name: str, reads: str = "", writes: str = "") -> Node:
+def node(name: str, reads: str = "", writes: str = "") -> Task:
     """A call that reads and writes variables of one letter each."""
     prompt = tuple(Segment(input=f"i_{v}") for v in reads)
     prompt += (Segment(text="x"), *(Segment(output=f"o_{v}") for v in writes))
     inputs = (Placeholder(name=f"i_{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
     outputs = (Placeholder(name=f"o_{v}", in_out=InOut.OUT, semantic_var_id=v) for v in writes)
-    return Node(name, Call(name=name, prompt=prompt, placeholders=(*outputs, *inputs)))
+    return task_of(name, Call(name=name, prompt=prompt, placeholders=(*outputs, *inputs)))
 
 
 def test_outputs_come_in_the_order_of_the_prompt() -> None:
@@ -33,9 +35,9 @@ def test_a_diamond_in_topological_order() -> None:
     nodes = [node("d", "bc", "d"), node("b", "a", "b"), node("c", "a", "c"), node("a", "", "a")]
     graph.check(nodes)
     graph.add(nodes)
-    assert graph.topological() == ["a", "b", "c", "d"]
-    assert list(graph.upstream("d")) == ["b", "c"]
-    assert list(graph.downstream("a")) == ["b", "c"]
+    assert graph.topological() == ["a/0", "b/0", "c/0", "d/0"]
+    assert list(graph.upstream("d/0")) == ["b/0", "c/0"]
+    assert list(graph.downstream("a/0")) == ["b/0", "c/0"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_a_diamond_in_topological_order() -> None:
     ids=["self loop", "two calls", "one submit", "old", "set", "no output"],
 )
 def test_what_makes_no_graph_is_refused(
-    nodes: list[Node], error: type[Exception], param: str | None
+    nodes: list[Task], error: type[Exception], param: str | None
 ) -> None:
     """Each refusal names what is at fault, and the graph is as it was."""
     graph = Graph()
@@ -59,7 +61,7 @@ def test_what_makes_no_graph_is_refused(
     with pytest.raises(error) as caught:
         graph.check(nodes, {"s"})
     assert param is None or caught.value.param == param  # type: ignore[attr-defined]
-    assert list(graph.nodes) == ["first"]
+    assert list(graph.tasks) == ["first"]
 
 
 def test_a_cycle_through_an_older_call() -> None:
@@ -76,17 +78,17 @@ def test_a_chain_of_ten_thousand_does_not_recurse() -> None:
     graph = Graph()
     graph.check(chain)
     graph.add(chain)
-    assert graph.topological()[-1] == "n9999"
+    assert graph.topological()[-1] == "n9999/0"
 
 
-def chain_link(i: int) -> Node:
+def chain_link(i: int) -> Task:
     """Call i reads what call i - 1 writes."""
     prompt = (Segment(input="i"), Segment(output="o"))
     holders = (
         Placeholder(name="i", in_out=InOut.IN, semantic_var_id=f"v{i - 1}"),
         Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=f"v{i}"),
     )
-    return Node(f"n{i}", Call(name="n", prompt=prompt, placeholders=holders))
+    return task_of(f"n{i}", Call(name="n", prompt=prompt, placeholders=holders))
 
 
 @given(st.lists(st.tuples(st.text("abcdef", max_size=3), st.sampled_from("abcdef")), max_size=8))
@@ -117,4 +119,4 @@ def test_cycles_are_those_that_graphlib_finds(calls: list[tuple[str, str]]) -> N
         graph.check([new])
         graph.add([new])
         kept, taken = trial, producers
-    assert sorted(graph.topological()) == sorted(kept)
+    assert sorted(graph.topological()) == sorted(f"{name}/0" for name in kept)

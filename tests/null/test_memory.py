@@ -40,11 +40,15 @@ class World:
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
-        self.goes_on = False  # by itself, after the call that ends next
-        self.memory = Memory(
-            lambda id: self.wants.get(id.call), frozenset(without), lambda application: self.goes_on
-        )
+        self.moves_on = False  # by itself, after the call that ends next
+        self.memory = Memory(self, frozenset(without))
         self.memory.has_pool("e", 1000)
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        return self.wants.get(id.primitive)
+
+    def goes_on(self, application: str) -> bool:
+        return self.moves_on
 
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
@@ -53,7 +57,7 @@ class World:
         op = make_op(application, name, tokens)
         said = self.memory.queued(op, "m", True, now)
         self.memory.admit("m", 1000, now)
-        id = PrimitiveId(application, name, 0)
+        id = PrimitiveId(application, name)
         return [
             *said,
             *self.memory.finished("e", id, op, make_usage(tokens, cached), now + 1.0),
@@ -108,8 +112,8 @@ def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
     """Of three calls two follow by themselves; only then a tool is waited for, ten seconds long."""
     world = World()
     world.wants["d"] = Want()
-    for name, now, goes_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
-        world.goes_on = goes_on
+    for name, now, moves_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
+        world.moves_on = moves_on
         world.call("s", name, 100, now)
     told = world.call("s", "d", 120, 13.3)
     assert Advise("e", "d", 10.0, None) in told
@@ -154,7 +158,7 @@ def test_guesses_are_few() -> None:
             hints=Hints(application="a"),
         )
         world.memory.queued(op, "m", True, 0.0)
-        id = PrimitiveId("a", f"c{i}", 0)
+        id = PrimitiveId("a", f"c{i}")
         verbs = world.memory.finished("e", id, op, make_usage(50), 1.0)
         freed += [verb for verb in verbs if isinstance(verb, Free)]
     assert freed == [Free("e", "c0")]
@@ -304,7 +308,7 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
     world.memory.admit("m", 1000, 2.0)
     assert [world.memory.may_start(name) for name in "ab"] == [True, False]
     usage = make_usage(310)
-    world.memory.finished("e", PrimitiveId("a", "a", 0), make_op("a", "a", 300), usage, 3.0)
+    world.memory.finished("e", PrimitiveId("a", "a"), make_op("a", "a", 300), usage, 3.0)
     world.memory.closed("a")
     world.memory.queued(make_op("c", "c", 310), "m", True, 3.0)
     world.memory.admit("m", 1000, 3.0)

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weftline.errors import CyclicGraph
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Segment
 from weftline_server import passes
-from weftline_server.graph.graph import Graph, Node
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Flow, Read, Task
+from weftline_server.lowering.call import task_of
 from weftline_server.passes.depth import MOST_DEPTH
 from weftline_server.passes.plan import Plan
-from weftline_server.passes.prefixes import boundaries
+
+V = TypeVar("V")
 
 
-def call(name: str, reads: tuple[str, ...] = (), text: str = "Do:") -> Node:
+def call(name: str, reads: tuple[str, ...] = (), text: str = "Do:") -> Task:
     """Call `name` reads variables and writes the variable of its own name."""
     prompt = (Segment(text=text), *(Segment(input=v) for v in reads), Segment(output="out"))
     holders = [Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads]
     holders.append(Placeholder(name="out", in_out=InOut.OUT, semantic_var_id=name))
-    return Node(name, Call(name=name, prompt=prompt, placeholders=tuple(holders)))
+    return task_of(name, Call(name=name, prompt=prompt, placeholders=tuple(holders)))
 
 
-def graph(*nodes: Node) -> Graph:
+def boundaries(task: Task) -> tuple[str, ...]:
+    """The prefix hashes of a call with one output."""
+    body = task.primitives[0].body
+    assert body is not None
+    return body.boundaries()
+
+
+def named(found: Mapping[str, V]) -> dict[str, V]:
+    """Findings about the only primitive of each call, by the call's name."""
+    assert all(id.endswith("/0") for id in found)
+    return {id.removesuffix("/0"): value for id, value in found.items()}
+
+
+def graph(*nodes: Task) -> Graph:
     made = Graph()
     made.check(nodes)
     made.add(nodes)
@@ -33,7 +55,7 @@ def analyse(
 ) -> Plan:
     """The plan of a whole graph."""
     plan = Plan(criteria)
-    passes.analyse(made, plan, made.nodes, without=without)
+    passes.analyse(made, plan, made.primitives, without=without)
     return plan
 
 
@@ -43,8 +65,8 @@ MAP_REDUCE = graph(call("m1"), call("m2"), call("m3"), call("sum", ("m1", "m2", 
 def test_a_map_reduce_is_one_group_one_deep() -> None:
     """The maps feed one consumer, so they should finish together; the user awaits the sum."""
     plan = analyse(MAP_REDUCE, {})
-    assert plan.depth == {"m1": 1, "m2": 1, "m3": 1, "sum": 0}
-    assert plan.group == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
+    assert named(plan.depth) == {"m1": 1, "m2": 1, "m3": 1, "sum": 0}
+    assert named(plan.group) == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
     assert set(plan.objective.values()) == {Criterion.LATENCY}
 
 
@@ -58,7 +80,7 @@ def test_the_stricter_of_two_wins() -> None:
     """A call that feeds both a throughput and a latency reader is run for latency."""
     made = graph(call("a"), call("bulk", ("a",)), call("chat", ("a",)))
     plan = analyse(made, {"bulk": Criterion.THROUGHPUT, "chat": Criterion.LATENCY})
-    assert plan.objective == {
+    assert named(plan.objective) == {
         "a": Criterion.LATENCY,
         "bulk": Criterion.THROUGHPUT,
         "chat": Criterion.LATENCY,
@@ -70,30 +92,33 @@ def test_a_bulk_reader_that_comes_later_slows_nobody_down() -> None:
     made = graph(call("a"), call("chat", ("a",)), call("b"))
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
-    passes.analyse(made, plan, made.nodes)
+    passes.analyse(made, plan, made.primitives)
     made.add([call("bulk", ("a", "b"))])
     criteria["bulk"] = Criterion.THROUGHPUT
-    passes.analyse(made, plan, ["bulk"])
-    assert (plan.objective["a"], plan.objective["b"]) == (Criterion.LATENCY, Criterion.THROUGHPUT)
+    passes.analyse(made, plan, ["bulk/0"])
+    assert (plan.objective["a/0"], plan.objective["b/0"]) == (
+        Criterion.LATENCY,
+        Criterion.THROUGHPUT,
+    )
 
 
 def test_what_streams_below_must_be_whole_above() -> None:
     """Time to first token, or for each token, of a sink is the latency of its producers."""
     for wanted in (Criterion.TTFT, Criterion.TPOT):
         plan = analyse(graph(call("a"), call("b", ("a",))), {"b": wanted})
-        assert plan.objective == {"a": Criterion.LATENCY, "b": wanted}
+        assert named(plan.objective) == {"a": Criterion.LATENCY, "b": wanted}
 
 
 def test_depth_is_the_longest_way_to_a_sink() -> None:
     """A short cut to the sink does not make a call shallow."""
     made = graph(call("a"), call("b", ("a",)), call("c", ("a", "b")))
-    assert analyse(made, {}).depth == {"a": 2, "b": 1, "c": 0}
+    assert named(analyse(made, {}).depth) == {"a": 2, "b": 1, "c": 0}
 
 
 def test_a_pass_can_be_switched_off() -> None:
     """A benchmark measures what a pass earns by leaving it out; the others run on."""
     plan = analyse(MAP_REDUCE, {}, without=frozenset({"groups"}))
-    assert plan.group == {} and plan.depth["m1"] == 1
+    assert plan.group == {} and plan.depth["m1/0"] == 1
 
 
 def test_prefix_hashes_agree_as_far_as_the_prompts_do() -> None:
@@ -114,7 +139,7 @@ def test_equal_text_shares_however_it_is_cut() -> None:
             Message(role="user", content=content),
             Message(role="assistant", content=(Segment(output="o"),)),
         )
-        return boundaries(Node("n", Call(name="n", prompt=prompt, placeholders=tuple(holders))))
+        return boundaries(task_of("n", Call(name="n", prompt=prompt, placeholders=tuple(holders))))
 
     whole = made(Segment(text="one two"))
     cut = made(Segment(text="one"), Segment(input="i"), value=" two")
@@ -126,10 +151,11 @@ def test_only_what_a_new_call_changes_is_planned_anew() -> None:
     """Of a wide session, the new call and what it reads; of that, nothing that has started."""
     wide = graph(*(call(f"c{i}") for i in range(100)), call("mid", ("c7",)))
     plan = Plan({})
-    passes.analyse(wide, plan, wide.nodes)
+    passes.analyse(wide, plan, wide.primitives)
     wide.add([call("new", ("mid", "c3"))])
-    assert set(passes.analyse(wide, plan, ["new"], {"c3"})) == {"new", "mid", "c7"}
-    assert [plan.depth[id] for id in ("new", "mid", "c7", "c3", "c1")] == [0, 1, 2, 0, 0]
+    plan.started.add("c3/0")
+    assert set(passes.analyse(wide, plan, ["new/0"])) == {"new/0", "mid/0", "c7/0"}
+    assert [plan.depth[f"{id}/0"] for id in ("new", "mid", "c7", "c3", "c1")] == [0, 1, 2, 0, 0]
 
 
 def test_maps_that_come_after_their_reduce_are_its_group() -> None:
@@ -138,9 +164,9 @@ def test_maps_that_come_after_their_reduce_are_its_group() -> None:
     plan = Plan({})
     for node in (call("sum", ("m1", "m2", "m3")), call("m1"), call("m2"), call("m3")):
         made.add([node])
-        passes.analyse(made, plan, [node.id])
-    assert plan.group == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
-    assert plan.depth == {"sum": 0, "m1": 1, "m2": 1, "m3": 1}
+        passes.analyse(made, plan, [f"{node.id}/0"])
+    assert named(plan.group) == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
+    assert named(plan.depth) == {"sum": 0, "m1": 1, "m2": 1, "m3": 1}
 
 
 def test_a_long_chain_grows_at_no_cost() -> None:
@@ -148,15 +174,22 @@ def test_a_long_chain_grows_at_no_cost() -> None:
     made = graph(call("c0"), *(call(f"c{i}", (f"c{i - 1}",)) for i in range(1, 50)))
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
-    passes.analyse(made, plan, made.nodes)
-    assert [plan.depth[f"c{i}"] for i in (49, 40, 33, 32, 0)] == [0, 9, MOST_DEPTH, MOST_DEPTH, 16]
+    passes.analyse(made, plan, made.primitives)
+    assert [plan.depth[f"c{i}/0"] for i in (49, 40, 33, 32, 0)] == [
+        0,
+        9,
+        MOST_DEPTH,
+        MOST_DEPTH,
+        16,
+    ]
     made.add([call("c50", ("c49",))])
-    assert len(passes.analyse(made, plan, ["c50"])) == MOST_DEPTH + 2
+    assert len(passes.analyse(made, plan, ["c50/0"])) == MOST_DEPTH + 2
     criteria["c50"] = Criterion.THROUGHPUT
-    assert len(passes.analyse(made, plan, ["c50"])) == 51
+    assert len(passes.analyse(made, plan, ["c50/0"])) == 51
     assert set(plan.objective.values()) == {Criterion.THROUGHPUT}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_growing_step_by_step_ends_in_the_plan_of_the_whole(data: st.DataObject) -> None:
     """Calls added one or two at a time and in any order, readers before those that they wait for,
@@ -175,10 +208,11 @@ def test_growing_step_by_step_ends_in_the_plan_of_the_whole(data: st.DataObject)
         for id in changed:
             made.add([call(id, tuple(f"c{j}" for j in reads[int(id[1:])]))])
         waiting = waiting[len(changed) :]
+        changed = [f"{id}/0" for id in changed]
         if data.draw(st.booleans()):
-            watched = data.draw(st.sampled_from(sorted(made.nodes)))
+            watched = data.draw(st.sampled_from(sorted(made.tasks)))
             criteria[watched] = data.draw(st.sampled_from(Criterion))
-            changed.append(watched)
+            changed.append(f"{watched}/0")
         passes.analyse(made, plan, changed)
     whole = analyse(made, criteria)
     assert (plan.depth, plan.objective) == (whole.depth, whole.objective)
@@ -191,3 +225,74 @@ def _by_definition(made: Graph) -> dict[str, int]:
     for id in reversed(made.topological()):
         found[id] = max((found[child] + 1 for child in made.downstream(id)), default=0)
     return found
+
+
+def piped(*specs: dict[str, str]) -> Graph:
+    """`b` reads what `a` writes through the transforms `specs` of the output."""
+    out = Placeholder(
+        name="out", in_out=InOut.OUT, semantic_var_id="a", transforms=tuple(map(dict, specs))
+    )
+    made = Call(name="a", prompt=(Segment(text="Do:"), Segment(output="out")), placeholders=(out,))
+    return graph(task_of("a", made), call("b", ("a",)))
+
+
+def test_an_edge_streams_where_nothing_needs_the_whole_value() -> None:
+    """Unchanged text streams; JSON has to be whole; a switched-off pass leaves every edge whole."""
+    for made, without, flow in (
+        (piped(), frozenset[str](), Flow.STREAM),
+        (piped({"op": "json"}), frozenset(), Flow.WHOLE),
+        (piped(), frozenset({"flow"}), Flow.WHOLE),
+    ):
+        analyse(made, {}, without)
+        assert made.primitives["b/0"].reads == (Read("a", flow),)
+        assert made.tasks["b"].primitives == (made.primitives["b/0"],)
+
+
+def test_a_producer_that_comes_later_streams_too() -> None:
+    """The reader was planned before anybody wrote its variable."""
+    made = graph(call("b", ("a",)))
+    plan = Plan({})
+    passes.analyse(made, plan, ["b/0"])
+    assert made.primitives["b/0"].reads == (Read("a", Flow.WHOLE),)
+    made.add([call("a")])
+    passes.analyse(made, plan, ["a/0"])
+    assert made.primitives["b/0"].reads == (Read("a", Flow.STREAM),)
+
+
+def test_findings_are_applied_whole_or_not_at_all() -> None:
+    """One bad finding among good ones, of each sort: the graph and the plan stay as they were."""
+    made = graph(call("a"), call("b", ("a",)))
+    plan = Plan({}, started={"a/0"})
+    a, b = made.primitives["a/0"], made.primitives["b/0"]
+    later = replace(b, work=7)
+    bad = [
+        passes.Findings(depth={"b/0": 1, "nobody": 1}),
+        passes.Findings(depth={"b/0": 1}, rewritten={"b/0": later, "nobody": b}),
+        passes.Findings(depth={"b/0": 1}, rewritten={"b/0": later, "a/0": a}),
+        passes.Findings(depth={"b/0": 1}, rewritten={"b/0": replace(b, writes=("other",))}),
+    ]
+    for findings in bad:
+        with pytest.raises(passes.InvalidFindings):
+            passes.apply(made, plan, findings)
+        assert made.primitives["b/0"] is b and not plan.depth
+    with pytest.raises(CyclicGraph):
+        passes.apply(made, plan, passes.Findings(rewritten={"b/0": replace(b, after=("b/0",))}))
+    assert made.primitives["b/0"] is b and list(made.downstream("b/0")) == []
+    passes.apply(made, plan, passes.Findings(depth={"b/0": 1}, rewritten={"b/0": later}))
+    assert made.primitives["b/0"] is made.tasks["b"].primitives[0] is later
+    assert plan.depth == {"b/0": 1}
+
+
+def test_outputs_of_one_call_are_one_step_of_the_graph() -> None:
+    """Two primitives in a row: the same depth, no group of their own, the sink's objective."""
+    prompt = (Segment(output="x"), Segment(text=" and "), Segment(output="y"))
+    outputs = (Placeholder(name=v, in_out=InOut.OUT, semantic_var_id=v) for v in "xy")
+    made = graph(task_of("two", Call(name="two", prompt=prompt, placeholders=tuple(outputs))))
+    plan = analyse(made, {"y": Criterion.TPOT, "x": Criterion.THROUGHPUT})
+    assert plan.depth == {"two/0": 0, "two/1": 0}
+    assert plan.objective == {"two/0": Criterion.TPOT, "two/1": Criterion.TPOT}
+    assert plan.group == {}
+    assert made.primitives["two/1"].reads == (Read("x", Flow.STREAM),)
+    assert made.primitives["two/1"].after == ("two/0",)
+    assert plan.prefixes["two/0"] == plan.prefixes["two/1"][:1]
+    assert [len(plan.prefixes[id]) for id in ("two/0", "two/1")] == [1, 3]

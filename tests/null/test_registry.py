@@ -10,13 +10,14 @@ def test_a_session_expires_when_nobody_names_it_for_its_time() -> None:
     """Each request begins the time anew; a reader that waits is somebody, however long."""
     registry = Registry(RegistryConfig(idle_s=10.0))
     left, named, read = (registry.open("t", now=0.0) for _ in range(3))
-    named.touched = 5.0
+    named.handle(ev.VariableSet(now=5.0, variable="x", value="1"))
     read.handle(ev.ReaderOpened(now=0.0, variable="v", wait=True))
     assert registry.idle(10.0) == []
     assert registry.idle(11.0) == [left]
     assert registry.idle(16.0) == [left, named]
     read.handle(ev.ReaderClosed(now=16.0, variable="v", served=True))
-    assert registry.idle(16.0) == [left, named, read]
+    assert registry.idle(16.0) == [left, named]
+    assert registry.idle(27.0) == [left, named, read]
 
 
 def test_no_id_is_used_again_or_can_be_guessed() -> None:

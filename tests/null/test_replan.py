@@ -125,17 +125,17 @@ def test_what_has_started_keeps_its_plan() -> None:
     planning = Planning(graph, frozenset())
     for name in "abc":
         graph.add([node(name)])
-        planning.add(name)
+        planning.add(f"{name}/0")
     planning.update()
-    planning.start("b")
+    planning.start("b/0")
     planning.want("c", Criterion.THROUGHPUT)
-    planning.update()
-    planning.start("c")  # before anybody asked
-    assert planning.take_moved() == []
+    assert planning.update() == ["c/0"]
+    planning.start("c/0")
     for wanted in (Criterion.THROUGHPUT, Criterion.TTFT, Criterion.LATENCY, Criterion.TPOT):
-        for name in "ab":
+        for name in "abc":
             planning.want(name, wanted)
-        planning.update()
-        assert planning.take_moved() == (["a"] if wanted is not Criterion.TPOT else [])
+        assert planning.update() == (["a/0"] if wanted is not Criterion.TPOT else [])
     assert planning.criteria["a"] is Criterion.LATENCY
-    assert planning.plan.objective["a"] is planning.plan.objective["b"] is Criterion.LATENCY
+    objective = planning.plan.objective
+    assert objective["a/0"] is objective["b/0"] is Criterion.LATENCY
+    assert objective["c/0"] is Criterion.THROUGHPUT

@@ -16,22 +16,24 @@ from weftline.errors import (
 )
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Segment
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import task_of
 from weftline_server.session import events as ev
-from weftline_server.session.call import CallState, Step
+from weftline_server.session.execution import IllegalMove
 from weftline_server.session.session import Session
+from weftline_server.session.task import RunState, Step
 from weftline_server.session.variable import PIECE_CHARS, VariableState
 
 USAGE = Usage(prompt_tokens=4, cached_tokens=0, output_tokens=1, started=1.0, filled=1.5)
 
 
-def call(name: str, reads: str = "", writes: str = "") -> Node:
+def call(name: str, reads: str = "", writes: str = "") -> Task:
     """A call `name` that reads and writes variables of one letter each, in that order."""
     prompt = tuple(Segment(input=f"i{v}") for v in reads)
     prompt += (Segment(text="x"), *(Segment(output=f"o{v}") for v in writes))
     inputs = (Placeholder(name=f"i{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
     outputs = (Placeholder(name=f"o{v}", in_out=InOut.OUT, semantic_var_id=v) for v in writes)
-    return Node(name, Call(name=name, prompt=prompt, placeholders=(*inputs, *outputs)))
+    return task_of(name, Call(name=name, prompt=prompt, placeholders=(*inputs, *outputs)))
 
 
 class Play:
@@ -40,7 +42,7 @@ class Play:
     What can be filled early is noted in `fills`, apart from the other actions.
     """
 
-    def __init__(self, *nodes: Node, detach: bool = False) -> None:
+    def __init__(self, *nodes: Task, detach: bool = False) -> None:
         self.session = Session("s", "t", now=0.0)
         self.fills: list[ev.Fill] = []
         self.first = self.submit(*nodes, detach=detach) if nodes else []
@@ -49,27 +51,27 @@ class Play:
         actions = self.session.handle(event)
         self.session.validate()
         self.fills += [a for a in actions if isinstance(a, ev.Fill)]
-        return [a for a in actions if not isinstance(a, ev.Fill)]
+        return [a for a in actions if not isinstance(a, ev.Fill | ev.Ended | ev.Replan)]
 
-    def submit(self, *nodes: Node, detach: bool = False) -> list[ev.Action]:
-        return self.tell(ev.CallsSubmitted(now=0.0, nodes=nodes, detach=detach))
+    def submit(self, *nodes: Task, detach: bool = False) -> list[ev.Action]:
+        return self.tell(ev.TasksSubmitted(now=0.0, tasks=nodes, detach=detach))
 
     def send(self, call: str, index: int = 0) -> list[ev.Action]:
-        return self.tell(ev.PrimitiveSent(now=0.5, call=call, index=index, engine="e"))
+        return self.tell(ev.PrimitiveSent(now=0.5, primitive=f"{call}/{index}", engine="e"))
 
     def text(self, call: str, text: str, index: int = 0) -> list[ev.Action]:
-        return self.tell(ev.TextGenerated(now=1.6, call=call, index=index, text=text))
+        return self.tell(ev.TextGenerated(now=1.6, primitive=f"{call}/{index}", text=text))
 
     def finish(self, call: str, value: str = "v", index: int = 0) -> list[ev.Action]:
         self.send(call, index)
         finished = ev.PrimitiveFinished(
-            now=2.0, call=call, index=index, reason=FinishReason.STOP, usage=USAGE, value=value
+            now=2.0, primitive=f"{call}/{index}", reason=FinishReason.STOP, usage=USAGE, value=value
         )
         return self.tell(finished)
 
     def fail(self, call: str) -> list[ev.Action]:
         error = EngineFailed("no luck")
-        return self.tell(ev.PrimitiveFailed(now=2.0, call=call, index=0, error=error))
+        return self.tell(ev.PrimitiveFailed(now=2.0, primitive=f"{call}/{0}", error=error))
 
     def open(self, variable: str, wait: bool = False) -> list[ev.Action]:
         return self.tell(ev.ReaderOpened(now=0.0, variable=variable, wait=wait))
@@ -77,20 +79,20 @@ class Play:
     def leave(self, variable: str, served: bool = False) -> list[ev.Action]:
         return self.tell(ev.ReaderClosed(now=3.0, variable=variable, served=served))
 
-    def state(self, call: str) -> CallState:
-        return self.session.calls[call].state
+    def state(self, call: str) -> RunState:
+        return self.session.tasks[call].state
 
 
 def test_a_call_without_inputs_starts_when_submitted() -> None:
     """Nothing waits for a get: what can run, runs."""
-    assert Play(call("draft", writes="d")).first == [ev.Run("draft", 0)]
+    assert Play(call("draft", writes="d")).first == [ev.Run("draft/0")]
 
 
 def test_second_call_starts_when_its_input_arrives() -> None:
     """A summary waits for its draft, and starts in the very step that sets it."""
     play = Play(call("draft", writes="d"), call("summary", "d", "s"))
-    assert play.first == [ev.Run("draft", 0)]
-    assert play.finish("draft") == [ev.Notify("d"), ev.Run("summary", 0)]
+    assert play.first == [ev.Run("draft/0")]
+    assert play.finish("draft") == [ev.Notify("d"), ev.Run("summary/0")]
     assert play.finish("summary") == [ev.Notify("s")]
     assert play.session.variable("s").value == "v"
 
@@ -100,26 +102,26 @@ def test_a_reduce_waits_for_the_last_map() -> None:
     play = Play(*(call(f"m{v}", writes=v) for v in "abc"), call("reduce", "abc", "r"))
     assert play.finish("ma") == [ev.Notify("a")]
     assert play.finish("mc") == [ev.Notify("c")]
-    assert play.finish("mb") == [ev.Notify("b"), ev.Run("reduce", 0)]
+    assert play.finish("mb") == [ev.Notify("b"), ev.Run("reduce/0")]
 
 
 def test_a_waiting_prompt_is_filled_as_it_becomes_known() -> None:
     """Its constants at once, its inputs as they stream, a piece at a time, and as they end; then it
     is run."""
     play = Play(call("a", writes="x"), call("b", writes="y"), call("sum", "xy", "s"))
-    assert play.fills == [ev.Fill("sum", 0)]
+    assert play.fills == [ev.Fill("sum/0")]
     play.send("a")
     play.text("a", "x" * (PIECE_CHARS - 1))
     assert len(play.fills) == 1
     play.text("a", "x")
-    assert play.fills == [ev.Fill("sum", 0)] * 2
+    assert play.fills == [ev.Fill("sum/0")] * 2
     play.text("a", "x" * (PIECE_CHARS - 1))
     assert len(play.fills) == 2
     play.text("a", "xx")
     assert len(play.fills) == 3
     play.finish("a")
-    assert play.fills == [ev.Fill("sum", 0)] * 4
-    assert play.finish("b") == [ev.Notify("y"), ev.Run("sum", 0)]
+    assert play.fills == [ev.Fill("sum/0")] * 4
+    assert play.finish("b") == [ev.Notify("y"), ev.Run("sum/0")]
     assert len(play.fills) == 4
 
 
@@ -128,7 +130,7 @@ def test_a_variable_set_by_the_client_starts_its_readers() -> None:
     play = Play(call("joke", "t", "j"))
     assert play.first == []
     topic = ev.VariableSet(now=1.0, variable="t", value="cats")
-    assert play.tell(topic) == [ev.Notify("t"), ev.Run("joke", 0)]
+    assert play.tell(topic) == [ev.Notify("t"), ev.Run("joke/0")]
     with pytest.raises(AlreadySet):
         play.tell(topic)
 
@@ -136,9 +138,9 @@ def test_a_variable_set_by_the_client_starts_its_readers() -> None:
 def test_outputs_of_one_call_follow_each_other() -> None:
     """The second output of a prompt is queued when the first is whole."""
     play = Play(call("both", writes="xy"))
-    assert play.finish("both", index=0) == [ev.Notify("x"), ev.Run("both", 1)]
+    assert play.finish("both", index=0) == [ev.Notify("x"), ev.Run("both/1")]
     assert play.finish("both", index=1) == [ev.Notify("y")]
-    assert play.state("both") is CallState.DONE
+    assert play.state("both") is RunState.DONE
 
 
 def test_an_input_after_the_first_output_does_not_hold_it_up() -> None:
@@ -146,11 +148,11 @@ def test_an_input_after_the_first_output_does_not_hold_it_up() -> None:
     prompt = (Segment(output="x"), Segment(input="y"), Segment(output="z"))
     ways = {"x": InOut.OUT, "y": InOut.IN, "z": InOut.OUT}
     holders = tuple(Placeholder(name=n, in_out=w, semantic_var_id=n) for n, w in ways.items())
-    play = Play(Node("c", Call(name="c", prompt=prompt, placeholders=holders)))
-    assert play.first == [ev.Run("c", 0)]
+    play = Play(task_of("c", Call(name="c", prompt=prompt, placeholders=holders)))
+    assert play.first == [ev.Run("c/0")]
     assert play.finish("c", index=0) == [ev.Notify("x")]
-    assert play.state("c") is CallState.WAITING
-    assert ev.Run("c", 1) in play.tell(ev.VariableSet(now=1.0, variable="y", value="1"))
+    assert play.state("c") is RunState.WAITING
+    assert ev.Run("c/1") in play.tell(ev.VariableSet(now=1.0, variable="y", value="1"))
 
 
 def test_text_is_logged_as_it_comes() -> None:
@@ -168,13 +170,13 @@ def test_a_failure_reaches_everything_below_at_once() -> None:
     play = Play(call("a", writes="x"), call("b", "x", "y"), call("c", "y", "z"), call("d", "", "w"))
     play.send("a")
     assert play.fail("a") == [
-        *(ev.Stop("a", 0), ev.Notify("x")),
-        *(ev.Stop("b", 0), ev.Notify("y")),  # for the part that was filled early
-        *(ev.Stop("c", 0), ev.Notify("z")),
+        *(ev.Stop("a/0"), ev.Notify("x")),
+        *(ev.Stop("b/0"), ev.Notify("y")),  # for the part that was filled early
+        *(ev.Stop("c/0"), ev.Notify("z")),
     ]
     error = play.session.variable("z").error
     assert isinstance(error, EngineFailed) and error.call == "a"
-    assert play.state("d") is CallState.QUEUED
+    assert play.state("d") is RunState.QUEUED
 
 
 def test_a_call_on_a_failed_variable_fails_when_submitted() -> None:
@@ -189,7 +191,7 @@ def test_news_of_a_stopped_call_is_dropped() -> None:
     """The engine may still have been talking when the call was cancelled."""
     play = Play(call("a", writes="x"))
     play.send("a")
-    play.tell(ev.CallCancelled(now=1.0, call="a"))
+    play.tell(ev.TaskCancelled(now=1.0, task="a"))
     assert play.text("a", "late") == []
     assert play.finish("a") == []
     assert isinstance(play.session.variable("x").error, Cancelled)
@@ -200,7 +202,7 @@ def test_a_refused_submit_changes_nothing() -> None:
     play = Play(call("a", writes="x"))
     with pytest.raises(CyclicGraph):
         play.submit(call("good", writes="g"), call("loop", "l", "l"))
-    assert list(play.session.calls) == ["a"]
+    assert list(play.session.tasks) == ["a"]
     assert list(play.session.variables) == ["x"]
 
 
@@ -227,10 +229,10 @@ def test_who_goes_away_cancels_what_only_he_waited_for() -> None:
     play.leave("m")
     states = {name: play.state(name) for name in ("shared", "own", "mine", "other")}
     assert states == {
-        "shared": CallState.QUEUED,
-        "own": CallState.CANCELLED,
-        "mine": CallState.CANCELLED,
-        "other": CallState.WAITING,
+        "shared": RunState.QUEUED,
+        "own": RunState.CANCELLED,
+        "mine": RunState.CANCELLED,
+        "other": RunState.WAITING,
     }
 
 
@@ -240,7 +242,7 @@ def test_a_second_reader_or_detach_keeps_the_work() -> None:
     play.open("x")
     play.open("x")
     assert play.leave("x") == []
-    assert play.leave("x") == [ev.Stop("a", 0), ev.Notify("x")]
+    assert play.leave("x") == [ev.Stop("a/0"), ev.Notify("x")]
     detached = Play(call("a", writes="x"), detach=True)
     detached.open("x")
     assert detached.leave("x") == []
@@ -251,21 +253,21 @@ def test_a_reader_may_change_the_objective() -> None:
     play = Play(call("a", writes="x"))
     reader = ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.THROUGHPUT)
     play.tell(reader)
-    assert play.session.plan.objective["a"] is Criterion.THROUGHPUT
+    assert play.session.plan.objective["a/0"] is Criterion.THROUGHPUT
     play.tell(ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.LATENCY))
     play.tell(reader)
-    assert play.session.plan.objective["a"] is Criterion.LATENCY
+    assert play.session.plan.objective["a/0"] is Criterion.LATENCY
 
 
 def test_what_an_engine_has_keeps_its_objective() -> None:
     """Until it is sent a criterion counts; what comes later changes calls that wait, and not it."""
     play = Play(call("a", writes="x"), call("b", "x", "y"))
     bulk = ev.ReaderOpened(now=0.0, variable="y", criteria=Criterion.THROUGHPUT)
-    assert play.session.plan.objective["a"] is Criterion.LATENCY  # as it is queued with
+    assert play.session.plan.objective["a/0"] is Criterion.LATENCY  # as it is queued with
     play.send("a")
     play.tell(bulk)
     objective = play.session.plan.objective
-    assert (objective["a"], objective["b"]) == (Criterion.LATENCY, Criterion.THROUGHPUT)
+    assert (objective["a/0"], objective["b/0"]) == (Criterion.LATENCY, Criterion.THROUGHPUT)
     waits = Play(call("a", writes="x"), call("b", "x", "y"))
     waits.tell(bulk)
     assert set(waits.session.plan.objective.values()) == {Criterion.THROUGHPUT}
@@ -297,5 +299,31 @@ def test_closing_settles_everything() -> None:
     play = Play(call("a", writes="x"), call("b", "xq", "y"))
     play.send("a")
     actions = play.tell(ev.SessionClosed(now=9.0))
-    assert ev.Stop("a", 0) in actions
+    assert ev.Stop("a/0") in actions
     assert all(v.settled for v in play.session.variables.values())
+
+
+def test_a_session_tells_its_story() -> None:
+    """Each accepted event is a line: its number, seconds since the opening, what it is about."""
+    play = Play(call("a", writes="x"))
+    play.send("a")
+    play.text("a", "y" * 200)
+    with pytest.raises(CyclicGraph):
+        play.submit(call("loop", "l", "l"))
+    lines = [(line.number, line.at_s, line.event, line.about) for line in play.session.story()]
+    assert lines == [
+        (1, 0.0, "TasksSubmitted", "a"),
+        (2, 0.5, "PrimitiveSent", "a/0"),
+        (3, 1.6, "TextGenerated", "a/0"),
+    ]
+    assert play.session.story()[-1].text == "y" * 80
+
+
+def test_an_illegal_move_is_raised_with_the_story() -> None:
+    """A bug of ours: what is done is done once more. The error says what happened before."""
+    play = Play(call("a", writes="x"))
+    play.finish("a")
+    play.session.primitives["a/0"].state = RunState.WAITING
+    again = ev.PrimitiveFinished(now=3.0, primitive="a/0", reason=FinishReason.STOP, value="w")
+    with pytest.raises(IllegalMove, match=r"a a/0: waiting to done(.|\n)*PrimitiveSent +a/0 e"):
+        play.session.handle(again)

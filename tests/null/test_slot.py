@@ -11,7 +11,7 @@ from weftline_server.schedule.engines.slot import MAX_PREFIXES, Slot, Work
 
 def sent(*prefixes: tuple[str, int]) -> Work:
     op = api.Op(id="o", kind=api.Kind.GENERATE, context="o", tokens=(1,))
-    return Work(PrimitiveId("s", "c", 0), "m", op, 0.0, 1, prefixes)
+    return Work(PrimitiveId("s", "c"), "m", op, 0.0, 1, prefixes)
 
 
 def slot(kv_tokens: int | None) -> Slot:

@@ -80,7 +80,7 @@ def test_a_token_that_was_filled_too_early_is_filled_anew(monkeypatch: pytest.Mo
 
     async def final(made: World) -> str:
         await a_chain(made)
-        [session] = made.driver._by_id.values()
+        [session] = made.driver.registry
         return session.variable("final").text
 
     stable = Prompter.stable_prefix

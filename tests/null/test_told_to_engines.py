@@ -15,7 +15,7 @@ from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_server.lowering.call import prefixes
+from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.session.variable import PIECE_CHARS
 
@@ -70,7 +70,7 @@ def test_an_input_is_filled_as_it_streams(said: Said) -> None:
         session = made.driver.open("t")
         await made.driver.submit(session, Submit(calls=CHAIN))
         await made.driver.readers.get(session, "final")
-        (last,) = (run for run in session.calls.values() if run.node.call.name == "final")
+        (last,) = (run for run in session.tasks.values() if run.task.name == "final")
         graphs.append({"phases": last.steps[0].phases, "prompt": last.steps[0].usage})
 
     played(story)
@@ -95,7 +95,7 @@ def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -
         assert made.driver.dispatcher.running() == {"e0": (0, 0), "e1": (0, 0)}
         await asyncio.sleep(1.0)
         assert [engine.scheduler.contexts for engine in made.engines] == [{}, {}]
-        assert not made.driver.early._early and not made.driver._prepared
+        assert not made.driver._early._early and not made.driver._prepared
 
     played(story)
     assert sum(name == "cancel" for name, _ in said) == 2
@@ -166,7 +166,7 @@ def test_hints_say_what_the_passes_have_found(said: Said) -> None:
         session = made.driver.open("t")
         chain = (CHAIN[0], replace(CHAIN[1], criteria=Criterion.THROUGHPUT, priority=3))
         await made.driver.submit(session, Submit(calls=chain))
-        known.append((session.id, session.opened, session.work_left))
+        known.append((session.id, session.opened, session.execution.work_left))
         await asyncio.sleep(1.0)
 
     played(story)

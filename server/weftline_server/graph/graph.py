@@ -1,85 +1,69 @@
-"""Producers and consumers of a session's variables (Parrot section 4.2), kept free of cycles.
+"""The graph of a session: primitives and the variables between them (Parrot section 4.2).
 
-A graph grows while it runs and is never rebuilt. `check` looks only at the new calls and at what
-they can reach, so adding to a large session costs what the addition costs.
+A graph grows while it runs and is never rebuilt. `check` looks only at the new primitives and at
+those that they can reach, so adding to a large session costs as much as the addition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
-from weftline.protocol import Call, InOut, Placeholder
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A submitted call with its id; every output has a variable by now."""
-
-    id: str
-    call: Call
-    inputs: tuple[Placeholder, ...] = field(init=False)
-    outputs: tuple[Placeholder, ...] = field(init=False)
-    reads: tuple[str, ...] = field(init=False)  # ids of the variables that the prompt needs
-    writes: tuple[str, ...] = field(init=False)  # those that it sets, in the order of the prompt
-
-    def __post_init__(self) -> None:
-        holders = self.call.placeholders
-        order = {s.output: i for i, s in enumerate(self.call.segments()) if s.output is not None}
-        outputs = sorted((p for p in holders if p.in_out is InOut.OUT), key=lambda p: order[p.name])
-        inputs = tuple(p for p in holders if p.in_out is InOut.IN)
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "outputs", tuple(outputs))
-        object.__setattr__(self, "reads", tuple(dict.fromkeys(_variables(inputs))))
-        object.__setattr__(self, "writes", tuple(_variables(outputs)))
-
-
-def _variables(holders: Iterable[Placeholder]) -> Iterator[str]:
-    return (p.semantic_var_id for p in holders if p.semantic_var_id is not None)
+from weftline_server.graph.primitive import Primitive, Task
 
 
 class Graph:
-    """The calls of one session and the variables between them."""
+    """The primitives of one session. Keys are ids: of primitives, tasks and variables."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.producer: dict[str, str] = {}  # variable → the one call that writes it
-        self.consumers: dict[str, list[str]] = {}  # variable → calls that read it
+        self.tasks: dict[str, Task] = {}
+        self.primitives: dict[str, Primitive] = {}
+        self.producer: dict[str, str] = {}  # variable → the one primitive that writes it
+        self.consumers: dict[str, list[str]] = {}  # variable → primitives that read it
+        self._followers: dict[str, list[str]] = {}  # primitive → primitives that come after it
 
-    def check(self, nodes: Sequence[Node], is_set: Iterable[str] = ()) -> None:
-        """Raise unless `nodes` can join: `is_set` are the variables that already have a value.
+    def check(self, tasks: Sequence[Task], is_set: Iterable[str] = ()) -> None:
+        """Raise unless `tasks` can join; `is_set` names the variables that already have a value.
 
-        Errors: DuplicateProducer, AlreadySet, CyclicGraph; InvalidRequest for want of an output.
+        Errors: DuplicateProducer, AlreadySet, CyclicGraph; InvalidRequest for a task that writes no
+        variable.
         """
         taken = set(is_set)
         fresh: dict[str, str] = {}
-        for node in nodes:
-            if not node.writes:
-                raise InvalidRequest(f"call {node.call.name!r} has no output", param=node.call.name)
-            for var in node.writes:
-                if var in taken:
-                    raise AlreadySet(f"variable {var!r} already has a value", param=var)
-                if var in fresh or var in self.producer:
-                    raise DuplicateProducer(
-                        f"variable {var!r} would be written by two calls", param=var
-                    )
-                fresh[var] = node.id
-        self._check_cycles(nodes, fresh)
+        for task in tasks:
+            if not task.writes:
+                raise InvalidRequest(f"call {task.name!r} has no output", param=task.name)
+            for primitive in task.primitives:
+                for var in primitive.writes:
+                    if var in taken:
+                        raise AlreadySet(f"variable {var!r} already has a value", param=var)
+                    if var in fresh or var in self.producer:
+                        raise DuplicateProducer(
+                            f"variable {var!r} would be written by two calls", param=var
+                        )
+                    fresh[var] = primitive.id
+        self._check_cycles(tasks)
 
-    def _check_cycles(self, nodes: Sequence[Node], fresh: dict[str, str]) -> None:
-        """Depth-first over the new calls and what hangs below them; old calls alone are acyclic."""
-        added = {node.id: node for node in nodes}
+    def _check_cycles(self, tasks: Sequence[Task]) -> None:
+        """Depth-first over the new primitives and those below them; the old ones are acyclic."""
+        added = {primitive.id: primitive for task in tasks for primitive in task.primitives}
+        names = {task.id: task.name for task in tasks}
         readers: dict[str, list[str]] = {}
-        for node in nodes:
-            for var in node.reads:
-                readers.setdefault(var, []).append(node.id)
+        followers: dict[str, list[str]] = {}
+        for primitive in added.values():
+            for read in primitive.reads:
+                readers.setdefault(read.variable, []).append(primitive.id)
+            for before in primitive.after:
+                followers.setdefault(before, []).append(primitive.id)
 
-        def next_of(call: str) -> Iterator[str]:
-            node = added.get(call) or self.nodes[call]
-            for var in node.writes:
+        def next_of(id: str) -> Iterator[str]:
+            primitive = added.get(id) or self.primitives[id]
+            for var in primitive.writes:
                 yield from readers.get(var, ())
                 yield from self.consumers.get(var, ())
+            yield from followers.get(id, ())
+            yield from self._followers.get(id, ())
 
         done: set[str] = set()
         for start in added:
@@ -87,50 +71,135 @@ class Graph:
                 continue
             path: dict[str, Iterator[str]] = {start: next_of(start)}
             while path:
-                call = next(reversed(path))
-                child = next(path[call], None)
+                id = next(reversed(path))
+                child = next(path[id], None)
                 if child is None:
-                    done.add(call)
-                    del path[call]
+                    done.add(id)
+                    del path[id]
                 elif child in path:
-                    node = added.get(child) or self.nodes[child]
-                    raise CyclicGraph(
-                        f"call {node.call.name!r} waits for its own output", param=node.call.name
-                    )
+                    task = (added.get(child) or self.primitives[child]).task
+                    name = names.get(task) or self.tasks[task].name
+                    raise CyclicGraph(f"call {name!r} waits for its own output", param=name)
                 elif child not in done:
                     path[child] = next_of(child)
 
-    def add(self, nodes: Sequence[Node]) -> None:
-        """Take `nodes`, which `check` has let through."""
-        for node in nodes:
-            self.nodes[node.id] = node
-            for var in node.writes:
-                self.producer[var] = node.id
-            for var in node.reads:
-                self.consumers.setdefault(var, []).append(node.id)
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Add `tasks`, which have passed `check`."""
+        for task in tasks:
+            self.tasks[task.id] = task
+            for primitive in task.primitives:
+                self._enter(primitive)
 
-    def downstream(self, call: str) -> Iterator[str]:
-        """Calls that read an output of `call`, each once."""
+    def _enter(self, primitive: Primitive) -> None:
+        self.primitives[primitive.id] = primitive
+        for var in primitive.writes:
+            self.producer[var] = primitive.id
+        for read in primitive.reads:
+            self.consumers.setdefault(read.variable, []).append(primitive.id)
+        for before in primitive.after:
+            self._followers.setdefault(before, []).append(primitive.id)
+
+    def rewrite(self, rewritten: Mapping[str, Primitive]) -> None:
+        """Give each primitive named in `rewritten` its new form: same id, task and writes.
+
+        Raises CyclicGraph, and then changes nothing.
+        """
+        before = {id: self.primitives[id] for id in rewritten}
+        moved = [
+            id for id, primitive in rewritten.items() if _edges(primitive) != _edges(before[id])
+        ]
+        self._exchange(moved, before, rewritten)
+        if not self._is_acyclic_below(moved):
+            self._exchange(moved, rewritten, before)
+            raise CyclicGraph("a rewritten primitive would wait for its own output")
+        self.primitives |= rewritten
+        for task in dict.fromkeys(primitive.task for primitive in rewritten.values()):
+            ids = (one.id for one in self.tasks[task].primitives)
+            forms = tuple(self.primitives[id] for id in ids)
+            self.tasks[task] = replace(self.tasks[task], primitives=forms)
+
+    def _exchange(
+        self, ids: Iterable[str], old: Mapping[str, Primitive], new: Mapping[str, Primitive]
+    ) -> None:
+        for id in ids:
+            self._leave(old[id])
+            self._enter(new[id])
+
+    def _leave(self, primitive: Primitive) -> None:
+        for read in primitive.reads:
+            self.consumers[read.variable].remove(primitive.id)
+        for above in primitive.after:
+            self._followers[above].remove(primitive.id)
+
+    def _is_acyclic_below(self, starts: Iterable[str]) -> bool:
+        """Whether no primitive in `starts` can be reached from itself."""
+        for start in starts:
+            seen: set[str] = set()
+            waiting = list(self.downstream(start))
+            while waiting:
+                id = waiting.pop()
+                if id == start:
+                    return False
+                if id not in seen:
+                    seen.add(id)
+                    waiting.extend(self.downstream(id))
+        return True
+
+    def siblings(self, id: str) -> tuple[str, ...]:
+        """All primitives of the task of primitive `id`, itself among them."""
+        return tuple(one.id for one in self.tasks[self.primitives[id].task].primitives)
+
+    def downstream(self, id: str) -> Iterator[str]:
+        """Primitives that read an output of `id` or come after it, each once."""
         seen: set[str] = set()
-        for var in self.nodes[call].writes:
+        for var in self.primitives[id].writes:
             for reader in self.consumers.get(var, ()):
                 if reader not in seen:
                     seen.add(reader)
                     yield reader
+        for follower in self._followers.get(id, ()):
+            if follower not in seen:
+                yield follower
 
-    def upstream(self, call: str) -> Iterator[str]:
-        """Calls that write an input of `call`, each once."""
-        writers = (self.producer[var] for var in self.nodes[call].reads if var in self.producer)
-        yield from dict.fromkeys(writers)
+    def upstream(self, id: str) -> Iterator[str]:
+        """Primitives that write an input of `id` or have to end before it, each once."""
+        primitive = self.primitives[id]
+        variables = (read.variable for read in primitive.reads)
+        writers = (self.producer[var] for var in variables if var in self.producer)
+        yield from dict.fromkeys((*writers, *primitive.after))
+
+    def tasks_above(self, task: str) -> Iterator[str]:
+        """Tasks that a primitive of `task` waits for, each once, without itself."""
+        seen = {task}
+        for primitive in self.tasks[task].primitives:
+            for above in self.upstream(primitive.id):
+                found = self.primitives[above].task
+                if found not in seen:
+                    seen.add(found)
+                    yield found
+
+    def tasks_below(self, task: str) -> Iterator[str]:
+        """Tasks with a primitive that waits for one of `task`, each once, without itself."""
+        seen = {task}
+        for primitive in self.tasks[task].primitives:
+            for below in self.downstream(primitive.id):
+                found = self.primitives[below].task
+                if found not in seen:
+                    seen.add(found)
+                    yield found
 
     def topological(self) -> list[str]:
-        """Every call after the calls that it waits for."""
-        waiting = {call: sum(1 for _ in self.upstream(call)) for call in self.nodes}
-        order = [call for call, count in waiting.items() if count == 0]
-        for call in order:
-            for child in self.downstream(call):
+        """Every primitive after all primitives that it waits for."""
+        waiting = {id: sum(1 for _ in self.upstream(id)) for id in self.primitives}
+        order = [id for id, count in waiting.items() if count == 0]
+        for id in order:
+            for child in self.downstream(id):
                 waiting[child] -= 1
                 if waiting[child] == 0:
                     order.append(child)
-        assert len(order) == len(self.nodes), "the graph has a cycle"
+        assert len(order) == len(self.primitives), "the graph has a cycle"
         return order
+
+
+def _edges(primitive: Primitive) -> tuple[list[str], tuple[str, ...]]:
+    return [read.variable for read in primitive.reads], primitive.after

@@ -1,17 +1,111 @@
-"""Primitives: the nodes of the graph, and what engines execute."""
+"""Primitives: the nodes of the graph, and the unit that engines execute (Teola section 4).
+
+A client submits tasks: calls today, and other steps later. Lowering turns each task into primitives
+of one kind each. A call with outputs y1 … yk becomes k primitives of kind `generate` in a row;
+primitive i reads the inputs and outputs that stand in the prompt before y_i.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from weftline.protocol import Call, Criterion
+
+
+class Flow(StrEnum):
+    """How a value travels along an edge of the graph."""
+
+    WHOLE = "whole"  # the reader needs the finished value
+    STREAM = "stream"  # the reader can use the text while it is generated
+    ITEMS = "items"  # the reader can use each item of a list when it is complete
+    ORDER = "order"  # no value travels: the reader starts after the writer has ended
+
+
+class Effects(StrEnum):
+    """What running a primitive changes outside the graph, and so when it may run."""
+
+    NONE = "none"  # may run early, twice, or for nothing
+    IDEMPOTENT = "idempotent"  # may run again after a failure
+    ONCE = "once"  # starts on settled input only, and is never retried
 
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveId:
-    """Output number `index` of a call of a session."""
+    """A primitive of a session; as text it is the id of the op and of the context that it makes."""
 
     session: str
-    call: str
-    index: int
+    primitive: str
 
     def __str__(self) -> str:
-        return f"{self.session}/{self.call}/{self.index}"
+        return f"{self.session}/{self.primitive}"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An edge into a primitive: the variable that it reads, and the widest flow that it can use."""
+
+    variable: str
+    flow: Flow = Flow.WHOLE
+
+
+class Body(Protocol):
+    """The part of a primitive that only its kind understands; plain immutable data."""
+
+    def boundaries(self) -> tuple[str, ...]:
+        """Prefix hashes at the ends of the prompt's segments; empty for kinds without a prompt."""
+        ...
+
+    def streams_out(self, variable: str) -> bool:
+        """Whether the text of an output is usable while it is generated."""
+        ...
+
+    def streams_in(self, variable: str) -> bool:
+        """Whether the primitive can use the text of an input before the input is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Primitive:
+    """One node. `resource` names the model, store or service that runs it.
+
+    It is ready when every variable in `reads` has its value and every primitive in `after` has
+    ended. `work` estimates its cost in tokens. `id` is unique in its session.
+    """
+
+    id: str
+    task: str
+    kind: str
+    resource: str
+    reads: tuple[Read, ...] = ()
+    writes: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    effects: Effects = Effects.NONE
+    work: int = 0
+    body: Body | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a client submitted as one: its primitives, in an order in which they can run.
+
+    All primitives of a task succeed or all fail. `reads` are the variables that its text names,
+    also those that no primitive needs. `constant_bytes` is the size of the text and values that
+    came with it. `call` is the submitted call, None for any other step.
+    """
+
+    id: str
+    name: str
+    resource: str
+    primitives: tuple[Primitive, ...]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = field(init=False)
+    criteria: Criterion | None = None
+    priority: int = 0
+    constant_bytes: int = 0
+    call: Call | None = None
+
+    def __post_init__(self) -> None:
+        writes = tuple(var for primitive in self.primitives for var in primitive.writes)
+        object.__setattr__(self, "writes", writes)

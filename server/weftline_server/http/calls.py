@@ -12,12 +12,13 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Get, Submit
-from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import Task
 from weftline_server.http.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.state import state_of
 from weftline_server.http.watch import watch
 from weftline_server.http.wire import or_disconnect, read, schema
+from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view
 from weftline_server.runtime.driver import Driver
 from weftline_server.session.session import Session
@@ -45,7 +46,7 @@ async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Respons
         answer = _submitted(session, await driver.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
-                session.check_reader(variable, wait=False)
+                session.watch.check(variable, wait=False)
             close = False
             return EventStream(sse_or_error(_whole_run(driver, session, body, answer)))
         if body.get:
@@ -80,16 +81,16 @@ async def _whole_run(
             driver.close(session)
 
 
-def _submitted(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:
+def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "session_id": session.id,
         "calls": [
             {
-                "name": node.call.name,
-                "call_id": node.id,
-                "outputs": {p.name: p.semantic_var_id for p in node.outputs},
+                "name": task.name,
+                "call_id": task.id,
+                "outputs": {p.name: p.semantic_var_id for p in outputs_of(task)},
             }
-            for node in nodes
+            for task in tasks
         ],
     }
 
@@ -107,7 +108,7 @@ async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     session = driver.registry.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
         # What cannot be waited for is a status, not an event in a stream that began with 200.
-        session.check_reader(body.semantic_var_id, body.wait)
+        session.watch.check(body.semantic_var_id, body.wait)
         offset = _offset(request.headers.get("last-event-id"))
         return EventStream(sse_or_error(_events(driver, session, body, offset)))
     waiting = driver.readers.get(

@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from weftline.errors import WeftlineError
 from weftline.protocol import Submit
 from weftline_engine.api import Usage
-from weftline_server.graph.graph import Node
-from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.graph.primitive import Task
 from weftline_server.http.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.openai_answers import (
@@ -32,11 +31,11 @@ from weftline_server.http.openai_types import ChatRequest, CompletionRequest
 from weftline_server.http.provenance import Provenance, Runs
 from weftline_server.http.state import state_of
 from weftline_server.http.wire import or_disconnect, read, schema
-from weftline_server.lowering.call import output_key
+from weftline_server.lowering.call import call_of
 from weftline_server.prompt.tool_parser import ToolParser, parser_of
 from weftline_server.runtime.driver import Driver
-from weftline_server.session.call import Step
 from weftline_server.session.session import Session
+from weftline_server.session.task import Step
 
 T = TypeVar("T")
 
@@ -78,18 +77,18 @@ class _Running:
     driver: Driver
     runs: Runs
     session: Session
-    nodes: tuple[Node, ...]
+    tasks: tuple[Task, ...]
     own: bool
     body: Body
     answer: Answer
 
     @property
     def choices(self) -> list[_Choice]:
-        return [_Choice.of(self, index, node) for index, node in enumerate(self.nodes)]
+        return [_Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
 
     def usage(self) -> dict[str, Any]:
         """What all choices took; they have ended."""
-        steps = (self.session.calls[node.id].steps[-1] for node in self.nodes)
+        steps = (self.session.tasks[task.id].steps[-1] for task in self.tasks)
         usages: list[Usage] = [step.usage for step in steps if step.usage is not None]
         return usage_body(usages, self.body.n or 1)
 
@@ -99,8 +98,8 @@ class _Running:
             self.driver.close(self.session)
             return
         if not self.session.closed:
-            for node in self.nodes:
-                self.driver.cancel(self.session, node.id)
+            for task in self.tasks:
+                self.driver.cancel(self.session, task.id)
         self.runs.leave(self.driver, self.session)
 
 
@@ -110,29 +109,29 @@ class _Choice:
 
     running: _Running
     index: int
-    node: Node
+    task: Task
     parser: ToolParser | None
     tokens: int = 0  # whose log probabilities were sent
     chars: int = 0  # and their text's length
 
     @staticmethod
-    def of(running: _Running, index: int, node: Node) -> _Choice:
-        driver, call = running.driver, node.call
+    def of(running: _Running, index: int, task: Task) -> _Choice:
+        driver, call = running.driver, call_of(task)
         parser = None
         if call.offered_tools:
             format = driver.dispatcher.prompter(driver.dispatcher.model(call.model)).tool_format
-            key = output_key(PrimitiveId(running.session.id, node.id, 0))
+            key = f"{task.id}/0"
             parser = parser_of(call, key, format)
-        return _Choice(running, index, node, parser)
+        return _Choice(running, index, task, parser)
 
     @property
     def step(self) -> Step:
-        return self.running.session.calls[self.node.id].steps[-1]
+        return self.running.session.tasks[self.task.id].steps[-1]
 
     async def whole(self) -> dict[str, Any]:
         """The choice once it is there; raises what its call failed with."""
         running = self.running
-        variable = await running.driver.readers.get(running.session, self.node.writes[0])
+        variable = await running.driver.readers.get(running.session, self.task.writes[0])
         value = variable.text if self.parser is None else variable.value
         return running.answer.choice(self.index, value, self.step, self.logprobs())
 
@@ -142,7 +141,7 @@ class _Choice:
         yield answer.chunk(self.index, {"content": ""}, first=True)
         plain = self.parser is None and not running.body.wants_logprobs
         text_chunk = answer.text_chunk(self.index)
-        async for chunk in running.driver.readers.stream(running.session, self.node.writes[0]):
+        async for chunk in running.driver.readers.stream(running.session, self.task.writes[0]):
             if plain:
                 yield text_chunk(chunk.text)
                 continue
@@ -169,7 +168,7 @@ class _Choice:
         """Those of the tokens that came since the last time; None if nobody asked, or none came."""
         if not self.running.body.wants_logprobs:
             return None
-        steps = self.running.session.calls[self.node.id].steps
+        steps = self.running.session.tasks[self.task.id].steps
         new = steps[-1].logprobs[self.tokens :] if steps else []
         if not new and self.tokens:
             return None
@@ -189,21 +188,21 @@ async def _start(driver: Driver, runs: Runs, tenant: str, body: Body, shape: Sha
     session = driver.open(tenant, stays=False) if own else runs.enter(driver, tenant, said)
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
-        nodes = await driver.submit(session, submit)
+        tasks = await driver.submit(session, submit)
     except BaseException:
         if own:
             driver.close(session)
         else:
             runs.leave(driver, session)
         raise
-    ours = None if body.weftline is None else _ids(session, nodes[0])
+    ours = None if body.weftline is None else _ids(session, tasks[0])
     answer = Answer.new(shape, driver.dispatcher.model(body.model), ours)
-    return _Running(driver, runs, session, nodes, own, body, answer)
+    return _Running(driver, runs, session, tasks, own, body, answer)
 
 
-def _ids(session: Session, node: Node) -> dict[str, str]:
+def _ids(session: Session, task: Task) -> dict[str, str]:
     """What a client needs to know to name this call's answer later."""
-    return {"session_id": session.id, "call_id": node.id, "semantic_var_id": node.writes[0]}
+    return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}
 
 
 async def _complete(

@@ -11,7 +11,7 @@ from typing import Any
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.http.event_stream import to_json
 from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
-from weftline_server.session.call import Step, TokenLogprob
+from weftline_server.session.task import Step, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from weftline.errors import InvalidRequest, UnknownSession
 from weftline.protocol import InOut, Placeholder, Segment, check_id
-from weftline_server.lowering.call import came_from
+from weftline_server.lowering.provenance import came_from
 from weftline_server.runtime.driver import Driver
 from weftline_server.session.session import Session
 

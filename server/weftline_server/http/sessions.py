@@ -62,7 +62,7 @@ async def cancel_call(
     """Cancel a call and all that waits for it; one that has ended stays as it is."""
     session = driver.registry.find(tenant, session_id)
     driver.cancel(session, call_id)
-    return {"call_id": call_id, "state": session.calls[call_id].state.value}
+    return {"call_id": call_id, "state": session.tasks[call_id].state.value}
 
 
 @router.get("/{session_id}/variable/{variable}")
@@ -71,8 +71,7 @@ async def read_variable(
 ) -> dict[str, Any]:
     """A variable as it stands, without waiting."""
     session = driver.registry.find(tenant, session_id)
-    found = session.variable(variable)
-    found.reads += 1
+    found = driver.readers.read(session, variable)
     error = None if found.error is None else found.error.to_body()["error"]
     return {
         "semantic_var_id": variable,

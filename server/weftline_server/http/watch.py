@@ -52,11 +52,12 @@ async def watch(
 def _value(driver: Driver, session: Session, variable: str) -> dict[str, Any]:
     """The value, and how it was generated unless the client has set it."""
     value = {"semantic_var_id": variable, "value": session.variable(variable).value}
-    call = session.graph.producer.get(variable)
-    if call is None:
+    primitive = session.graph.producer.get(variable)
+    if primitive is None:
         return value
-    run = session.calls[call]
-    step = run.steps[run.node.writes.index(variable)]
+    producer = session.primitives[primitive]
+    task, step = producer.task.task, producer.step
+    assert step is not None
     assert step.usage is not None and step.reason is not None, "a ready output has finished"
     usage = {
         "prompt_tokens": step.usage.prompt_tokens,
@@ -64,5 +65,4 @@ def _value(driver: Driver, session: Session, variable: str) -> dict[str, Any]:
         "output_tokens": step.usage.output_tokens,
         "finish_reason": step.reason.value,
     }
-    model = driver.dispatcher.model(run.node.call.model)
-    return {**value, "call_id": call, "model": model, **usage}
+    return {**value, "call_id": task.id, "model": task.resource, **usage}

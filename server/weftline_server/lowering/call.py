@@ -1,40 +1,147 @@
-"""From what a client submitted to what an engine runs, and back: pure steps between the two."""
+"""A submitted call becomes a task: one `generate` primitive for each of its outputs."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
-from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from weftline import transforms
-from weftline.errors import InvalidRequest, MissingInput, WeftlineError
-from weftline.protocol import Call, InOut, Message, Prompt, Sampling, Segment
-from weftline.protocol import Placeholder as Holder
+from weftline.errors import InvalidRequest, MissingInput
+from weftline.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
-from weftline_server.graph.graph import Node
-from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.prompt.prompter import Prompter
-from weftline_server.prompt.render import PromptBefore, render, segments_before, value_text
-from weftline_server.prompt.tool_format import ToolFormat, constraint
-from weftline_server.prompt.tool_parser import message_of, parser_of
-from weftline_server.session import events as ev
-from weftline_server.session.call import TokenLogprob
-from weftline_server.session.session import Session
-from weftline_server.session.variable import VariableState
+from weftline_server.graph.primitive import Primitive, Read, Task
+from weftline_server.prompt.render import value_text
+from weftline_server.session.budget import value_bytes
 
-DEFAULT_MAX_TOKENS = 512
+CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
+GUESSED_OUTPUT = 128  # tokens of an output, where the client states no limit
 
 
-def node_of(call: Call) -> Node:
-    """`call` checked and complete: template text parsed, ids given to it and to its outputs.
+@dataclass(frozen=True, slots=True)
+class PromptBody:
+    """Output number `index` of a call, and the part of the prompt that stands before it."""
 
-    Raises UnknownPlaceholder, MissingInput, or InvalidRequest for a transform that does not exist.
+    call: Call
+    index: int
+    output: Placeholder
+    before: tuple[Segment, ...]  # the prompt's segments before the output, messages flattened
+    holders: tuple[Placeholder, ...]  # the placeholders of these segments, in their order
+    is_last: bool
+    names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset(holder.name for holder in self.holders))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the prompt reads no variable, so that it can be tokenised at once."""
+        return all(holder.semantic_var_id is None for holder in self.holders)
+
+    def boundaries(self) -> tuple[str, ...]:
+        """16 hex digits for each segment up to the output's: the hash of the prompt to its end.
+
+        Constants hash by their text, inputs by value or by variable. So two prompts have equal
+        hashes as far as they agree, before any value is known. The last output's hashes go on to
+        the end of the prompt.
+        """
+        found = _boundaries(self.call)
+        return found if self.is_last else found[: len(self.before) + 1]
+
+    def streams_out(self, variable: str) -> bool:
+        """Whether the generated text is the value's text, part by part."""
+        if self.call.offered_tools:
+            return False  # the generated text becomes a message with tool calls
+        return _all_stream(self.output)
+
+    def streams_in(self, variable: str) -> bool:
+        """Whether the text of an input enters the prompt unchanged, part by part."""
+        return all(_all_stream(h) for h in self.holders if h.semantic_var_id == variable)
+
+
+def _all_stream(holder: Placeholder) -> bool:
+    flows = (transforms.parse(spec).flow for spec in holder.transforms)
+    return all(flow is transforms.Flow.STREAM for flow in flows)
+
+
+def lower_call(call: Call, model: str) -> Task:
+    """The task of a call that `model` runs: template text parsed, ids given to it and its outputs.
+
+    Raises UnknownPlaceholder, MissingInput, and InvalidRequest for a prompt or a transform that is
+    not valid.
     """
+    call = _checked(replace(call, model=model))
+    id = f"c_{uuid.uuid4().hex[:12]}"
+    return task_of(id, replace(call, placeholders=tuple(_bound(id, call))))
+
+
+def task_of(id: str, call: Call) -> Task:
+    """The task with this id of a call that is complete."""
+    holders = {holder.name: holder for holder in call.placeholders}
+    segments = tuple(call.segments())
+    outputs = [at for at, segment in enumerate(segments) if segment.output is not None]
+    primitives: list[Primitive] = []
+    for index, at in enumerate(outputs):
+        before = segments[:at]
+        named = dict.fromkeys(s.input or s.output for s in before if s.text is None)
+        body = PromptBody(
+            call=call,
+            index=index,
+            output=holders[segments[at].output or ""],
+            before=before,
+            holders=tuple(holders[name] for name in named if name is not None),
+            is_last=index + 1 == len(outputs),
+        )
+        primitives.append(_primitive(id, body, segments, outputs, primitives))
+    inputs = [holder for holder in call.placeholders if holder.in_out is InOut.IN]
+    texts = [segment.text for segment in segments]
+    constants = [value for value in (*texts, *(h.value for h in inputs)) if value is not None]
+    return Task(
+        id=id,
+        name=call.name,
+        resource=call.model or "",
+        primitives=tuple(primitives),
+        reads=tuple(dict.fromkeys(h.semantic_var_id for h in inputs if h.semantic_var_id)),
+        criteria=call.criteria,
+        priority=call.priority,
+        constant_bytes=sum(map(value_bytes, constants)),
+        call=call,
+    )
+
+
+def _primitive(
+    task: str,
+    body: PromptBody,
+    segments: tuple[Segment, ...],
+    outputs: list[int],
+    before: list[Primitive],
+) -> Primitive:
+    """The primitive of an output; its work is the text since the output before it, and its own."""
+    start = outputs[body.index - 1] if body.index else 0
+    stop = len(segments) if body.is_last else outputs[body.index]
+    values = {h.name: h.value for h in body.call.placeholders if isinstance(h.value, str)}
+    chars = sum(len(s.text or values.get(s.input or "", "")) for s in segments[start:stop])
+    sampling = body.output.sampling
+    asked = sampling.max_tokens if sampling else None
+    assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
+    variables = dict.fromkeys(h.semantic_var_id for h in body.holders if h.semantic_var_id)
+    return Primitive(
+        id=f"{task}/{body.index}",
+        task=task,
+        kind=api.Kind.GENERATE,
+        resource=body.call.model or "",
+        reads=tuple(Read(variable) for variable in variables),
+        writes=(body.output.semantic_var_id,),
+        after=(before[-1].id,) if before else (),
+        work=chars // CHARS_PER_TOKEN + (asked or GUESSED_OUTPUT),
+        body=body,
+    )
+
+
+def _checked(call: Call) -> Call:
+    """`call` with its template text parsed and its parts checked against each other."""
     if isinstance(call.prompt, str):
         call = replace(call, prompt=parse(call.prompt))
     if not call.prompt:
@@ -47,8 +154,11 @@ def node_of(call: Call) -> Node:
     if call.tools and not chat:
         raise InvalidRequest("tools go with a prompt of messages", param="tools")
     check_placeholders(tuple(call.segments()), call.placeholders)
-    id = f"c_{uuid.uuid4().hex[:12]}"
-    holders = []
+    return call
+
+
+def _bound(id: str, call: Call) -> Iterator[Placeholder]:
+    """The placeholders of `call`, each output with a variable."""
     for holder in call.placeholders:
         for spec in holder.transforms:
             transforms.parse(spec)
@@ -60,254 +170,43 @@ def node_of(call: Call) -> Node:
                 param=holder.name,
                 call=call.name,
             )
-        holders.append(holder)
-    return Node(id, replace(call, placeholders=tuple(holders)))
+        yield holder
 
 
-def came_from(session: Session, variable: str, text: str) -> bool:
-    """Whether `text` lies inside the value that `variable` has."""
-    found = session.variables.get(variable)
-    if found is None or found.state is not VariableState.READY:
-        return False
-    return text in found.text or text in value_text(found.value)
-
-
-def verified(session: Session, call: Call) -> Call:
-    """`call` without what it wrongly says of where its text came from: that is constant text."""
-
-    def checked(segment: Segment) -> Segment:
-        var, text = segment.from_var, segment.text
-        if var is None or (text is not None and came_from(session, var, text)):
-            return segment
-        return replace(segment, from_var=None)
-
-    def checked_item(item: Message | Segment) -> Message | Segment:
-        if isinstance(item, Segment):
-            return checked(item)
-        return replace(item, content=tuple(map(checked, item.content)))
-
-    if not isinstance(call.prompt, str) and any(s.from_var for s in call.segments()):
-        # Each item keeps its type, so the prompt does.
-        call = replace(call, prompt=cast(Prompt, tuple(map(checked_item, call.prompt))))
-    if any(holder.from_var for holder in call.placeholders):
-        holders = (
-            holder
-            if holder.from_var is None
-            or came_from(session, holder.from_var, value_text(holder.value))
-            else replace(holder, from_var=None)
-            for holder in call.placeholders
-        )
-        call = replace(call, placeholders=tuple(holders))
-    return call
-
-
-def is_constant(node: Node) -> bool:
-    """Whether no variable stands before the first output, so that the prompt is known at once."""
-    names = {s.input for s in segments_before(node.call, node.outputs[0].name)}
-    return not any(p.semantic_var_id is not None for p in node.inputs if p.name in names)
-
-
-# Characters of a value whose transforms take milliseconds, which the event loop does not have.
-LARGE_CHARS = 1 << 15
-
-
-def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
-    """Whether the transforms of `value` are better run in another thread."""
-    return bool(specs) and (not isinstance(value, str) or len(value) > LARGE_CHARS)
-
-
-@dataclass(frozen=True, slots=True)
-class PartsBefore:
-    """What stands before an output, still untransformed: plain data for any thread."""
-
-    call: Call
-    output: Holder
-    inputs: tuple[tuple[Holder, object], ...]
-    outputs: Mapping[str, str]
-
-    @property
-    def large(self) -> bool:
-        return any(is_large(holder.transforms, value) for holder, value in self.inputs)
-
-    def prompt(self) -> PromptBefore:
-        """The prompt. Raises TransformFailed when a value does not suit its input's transforms."""
-        texts = {holder.name: _input_text(holder, value) for holder, value in self.inputs}
-        return render(self.call, self.output, {**texts, **self.outputs})
-
-
-def parts_before(session: Session, node: Node, index: int) -> PartsBefore:
-    """What stands before output `index`; its inputs are ready."""
-    names = {s.input for s in segments_before(node.call, node.outputs[index].name)}
-    inputs = tuple(
-        (
-            holder,
-            holder.value
-            if holder.semantic_var_id is None
-            else session.variables[holder.semantic_var_id].value,
-        )
-        for holder in node.inputs
-        if holder.name in names
-    )
-    outputs = zip(node.outputs[:index], node.writes, strict=False)
-    texts = {output.name: session.variables[variable].text for output, variable in outputs}
-    return PartsBefore(node.call, node.outputs[index], inputs, texts)
-
-
-def known_before(session: Session, node: Node, index: int, hole: str) -> PromptBefore:
-    """The prompt before output `index` as far as it is known, and `hole` where the unknown begins.
-
-    An input whose text streams, unchanged by transforms, is known as far as it has come. One with
-    much to transform is not: the work would be done again for every part that comes.
-    """
-    texts: dict[str, str] = {}
-    names = [s.input or s.output for s in segments_before(node.call, node.outputs[index].name)]
-    for holder in (h for name in names for h in node.call.placeholders if h.name == name):
-        if hole in "".join(texts.values()):
-            texts[holder.name] = ""  # stands behind the hole, and is never looked at
-            continue
-        id = holder.semantic_var_id
-        variable = None if id is None else session.variables[id]
-        if holder.in_out is InOut.IN and is_large(
-            holder.transforms, holder.value if variable is None else variable.value
-        ):
-            texts[holder.name] = hole
-        elif variable is None:
-            texts[holder.name] = _input_text(holder, holder.value)
-        elif holder.in_out is InOut.OUT:
-            texts[holder.name] = variable.text
-        elif variable.state is VariableState.READY:
-            texts[holder.name] = _input_text(holder, variable.value)
-        else:
-            texts[holder.name] = (variable.text if _streams(session, holder) else "") + hole
-    return render(node.call, node.outputs[index], texts)
-
-
-def _streams(session: Session, holder: Holder) -> bool:
-    """Whether what the producer generates is, part by part, what enters the consumer's prompt."""
-    assert holder.semantic_var_id is not None
-    producer = session.graph.producer.get(holder.semantic_var_id)
-    if producer is None:
-        return False
-    outputs = session.graph.nodes[producer].outputs
-    output = next(o for o in outputs if o.semantic_var_id == holder.semantic_var_id)
-    if session.graph.nodes[producer].call.offered_tools:
-        return False  # what is generated is text, and the value a message
-    specs = (*output.transforms, *holder.transforms)
-    return all(transforms.parse(spec).flow is transforms.Flow.STREAM for spec in specs)
-
-
-def _input_text(holder: Holder, value: object) -> str:
-    return value_text(transforms.run(holder.transforms, value))
-
-
-def asked(output: Holder) -> int:
-    """How many tokens an output may have as far as its client says."""
-    wish = output.sampling.max_tokens if output.sampling else None
-    return wish or DEFAULT_MAX_TOKENS
-
-
-def sampling_params(
-    call: Call, output: Holder, prompt_tokens: int, prompter: Prompter
-) -> api.SamplingParams:
-    """The client's wishes, the model's defaults where it has none, within the model's context."""
-    description = prompter.description
-    wish = output.sampling or Sampling()
-    room = description.context_limit - prompt_tokens
-    model = description.default_sampling
-    return api.SamplingParams(
-        max_tokens=min(asked(output), room),
-        min_tokens=min(wish.min_tokens, room),
-        temperature=_first(wish.temperature, model.get("temperature"), 1.0),
-        top_p=_first(wish.top_p, model.get("top_p"), 1.0),
-        top_k=int(_first(wish.top_k, model.get("top_k"), 0)),
-        seed=wish.seed,
-        stop=wish.stop,
-        ignore_eos=wish.ignore_eos,
-        min_p=_first(wish.min_p, model.get("min_p"), 0.0),
-        presence_penalty=_first(wish.presence_penalty, 0.0),
-        frequency_penalty=_first(wish.frequency_penalty, 0.0),
-        repetition_penalty=_first(wish.repetition_penalty, model.get("repetition_penalty"), 1.0),
-        logprobs=wish.logprobs,
-        constraint=constraint(call, wish.constraint, prompter.tool_format),
-    )
-
-
-def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ...]:
-    """What the engine says of a part's tokens, in words; special ones are not of the text."""
-    if not part.logprobs:
-        return ()
-    tops = len(part.top_tokens) // len(part.tokens)
+def _boundaries(call: Call) -> tuple[str, ...]:
+    assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
+    holders = {holder.name: holder for holder in call.placeholders}
+    digest = hashlib.sha256((call.model or "default").encode())
+    if call.offered_tools:  # chat templates render the tools at the beginning
+        digest.update(repr(call.offered_tools).encode())
     found = []
-    for index, (token, logprob) in enumerate(zip(part.tokens, part.logprobs, strict=True)):
-        if token in prompter.special:
-            continue
-        at = slice(index * tops, (index + 1) * tops)
-        best = zip(part.top_tokens[at], part.top_logprobs[at], strict=True)
-        top = tuple(TokenLogprob(*prompter.token(id), one) for id, one in best)
-        found.append(TokenLogprob(*prompter.token(token), logprob, top))
+    for item in call.prompt:
+        if isinstance(item, Message):
+            digest.update(f"\x00role:{item.role}\x00".encode())
+            if item.tool_calls:
+                digest.update(repr(item.tool_calls).encode())
+        for segment in item.content if isinstance(item, Message) else (item,):
+            digest.update(_identity(segment, holders).encode())
+            found.append(digest.hexdigest()[:16])
     return tuple(found)
 
 
-# Beginnings of these lengths, in tokens, are compared between prompts.
-PREFIX_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
+    if segment.text is not None:
+        return segment.text
+    holder = holders[segment.input or segment.output or ""]
+    if holder.semantic_var_id is not None:
+        return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"
+    return value_text(holder.value)
 
 
-def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:
-    """(hash, length) of the beginnings of `tokens`: equal where the KV cache can be shared."""
-    if tokens is None:
-        return ()
-    digest = hashlib.blake2b(salt.encode(), digest_size=8)
-    found, start = [], 0
-    for length in PREFIX_TOKENS:
-        if length > len(tokens):
-            break
-        digest.update(array("q", tokens[start:length]).tobytes())
-        found.append((digest.hexdigest(), length))
-        start = length
-    return tuple(found)
+def call_of(task: Task) -> Call:
+    """The call that a task was lowered from."""
+    assert task.call is not None, f"{task.name} is no call"
+    return task.call
 
 
-def _first(*values: float | None) -> float:
-    return next(float(v) for v in values if v is not None)
-
-
-def output_key(id: PrimitiveId) -> str:
-    """What names an output for good, so that the ids of its tool calls are the same each time."""
-    return f"{id.call}/{id.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Transformed:
-    """What an output's transforms made of its text, or their failure, and the seconds it took."""
-
-    value: object
-    error: WeftlineError | None
-    seconds: float
-
-
-def transformed(node: Node, id: PrimitiveId, text: str, format: ToolFormat) -> Transformed:
-    """Apply an output's transforms to its text, in any thread."""
-    began = time.perf_counter()
-    value: object = text
-    error: WeftlineError | None = None
-    try:
-        if node.call.offered_tools:
-            value = message_of(parser_of(node.call, output_key(id), format), text)
-        value = transforms.run(node.outputs[id.index].transforms, value)
-    except WeftlineError as failure:
-        value, error = None, failure
-    return Transformed(value, error, time.perf_counter() - began)
-
-
-def finish(id: PrimitiveId, finished: api.Finished, made: Transformed) -> ev.PrimitiveFinished:
-    """The end of a primitive; a transform's failure is its error."""
-    return ev.PrimitiveFinished(
-        now=finished.time,
-        call=id.call,
-        index=id.index,
-        reason=finished.reason,
-        usage=finished.usage,
-        value=made.value,
-        error=made.error,
-        transform_s=made.seconds,
-    )
+def outputs_of(task: Task) -> tuple[Placeholder, ...]:
+    """The outputs of a call's task, in the order of the prompt."""
+    bodies = (primitive.body for primitive in task.primitives)
+    return tuple(body.output for body in bodies if isinstance(body, PromptBody))

@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline_server.lowering.call import parts_before
-from weftline_server.session.call import CallRun
+from weftline_server.lowering.call import outputs_of
+from weftline_server.runtime.prompting import body_of, parts_before
 from weftline_server.session.session import Session
+from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.calls")
 
@@ -71,7 +72,7 @@ class CallLog:
     def __init__(self, prompts: bool) -> None:
         self._prompts = prompts
 
-    def call_ended(self, session: Session, run: CallRun) -> None:
+    def task_ended(self, session: Session, run: TaskRun) -> None:
         """Log `run`, if anybody reads it."""
         if not log.isEnabledFor(logging.INFO):
             return
@@ -81,17 +82,17 @@ class CallLog:
         log.info("call %s", run.state.value, extra={FIELDS: fields})
 
 
-def _fields(session: Session, run: CallRun) -> dict[str, Any]:
+def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     """Who, how long in each phase, how many tokens, and what went wrong."""
     phases = [step.phases for step in run.steps if step.phases is not None]
     usages = [step.usage for step in run.steps if step.usage is not None]
     return {
         "session": session.id,
-        "call": run.node.id,
-        "name": run.node.call.name,
+        "call": run.task.id,
+        "name": run.task.name,
         "tenant": session.tenant,
         "state": run.state.value,
-        "model": run.node.call.model,
+        "model": run.task.resource,
         "engine": run.steps[-1].engine if run.steps else None,
         **{
             f"{name}_s": round(sum(phase[name] for phase in phases), 6)
@@ -105,19 +106,18 @@ def _fields(session: Session, run: CallRun) -> dict[str, Any]:
     }
 
 
-def _said(session: Session, run: CallRun) -> dict[str, Any]:
+def _said(session: Session, run: TaskRun) -> dict[str, Any]:
     """The prompt before the last output, as far as there is one, and the outputs' text."""
-    node = run.node
     prompt: Any = None
     if run.steps:  # without a step, its inputs never came
-        last = len(run.steps) - 1
+        last = run.task.primitives[len(run.steps) - 1]
         try:
-            before = parts_before(session, node, last).prompt()
+            before = parts_before(session, body_of(last)).prompt()
             said = before.messages
             prompt = before.text if said is None else [(turn.role, turn.content) for turn in said]
         except WeftlineError:  # an input does not suit its transforms: the field `error` says so
             prompt = None
-    outputs = zip(node.outputs, node.writes, strict=True)
+    outputs = zip(outputs_of(run.task), run.task.writes, strict=True)
     return {
         "prompt": prompt,
         "outputs": {output.name: session.variables[var].text for output, var in outputs},

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from weftline_server.runtime.driver import Driver
 from weftline_server.schedule.engines.slot import EngineState
-from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
+from weftline_server.session.task import Step, TaskRun
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,10 +65,10 @@ class Metrics:
         """All of it in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def call_ended(self, session: Session, run: CallRun) -> None:
+    def task_ended(self, session: Session, run: TaskRun) -> None:
         """Count a call that has ended, with the outputs that it got."""
-        model = self._model(run.node.call.model)
-        criterion = session.plan.objective.get(run.node.id, "latency")
+        model = self._model(run.task.resource)
+        criterion = session.plan.objective.get(run.primitives[0].id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
         self._of(self._calls, model, engine, run.state.value, criterion).inc()
         for step in run.steps:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weftline.protocol import Message, Segment
-from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import call_of
 from weftline_server.schedule.engines.slot import Slot
-from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
+from weftline_server.session.task import Step, TaskRun
 
 
 def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]:
@@ -17,17 +18,17 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
 
     `engines` are told with what they cannot do, so that a reader knows what to expect of a call.
     """
-    producer, consumers = session.graph.producer, _readers(session)
+    producer, consumers = _producers(session), _readers(session)
     return {
         "session_id": session.id,
-        "calls": [_call(session, run) for run in session.calls.values()],
+        "calls": [_call(session, run) for run in session.tasks.values()],
         "variables": [
             {
                 "semantic_var_id": variable.id,
                 "state": variable.state.value,
                 "producer": producer.get(variable.id),
                 "consumers": list(consumers.get(variable.id, ())),
-                "criteria": session.planning.criteria.get(variable.id),
+                "criteria": session.execution.planning.criteria.get(variable.id),
                 "chars": len(variable.text),
                 "client_reads": variable.reads,
             }
@@ -53,36 +54,46 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
     }
 
 
+def _producers(session: Session) -> dict[str, str]:
+    """Variable → the call that writes it."""
+    primitives = session.graph.primitives
+    return {var: primitives[id].task for var, id in session.graph.producer.items()}
+
+
 def _readers(session: Session) -> dict[str, list[str]]:
     """Variable → the calls that read it, or whose prompts were sent with text of it."""
-    readers = {var: list(calls) for var, calls in session.graph.consumers.items()}
-    for call, node in session.graph.nodes.items():
-        said = [*(p.from_var for p in node.inputs), *(s.from_var for s in node.call.segments())]
+    readers: dict[str, list[str]] = {}
+    for id, task in session.graph.tasks.items():
+        for var in task.reads:
+            readers.setdefault(var, []).append(id)
+    for id, task in session.graph.tasks.items():
+        call = call_of(task)
+        said = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
         for var in dict.fromkeys(var for var in said if var is not None):
-            if call not in (known := readers.setdefault(var, [])):
-                known.append(call)
+            if id not in (known := readers.setdefault(var, [])):
+                known.append(id)
     return readers
 
 
-def _call(session: Session, run: CallRun) -> dict[str, Any]:
-    plan, id = session.plan, run.node.id
+def _call(session: Session, run: TaskRun) -> dict[str, Any]:
+    plan, first, last = session.plan, run.primitives[0].id, run.primitives[-1].id
     steps = [_step(session, step) for step in run.steps]
     total = {
         name: sum(step[name] or 0 for step in steps)
         for name in (*_DURATIONS, "prompt_tokens", "cached_tokens", "output_tokens")
     }
     return {
-        "call_id": id,
-        "name": run.node.call.name,
-        "model": run.node.call.model,
+        "call_id": run.task.id,
+        "name": run.task.name,
+        "model": run.task.resource,
         "state": run.state.value,
-        "template": _template(run.node),
-        "inputs": list(run.node.reads),
-        "outputs": list(run.node.writes),
-        "depth": plan.depth.get(id),
-        "objective": plan.objective.get(id),
-        "group": plan.group.get(id),
-        "prefix_hashes": list(plan.prefixes.get(id, ())),
+        "template": _template(run.task),
+        "inputs": list(run.task.reads),
+        "outputs": list(run.task.writes),
+        "depth": plan.depth.get(first),
+        "objective": plan.objective.get(first),
+        "group": plan.group.get(first),
+        "prefix_hashes": list(plan.prefixes.get(last, ())),
         "engine": run.steps[-1].engine if run.steps else None,
         "node": run.steps[-1].node if run.steps else "",
         "error": None if run.error is None else run.error.to_body()["error"],
@@ -97,10 +108,10 @@ def _call(session: Session, run: CallRun) -> dict[str, Any]:
 _SHOWN = 240
 
 
-def _template(node: Node) -> str:
+def _template(task: Task) -> str:
     """The call's prompt with its inputs and outputs by name, long constants cut short."""
     lines: list[str] = []
-    for item in node.call.prompt:
+    for item in call_of(task).prompt:
         assert not isinstance(item, str), "template text is parsed when it arrives"
         segments = item.content if isinstance(item, Message) else (item,)
         text = "".join(map(_shown, segments))

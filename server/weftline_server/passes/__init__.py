@@ -1,64 +1,70 @@
-"""The analysis passes over a session's graph, listed once, in the order in which they run."""
+"""The passes over a session's graph, listed once, in the order in which they run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
+from weftline_server.passes.flows import flows
 from weftline_server.passes.groups import groups
 from weftline_server.passes.objectives import objectives, stricter
-from weftline_server.passes.plan import Calls, Pass, Plan
+from weftline_server.passes.plan import Changed, Findings, InvalidFindings, Pass, Plan, verify
 from weftline_server.passes.prefixes import prefixes
 
-__all__ = ["PASSES", "Plan", "analyse", "stricter"]
+__all__ = [
+    "PASSES",
+    "Findings",
+    "InvalidFindings",
+    "Pass",
+    "Plan",
+    "analyse",
+    "apply",
+    "stricter",
+    "verify",
+]
 
-# Name, as it can be switched off → the field of the plan that it fills, and the pass. What the
-# first ones find goes up the graph; the others look at what these have found.
-UPWARD: Mapping[str, tuple[str, Pass]] = {
-    "depth": ("depth", depth),
-    "objective": ("objective", objectives),
-}
-REST: Mapping[str, tuple[str, Pass]] = {
-    "groups": ("group", groups),
-    "prefix": ("prefixes", prefixes),
-}
-PASSES = {**UPWARD, **REST}
+# By the name that switches a pass off. The findings of the upward passes spread from consumers to
+# producers; the others read these findings.
+UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
+REST: Mapping[str, Pass] = {"groups": groups, "prefix": prefixes, "flow": flows}
+PASSES: Mapping[str, Pass] = {**UPWARD, **REST}
 
 
 def analyse(
     graph: Graph,
     plan: Plan,
     changed: Iterable[str],
-    started: Collection[str] = frozenset(),
     without: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Bring `plan` up to date for what has changed and all that depends on it; those calls.
+    """Bring `plan` up to date for the changed primitives and all that depend on them.
 
-    Passes that are named in `without` are left out. It goes up from the changed calls as far as
-    something becomes another, so that the cost is that of the change, however large the session
-    is. A started call keeps the plan it was started with, and so do its producers.
+    Return the primitives that were looked at. Passes named in `without` are skipped. The upward
+    passes stop where nothing changes any more, so the cost is that of the change, whatever the
+    size of the session. A started primitive keeps the plan with which it started.
+
+    Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
     wave: dict[str, Sequence[str]] = {
-        call: list(graph.downstream(call)) for call in _consumers_first(graph, changed)
+        id: list(graph.downstream(id)) for id in _consumers_first(graph, changed)
     }
     found = dict(wave)
     regrouped: dict[str, Sequence[str]] = dict(wave)
     first = True
     while wave:
-        before = {call: (plan.depth.get(call), plan.objective.get(call)) for call in wave}
+        before = {id: (plan.depth.get(id), plan.objective.get(id)) for id in wave}
         _run(UPWARD, graph, plan, wave, without)
         above: dict[str, list[str]] = {}
-        for call, (depth_was, objective_was) in before.items():
-            deeper = plan.depth.get(call) != depth_was
+        for id, (depth_was, objective_was) in before.items():
+            deeper = plan.depth.get(id) != depth_was
             if deeper:
-                regrouped.update(dict.fromkeys(graph.downstream(call), ()))
-            elif plan.objective.get(call) is objective_was:
+                regrouped.update(dict.fromkeys(graph.downstream(id), ()))
+            elif plan.objective.get(id) is objective_was:
                 continue
-            for parent in graph.upstream(call):
-                # Those of the first wave have been planned after their consumers.
-                if parent not in started and not (first and parent in wave):
-                    above.setdefault(parent, []).append(call)
+            for parent in graph.upstream(id):
+                # The primitives of the first wave were planned after their consumers.
+                if parent not in plan.started and not (first and parent in wave):
+                    above.setdefault(parent, []).append(id)
         first, wave = False, dict(above)
         found.update(wave)
         regrouped.update(wave)
@@ -67,20 +73,28 @@ def analyse(
 
 
 def _run(
-    passes: Mapping[str, tuple[str, Pass]],
+    passes: Mapping[str, Pass],
     graph: Graph,
     plan: Plan,
-    calls: Calls,
+    changed: Changed,
     without: frozenset[str],
 ) -> None:
-    for name, (field, run) in passes.items():
+    for name, run in passes.items():
         if name not in without:
-            getattr(plan, field).update(run(graph, plan, calls))
+            apply(graph, plan, run(graph, plan, changed))
 
 
-def _consumers_first(graph: Graph, calls: Iterable[str]) -> list[str]:
-    """These calls, each before those of them that it waits for directly."""
-    among = dict.fromkeys(calls)
+def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
+    """Apply all findings of one pass, or none. Raises InvalidFindings, CyclicGraph."""
+    verify(graph, plan, findings)
+    if findings.rewritten:
+        graph.rewrite(findings.rewritten)
+    plan.annotate(findings)
+
+
+def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
+    """The given primitives, each before those of them that it waits for directly."""
+    among = dict.fromkeys(primitives)
     order: list[str] = []
     seen: set[str] = set()
     for start in among:
@@ -89,10 +103,10 @@ def _consumers_first(graph: Graph, calls: Iterable[str]) -> list[str]:
         seen.add(start)
         path = [(start, graph.upstream(start))]
         while path:
-            call, parents = path[-1]
+            id, parents = path[-1]
             parent = next(parents, None)
             if parent is None:
-                order.append(call)
+                order.append(id)
                 path.pop()
             elif parent not in seen and parent in among:
                 seen.add(parent)

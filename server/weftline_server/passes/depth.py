@@ -1,22 +1,26 @@
-"""Depth: the longest distance of a call to a sink, 0 for a call that nothing waits for."""
+"""Depth: the longest distance of a primitive to a sink, counted in tasks; 0 for a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Calls, Plan
+from weftline_server.passes.plan import Changed, Findings, Plan
 
-# What is further away counts as so far: a call that joins the end of a long chain changes no more
-# than so many above it, which takes 0.1 ms.
+# Larger distances count as this one. So a call that joins the end of a long chain changes at most
+# this many primitives above it, which takes 0.1 ms.
 MOST_DEPTH = 16
 
 
-def depth(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, int]:
-    """One more than the deepest consumer's. It only grows, as consumers are only added."""
+def depth(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+    """One more than the deepest consumer's depth; primitives of one task are one step.
+
+    A depth only grows, because consumers are only added.
+    """
     found: dict[str, int] = {}
-    for call, news in calls.items():
-        below = (found.get(c, plan.depth.get(c, 0)) + 1 for c in news)
-        found[call] = min(max(below, default=0), MOST_DEPTH)
-        found[call] = max(found[call], plan.depth.get(call, 0))
-    return found
+    for id, news in changed.items():
+        task = graph.primitives[id].task
+        below = (
+            found.get(c, plan.depth.get(c, 0)) + (graph.primitives[c].task != task) for c in news
+        )
+        found[id] = min(max(below, default=0), MOST_DEPTH)
+        found[id] = max(found[id], plan.depth.get(id, 0))
+    return Findings(depth=found)

@@ -1,25 +1,25 @@
-"""Task groups (Parrot section 5.2): calls that feed one consumer, and so should finish together."""
+"""Task groups (Parrot section 5.2): tasks that feed one consumer, and so should finish together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Calls, Plan
+from weftline_server.passes.plan import Changed, Findings, Plan
 
 
-def groups(graph: Graph, plan: Plan, calls: Calls) -> Mapping[str, str]:
-    """Calls of equal depth under one consumer are a group; a lone producer is in none.
+def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+    """Tasks of equal depth under one consumer are a group; a lone producer is in none.
 
-    A call with several consumers goes with the first of them that makes it a group.
+    A task with several consumers belongs to the group of the first consumer that makes one.
     """
     found: dict[str, str] = {}
-    for call in calls:
+    for task in dict.fromkeys(graph.primitives[id].task for id in changed):
         depths: dict[int, list[str]] = {}
-        for parent in graph.upstream(call):
-            depths.setdefault(plan.depth.get(parent, 0), []).append(parent)
-        for level, parents in depths.items():
-            if len(parents) > 1:
-                for parent in parents:
-                    found.setdefault(parent, f"{call}@{level}")
-    return found
+        for above in graph.tasks_above(task):
+            first = graph.tasks[above].primitives[0].id
+            depths.setdefault(plan.depth.get(first, 0), []).append(above)
+        for level, tasks in depths.items():
+            if len(tasks) > 1:
+                for member in tasks:
+                    for primitive in graph.tasks[member].primitives:
+                        found.setdefault(primitive.id, f"{task}@{level}")
+    return Findings(group=found)

@@ -1,36 +1,89 @@
-"""The plan: what the passes have found out about each call, keyed by call id."""
+"""The plan of a graph, and the typed interface of the passes that make it.
+
+A pass reads the graph and the plan so far, and returns `Findings`: annotations of primitives, or
+primitives in a new form. `verify` checks all of a pass's findings before any of them is applied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Primitive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """The result of a pass, keyed by primitive id. `rewritten` holds primitives in a new form."""
+
+    depth: Mapping[str, int] = field(default_factory=dict)
+    objective: Mapping[str, Criterion] = field(default_factory=dict)
+    group: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rewritten: Mapping[str, Primitive] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Plan:
-    """Results so far. A pass reads them; only `analyse` writes, for the calls it was given.
+    """What the passes have found so far, keyed by primitive id. Only `analyse` writes.
 
-    `criteria` is what a variable's readers care for, by variable.
+    `criteria` holds the criterion that the readers of a variable gave, by variable. Primitives in
+    `started` are on an engine or have ended: they keep their form and their advice.
     """
 
     criteria: Mapping[str, Criterion]
+    started: set[str] = field(default_factory=set)
     depth: dict[str, int] = field(default_factory=dict)
     objective: dict[str, Criterion] = field(default_factory=dict)
     group: dict[str, str] = field(default_factory=dict)
     prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def advice(self, call: str) -> tuple[int, Criterion, str]:
-        """What is said of `call` where it is queued: its depth, objective and group."""
-        objective = self.objective.get(call, Criterion.LATENCY)
-        return self.depth.get(call, 0), objective, self.group.get(call, "")
+    def advice(self, primitive: str) -> tuple[int, Criterion, str]:
+        """What an engine is told of a primitive: its depth, objective and group."""
+        objective = self.objective.get(primitive, Criterion.LATENCY)
+        return self.depth.get(primitive, 0), objective, self.group.get(primitive, "")
+
+    def annotate(self, findings: Findings) -> None:
+        """Add verified annotations."""
+        self.depth.update(findings.depth)
+        self.objective.update(findings.objective)
+        self.group.update(findings.group)
+        self.prefixes.update(findings.prefixes)
 
 
-# Some calls, consumers before producers, and of each the consumers that are new or planned anew.
-Calls = Mapping[str, Sequence[str]]
+# Primitives to look at, consumers before producers. Each comes with those of its consumers that are
+# new or have changed.
+Changed = Mapping[str, Sequence[str]]
 
-# A pass answers one question about each of some calls.
-Pass = Callable[[Graph, Plan, Calls], Mapping[str, Any]]
+
+class Pass(Protocol):
+    """A pure function that answers one question about some primitives."""
+
+    def __call__(self, graph: Graph, plan: Plan, changed: Changed) -> Findings: ...
+
+
+class InvalidFindings(Exception):
+    """A pass returned findings that the graph cannot take; nothing of them was applied."""
+
+
+def verify(graph: Graph, plan: Plan, findings: Findings) -> None:
+    """Raise InvalidFindings unless every finding can be applied.
+
+    Annotations name primitives of the graph. A rewritten primitive has not started, and keeps its
+    id, its task and the variables that it writes.
+    """
+    for annotated in (findings.depth, findings.objective, findings.group, findings.prefixes):
+        for id in annotated:
+            if id not in graph.primitives:
+                raise InvalidFindings(f"the graph has no primitive {id!r}")
+    for id, primitive in findings.rewritten.items():
+        known = graph.primitives.get(id)
+        if known is None:
+            raise InvalidFindings(f"the graph has no primitive {id!r}")
+        if id in plan.started:
+            raise InvalidFindings(f"primitive {id!r} has started")
+        if (primitive.id, primitive.task, primitive.writes) != (id, known.task, known.writes):
+            raise InvalidFindings(f"primitive {id!r} may change neither task nor writes")

@@ -1,9 +1,9 @@
-"""Fills prompts before all their inputs exist, so that nothing waits that could have been filled.
+"""Fills prompts before all their inputs exist (Parrot section 5.1; prefill split in Teola).
 
-A waiting call's known beginning goes to an engine as an open primitive; more follows as its inputs
-stream in; the rest closes it when the last input is ready. Only ids that later text cannot change
-are sent, and the whole prompt's ids are compared with them in the end: a surprise costs a refill,
-never a wrong token.
+The known beginning of a waiting prompt goes to an engine as an open op. More follows as its inputs
+stream in, and the rest closes the op when the last input is ready. Only ids that later text cannot
+change are sent. In the end the whole prompt's ids are compared with them: a difference costs a
+refill, never a wrong token.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.lowering.call import known_before
+from weftline_server.graph.primitive import Primitive, PrimitiveId
 from weftline_server.prompt.prompter import Payload
 from weftline_server.prompt.render import PromptBefore
+from weftline_server.runtime.kinds import Attempt, PromptKind
+from weftline_server.runtime.prompting import known_before
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.schedule.engines.slot import Work
-from weftline_server.session.call import CallState
 from weftline_server.session.session import Session
+from weftline_server.session.task import RunState
 
-# A piece must be worth its message and its step: a block of KV cache, and the text of about one.
+# A piece must be worth its message and its step: one KV block, and about as much text.
 MIN_TOKENS = 16
 MIN_CHARS = 64
 
-# Marks where the unknown begins. No value can hold it, because nobody can guess it.
+# Marks where the unknown part begins. No value can hold it, because nobody can guess it.
 HOLE = f"\ue000{uuid.uuid4().hex}\ue000"
-
-# Makes the work of a primitive from its id, its tokens so far, whether it is open, and its attempt.
-MakeWork = Callable[[Session, PrimitiveId, Payload, bool, int], Work]
 
 
 @dataclass(slots=True)
 class _Early:
-    """How far a primitive's prompt was known and has been sent."""
+    """How much of a prompt was known, and how much of it was sent."""
 
     sent: tuple[int, ...] = ()
     chars: int = 0
@@ -45,26 +42,31 @@ class _Early:
 
 
 class EarlyFill:
-    """The open primitives of every session, and what of them is on an engine."""
+    """The open ops of every session."""
 
-    def __init__(self, make: MakeWork) -> None:
-        self.dispatcher: Dispatcher  # set once, with the driver's
-        self._make = make
+    def __init__(
+        self, dispatcher: Dispatcher, prompts: PromptKind, clock: Callable[[], float]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._now = clock
         self._early: dict[PrimitiveId, _Early] = {}
 
-    def may_advance(self, session: Session, id: PrimitiveId) -> bool:
-        """Whether it needs a task to `advance`: not where the engine takes text, nor while another
-        task is at it."""
-        early = self._early.get(id)
+    def may_advance(self, session: Session, primitive: str) -> bool:
+        """Whether a task should call `advance`.
+
+        Not for an engine that takes text, and not while another task advances the primitive.
+        """
+        early = self._early.get(PrimitiveId(session.id, primitive))
         if early is not None and early.busy:
             early.again = True
             return False
-        model = self.dispatcher.model(session.calls[id.call].node.call.model)
-        return self.dispatcher.prompter(model).tokenizer is not None
+        resource = session.graph.primitives[primitive].resource
+        return self._prompts.prompter(resource).tokenizer is not None
 
-    async def advance(self, session: Session, id: PrimitiveId) -> None:
-        """Send what has become known since the last time; calls in the meantime are one more."""
-        early = self._early.setdefault(id, _Early())
+    async def advance(self, session: Session, primitive: str) -> None:
+        """Send what has become known since the last time; calls in the meantime make one more."""
+        early = self._early.setdefault(PrimitiveId(session.id, primitive), _Early())
         if early.busy:
             early.again = True
             return
@@ -73,54 +75,52 @@ class EarlyFill:
             early.again = True
             while early.again:
                 early.again = False
-                await self._step(session, id, early)
+                await self._step(session, session.graph.primitives[primitive], early)
         finally:
             early.busy = False
 
     def complete(self, id: PrimitiveId, payload: Payload) -> int | None:
-        """Close the open primitive with the rest of its ids: None. Else the attempt to queue."""
+        """Finish the open op and return None, or return the attempt number to queue."""
         early = self._early.pop(id, None)
         if early is None:
             return 0
         if early.sent:
             tokens, count = payload.tokens or (), len(early.sent)
             fits = tokens[:count] == early.sent and len(tokens) > count
-            if fits and self.dispatcher.feed(str(id), tokens[count:], last=True):
+            if fits and self._dispatcher.feed(str(id), tokens[count:], last=True):
                 return None
-            self.dispatcher.cancel(str(id))
+            self._dispatcher.cancel(str(id))
         return early.attempt + 1
 
     def forget(self, id: PrimitiveId) -> None:
+        """The primitive was stopped."""
         self._early.pop(id, None)
 
-    async def _step(self, session: Session, id: PrimitiveId, early: _Early) -> None:
-        run = session.calls[id.call]
-
-        def waiting() -> bool:
-            return run.state is CallState.WAITING and run.index == id.index
-
-        if not waiting():
+    async def _step(self, session: Session, primitive: Primitive, early: _Early) -> None:
+        run = session.primitives[primitive.id]
+        if run.state is not RunState.WAITING:
             return
-        prompt = known_before(session, run.node, id.index, HOLE)
+        prompt = known_before(session, primitive, HOLE)
         chars = _known_chars(prompt)
         if chars - early.chars < MIN_CHARS:
             return
-        prompter = self.dispatcher.prompter(self.dispatcher.model(run.node.call.model))
+        prompter = self._prompts.prompter(primitive.resource)
         loop = asyncio.get_running_loop()
         ids = await loop.run_in_executor(None, prompter.stable_prefix, prompt, HOLE)
-        if not waiting():
-            return  # all of it became known while this part was tokenised
+        if run.state is not RunState.WAITING:
+            return  # the rest became known while this part was tokenised
         early.chars = chars
-        count = len(early.sent)
+        op, count = str(PrimitiveId(session.id, primitive.id)), len(early.sent)
         if early.sent and ids[:count] != early.sent:
-            self.dispatcher.cancel(str(id))
+            self._dispatcher.cancel(op)
             early.sent, early.attempt, count = (), early.attempt + 1, 0
         if len(ids) - count < MIN_TOKENS:
             return
         if count == 0:
-            work = self._make(session, id, Payload(ids, None), True, early.attempt)
-            self.dispatcher.enqueue(work)
-        elif not self.dispatcher.feed(str(id), ids[count:], last=False):
+            payload, attempt = Payload(ids, None), Attempt(early.attempt, is_open=True)
+            work = self._prompts.work(session, primitive, payload, attempt, self._now())
+            self._dispatcher.enqueue(work)
+        elif not self._dispatcher.feed(op, ids[count:], last=False):
             early.sent, early.attempt = (), early.attempt + 1
             return
         early.sent = ids

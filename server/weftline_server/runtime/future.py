@@ -1,73 +1,74 @@
-"""What will become of the context that a finished output leaves: who reads it next, how much of it,
-and when, as far as the graph of its session knows.
+"""The future of the context that a finished primitive leaves, as far as the graph knows it.
+
+It says which primitive reads the context next, how much of it, and when.
 """
 
 from __future__ import annotations
 
-from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.lowering.call import PromptBody
 from weftline_server.schedule.memory.keeper import Want
-from weftline_server.session.call import CallState
 from weftline_server.session.session import Session
+from weftline_server.session.task import PrimitiveRun, RunState
 
-# A common beginning of fewer tokens is not worth a message.
+# A shorter common prefix, in tokens, is not worth a message.
 MIN_SHARED = 32
-# Calls in a row that are looked at between now and a reader.
+# The longest row of primitives between now and a reader that is looked at.
 _MOST_HOPS = 8
 
 
-def want(session: Session, id: PrimitiveId) -> Want | None:
-    """Who will read the context of output `id`; None if nobody will.
+def want(session: Session, id: str) -> Want | None:
+    """Who will read the context of primitive `id`; None if nobody will.
 
-    A call's own next output reads all of it and at once. Another call reads what the two prompts
-    have in common, once the calls that it still waits for have ended: each is taken to last as long
-    as this one did. A session that stays open may continue any of its contexts at any time.
+    The next output of the same call reads all of it, at once. Another call reads the prefix that
+    the two prompts share, once the calls that it still waits for have ended; each is expected to
+    last as long as this one did. A session that stays open may continue any context at any time.
     """
-    run = session.calls.get(id.call)
+    run = session.primitives.get(id)
     if run is None or session.closed:
         return None
-    if run.live:
-        return Want(pause_s=0.0) if id.index + 1 == run.index else None
-    hashes = session.plan.prefixes.get(id.call, ())
-    found = session.reuse.readers(hashes)
+    if run.task.live:
+        after = session.graph.primitives[run.task.current.id].after
+        return Want(pause_s=0.0) if id in after else None
+    reuse = session.execution.planning.reuse
+    found = reuse.readers(session.plan.prefixes.get(id, ()))
     if found is not None:
-        count, calls = found
-        tokens = _tokens(session, id, count)
+        count, readers = found
+        tokens = _tokens(session, run, count)
         if tokens is None or tokens >= MIN_SHARED:
-            step = run.steps[id.index]
-            lasted = (step.finished or 0.0) - step.queued
-            hops = min(_hops(session, call, _MOST_HOPS) for call in calls)
+            assert run.step is not None, "a finished primitive has its step"
+            lasted = (run.step.finished or 0.0) - run.step.queued
+            hops = min(_hops(session, reader, _MOST_HOPS) for reader in readers)
             return Want(tokens, max(0.0, hops * lasted))
     return Want() if session.stays else None
 
 
-def _tokens(session: Session, id: PrimitiveId, count: int) -> int | None:
-    """About how many tokens the first `count` segments are; None for all up to the output's end."""
-    run = session.calls[id.call]
-    node, output = run.node, run.node.outputs[id.index]
-    texts = {p.name: str(p.value) for p in node.inputs if p.semantic_var_id is None}
-    texts |= {
-        p.name: session.variables[p.semantic_var_id].text
-        for p in node.call.placeholders
-        if p.semantic_var_id is not None
+def _tokens(session: Session, run: PrimitiveRun, count: int) -> int | None:
+    """About how many tokens `count` segments have; None for all up to the output's end."""
+    body = session.graph.primitives[run.id].body
+    assert isinstance(body, PromptBody), "only prompts have prefix hashes"
+    if count > len(body.before):
+        return None
+    texts = {
+        holder.name: str(holder.value)
+        if holder.semantic_var_id is None
+        else session.variables[holder.semantic_var_id].text
+        for holder in (*body.holders, body.output)
     }
-    before = whole = 0
-    for number, segment in enumerate(node.call.segments(), 1):
-        name = segment.input or segment.output
-        whole += len(segment.text or "" if name is None else texts[name])
-        if number == count:
-            before = whole
-        if segment.output == output.name:
-            if count >= number:
-                return None
-            break
-    usage = run.steps[id.index].usage
-    assert usage is not None, "a finished output has its usage"
-    return before * (usage.prompt_tokens + usage.output_tokens) // max(1, whole)
+    own = len(texts[body.output.name])
+    sizes = [
+        len(texts[name]) if (name := segment.input or segment.output) else len(segment.text or "")
+        for segment in body.before
+    ]
+    assert run.step is not None and run.step.usage is not None, "a finished output has its usage"
+    usage = run.step.usage
+    return (
+        sum(sizes[:count]) * (usage.prompt_tokens + usage.output_tokens) // max(1, sum(sizes) + own)
+    )
 
 
-def _hops(session: Session, call: str, most: int) -> int:
-    """How many calls in a row have to end before `call` can start."""
-    if most == 0 or session.calls[call].state is not CallState.WAITING:
+def _hops(session: Session, id: str, most: int) -> int:
+    """The number of primitives in a row that have to end before `id` can start."""
+    if most == 0 or session.primitives[id].state is not RunState.WAITING:
         return 0
-    above = (one for one in session.graph.upstream(call) if session.calls[one].live)
+    above = (one for one in session.graph.upstream(id) if session.primitives[one].live)
     return 1 + max((_hops(session, one, most - 1) for one in above), default=0)

@@ -43,6 +43,12 @@ class Readers:
         for signal in self._signals.get((session.id, variable), ()):
             signal.set()
 
+    def read(self, session: Session, variable: str) -> Variable:
+        """The variable as it stands. Raises UnknownVariable."""
+        found = session.variable(variable)
+        self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
+        return found
+
     async def get(
         self,
         session: Session,
@@ -67,7 +73,7 @@ class Readers:
             ) from None
         if found.error is not None:
             raise found.error
-        found.reads += 1
+        self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
         return found
 
     async def stream(
@@ -86,7 +92,7 @@ class Readers:
         """
         reading = self._reading(session, variable, criteria, wait, grace_s)
         async with reading as (found, signal):
-            found.reads += 1
+            self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
                 if text := found.text[offset:]:
                     yield Chunk(offset, text)

@@ -7,6 +7,7 @@ import hmac
 import re
 import secrets
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, ServerRestarted, UnknownSession
@@ -35,6 +36,7 @@ class Registry:
         self._config = config
         self._without = without
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
         self._count: dict[str, int] = {}
         self._incarnation = secrets.token_hex(4)
         self._salt_key = secrets.token_bytes(32)
@@ -42,7 +44,10 @@ class Registry:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, tenant: str, now: float) -> Session:
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def open(self, tenant: str, now: float, *, stays: bool = True) -> Session:
         """A new session. Raises Overloaded when the tenant has its limit of them."""
         if self._count.get(tenant, 0) >= self._config.max_sessions:
             raise Overloaded(
@@ -51,10 +56,9 @@ class Registry:
                 retry_after_s=1.0,
             )
         budget = self._config.budget
-        session = Session(
-            f"s_{self._incarnation}_{uuid.uuid4().hex}", tenant, now, self._without, budget
-        )
-        self._sessions[tenant, session.id] = session
+        id = f"s_{self._incarnation}_{uuid.uuid4().hex}"
+        session = Session(id, tenant, now, self._without, budget, stays)
+        self._sessions[tenant, id] = self._by_id[id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         return session
 
@@ -80,7 +84,12 @@ class Registry:
 
     def forget(self, session: Session) -> None:
         if self._sessions.pop((session.tenant, session.id), None) is not None:
+            del self._by_id[session.id]
             self._count[session.tenant] -= 1
+
+    def by_id(self, id: str) -> Session | None:
+        """The session that an engine's event is about; None if it has ended."""
+        return self._by_id.get(id)
 
     def admit(self, queued: int) -> None:
         """Raise Overloaded when `queued` primitives are as many as may wait."""
@@ -91,7 +100,7 @@ class Registry:
 
     def busy(self) -> bool:
         """Whether a call of any session is on an engine, or on its way there."""
-        return any(session.under_way for session in self._sessions.values())
+        return any(session.execution.under_way for session in self._sessions.values())
 
     def aged(self, now: float) -> list[Session]:
         """Sessions that are older than their budget."""
@@ -103,7 +112,7 @@ class Registry:
         return [
             session
             for session in self._sessions.values()
-            if now - session.touched > self._config.idle_s and not session.readers
+            if now - session.touched > self._config.idle_s and not session.watch.readers
         ]
 
     def salt(self, tenant: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weftline.errors import BudgetExceeded
-from weftline_server.graph.graph import Node
+from weftline_server.graph.primitive import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,15 @@ class Spent:
         self.budget = budget
         self.calls = self.edges = self.tokens = self.value_bytes = 0
 
-    def take_calls(self, nodes: Sequence[Node], age_s: float) -> None:
-        """Use what `nodes` take, all of it or nothing. Raises BudgetExceeded."""
-        edges = sum(len(node.reads) for node in nodes)
-        size = sum(_constant_bytes(node) for node in nodes)
+    def take_tasks(self, tasks: Sequence[Task], age_s: float) -> None:
+        """Charge what `tasks` use, all of it or nothing. Raises BudgetExceeded."""
+        edges = sum(len(task.reads) for task in tasks)
+        size = sum(task.constant_bytes for task in tasks)
         self._check("seconds", age_s, "close the session and open another")
-        self._check("calls", self.calls + len(nodes), "split the application in two")
+        self._check("calls", self.calls + len(tasks), "split the application in two")
         self._check("edges", self.edges + edges, "split the application in two")
         self._check("value_bytes", self.value_bytes + size, "send less text")
-        self.calls += len(nodes)
+        self.calls += len(tasks)
         self.edges += edges
         self.value_bytes += size
 
@@ -75,9 +75,3 @@ def value_bytes(value: Any) -> int:
     """The bytes of a text, or of any other value's JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
-def _constant_bytes(node: Node) -> int:
-    texts = (segment.text for segment in node.call.segments())
-    values = (holder.value for holder in node.inputs)
-    return sum(value_bytes(value) for value in (*texts, *values) if value is not None)

@@ -1,131 +1,254 @@
-"""Everything a session can be told, and everything it can ask to be done; all of it plain data."""
+"""All events that change a session, and all actions that it asks for; both are plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.errors import WeftlineError
 from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.graph import Node
-from weftline_server.session.call import TokenLogprob
+from weftline_server.graph.primitive import Task
+from weftline_server.session.task import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEvent:
-    """What happened; `now` is the monotonic clock in seconds, the only clock a session knows."""
+    """Something that happened at `now`, in seconds of the monotonic clock.
 
+    Events of clients keep the session from expiring; events of engines do not.
+    """
+
+    by_client: ClassVar[bool] = False
     now: float
 
+    @property
+    def about(self) -> str:
+        """The id of the task, primitive or variable that the event is about."""
+        return ""
+
+    @property
+    def detail(self) -> str:
+        """What a person should read beside the event's name."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallsSubmitted(SessionEvent):
-    nodes: tuple[Node, ...]
+class TasksSubmitted(SessionEvent):
+    """A client submitted tasks. With `detach` they run although nobody reads their outputs."""
+
+    by_client: ClassVar[bool] = True
+    tasks: tuple[Task, ...]
     detach: bool = False
 
+    @property
+    def about(self) -> str:
+        return " ".join(task.id for task in self.tasks)
+
+    @property
+    def detail(self) -> str:
+        return " ".join(task.name for task in self.tasks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariableSet(SessionEvent):
+class VariableEvent(SessionEvent):
+    """An event about one variable."""
+
+    by_client: ClassVar[bool] = True
     variable: str
+
+    @property
+    def about(self) -> str:
+        return self.variable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableSet(VariableEvent):
+    """A client gave an empty variable its value."""
+
     value: Any
 
+    @property
+    def detail(self) -> str:
+        return str(self.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderOpened(SessionEvent):
-    """A get or a stream waits for `variable` from now on."""
+class ReaderOpened(VariableEvent):
+    """A get or a stream waits for the variable from now on."""
 
-    variable: str
     criteria: Criterion | None = None
     wait: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderClosed(SessionEvent):
+class ReaderClosed(VariableEvent):
     """A get or a stream ended; `served` if it got what it waited for."""
 
-    variable: str
     served: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariableRead(VariableEvent):
+    """A client was given the value of the variable, or a part of its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableCancelled(VariableEvent):
+    """A client does not want the variable any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveEvent(SessionEvent):
-    call: str
-    index: int
+    """An event about one primitive."""
+
+    primitive: str
+
+    @property
+    def about(self) -> str:
+        return self.primitive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrimitivePrepared(PrimitiveEvent):
+    """Its prompt was rendered. `tokens` counts the prompt and the longest output it may have."""
+
+    tokens: int
+
+    @property
+    def detail(self) -> str:
+        return f"{self.tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveSent(PrimitiveEvent):
+    """It went to an engine, on another machine where `node` names one."""
+
     engine: str
     node: str = ""
+
+    @property
+    def detail(self) -> str:
+        return self.engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextGenerated(PrimitiveEvent):
+    """An engine generated a part of its output."""
+
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def detail(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveFinished(PrimitiveEvent):
-    """The engine is done with an output; its transforms made `value` of the text, or `error`."""
+    """An engine finished it. Its transforms made `value` of the result, or failed with `error`."""
 
     reason: FinishReason
-    usage: Usage
     value: Any
+    usage: Usage | None = None
     error: WeftlineError | None = None
     transform_s: float = 0.0
+
+    @property
+    def detail(self) -> str:
+        return str(self.reason if self.error is None else self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveFailed(PrimitiveEvent):
+    """It failed for good; attempts that are repeated are not reported."""
+
     error: WeftlineError
 
+    @property
+    def detail(self) -> str:
+        return f"{self.error.type}: {self.error}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallCancelled(SessionEvent):
-    call: str
+class TaskCancelled(SessionEvent):
+    """A client cancelled a task."""
 
+    by_client: ClassVar[bool] = True
+    task: str
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariableCancelled(SessionEvent):
-    variable: str
+    @property
+    def about(self) -> str:
+        return self.task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed(SessionEvent):
+    """The session ends, and with it all that still runs."""
+
     reason: str = "the session was closed"
+
+    @property
+    def detail(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Render, tokenise and queue output `index` of `call`."""
+    """Render, tokenise and queue the primitive."""
 
-    call: str
-    index: int
+    primitive: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """More of the prompt before output `index` of `call` is known, though not yet all of it."""
+    """More of the primitive's prompt is known, though not yet all of it."""
 
-    call: str
-    index: int
+    primitive: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Take output `index` of `call` back from wherever it is."""
+    """Take the primitive back from the queue or the engine."""
 
-    call: str
-    index: int
+    primitive: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Wake whoever waits for `variable`: it has a new part, a value or an error."""
+    """Wake the readers of the variable: it has a new part, a value or an error."""
 
     variable: str
 
 
-Action = Run | Fill | Stop | Notify
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """The hints of these queued primitives have changed."""
+
+    primitives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The task has ended, well or badly."""
+
+    task: str
+
+
+Action = Run | Fill | Stop | Notify | Replan | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """One event as a person reads it; `at_s` counts seconds since the session was opened."""
+
+    number: int
+    at_s: float
+    event: str
+    about: str
+    text: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.number:6} {self.at_s:10.3f} {self.event:18} {self.about} {self.text}".rstrip()
+        )

@@ -1,0 +1,39 @@
+"""Flows: which edges carry a value while it is generated, and which carry it whole.
+
+An edge streams where the producer's transforms pass a stream and the consumer can use one (Teola
+section 4.2 clones nodes for this; here the edge says it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Flow, Primitive, Read
+from weftline_server.passes.plan import Changed, Findings, Plan
+
+
+def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+    """Rewrite the readers whose edges can stream; an edge that streams stays so."""
+    rewritten: dict[str, Primitive] = {}
+    readers = dict.fromkeys(changed)
+    for id in changed:
+        readers |= dict.fromkeys(graph.downstream(id))
+    for id in readers:
+        if id in plan.started:
+            continue
+        primitive = graph.primitives[id]
+        reads = tuple(_widened(graph, primitive, read) for read in primitive.reads)
+        if reads != primitive.reads:
+            rewritten[id] = replace(primitive, reads=reads)
+    return Findings(rewritten=rewritten)
+
+
+def _widened(graph: Graph, reader: Primitive, read: Read) -> Read:
+    producer = graph.producer.get(read.variable)
+    if producer is None or read.flow is not Flow.WHOLE or reader.body is None:
+        return read
+    body = graph.primitives[producer].body
+    if body is None or not body.streams_out(read.variable):
+        return read
+    return replace(read, flow=Flow.STREAM) if reader.body.streams_in(read.variable) else read

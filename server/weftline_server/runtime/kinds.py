@@ -1,0 +1,146 @@
+"""How the server runs a primitive of each kind: what is sent to an engine, and what comes back."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from weftline_engine import api
+from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
+from weftline_server.lowering.sampling import asked, sampling_params
+from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.runtime.prompting import body_of, parts_before, tokenised
+from weftline_server.schedule.engines.slot import Work
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+
+# The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts.
+PREFIX_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def hints(session: Session, primitive: Primitive) -> api.Hints:
+    """What the passes found out about a primitive, as advice for the policy and the engine."""
+    depth, objective, group = session.plan.advice(primitive.id)
+    return api.Hints(
+        application=session.id,
+        group=group,
+        depth=depth,
+        arrival=session.opened,
+        work_left=session.execution.work_left,
+        criterion=objective,
+        priority=session.graph.tasks[primitive.task].priority,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to run a primitive. One that `is_open` has only the beginning of its prompt."""
+
+    number: int = 0
+    is_open: bool = False
+
+
+class Kind(Protocol):
+    """The server's side of a kind of primitives. All inputs are ready when it is asked."""
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        """Make the payload from the session's values. Raises the WeftlineError of a bad value."""
+        ...
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        """The tokens that a run of the payload takes from the session's budget at most."""
+        ...
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        """The op for an engine, with what the scheduler needs to know of it."""
+        ...
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        """A function that makes the value, and whether it should run in another thread."""
+        ...
+
+
+class PromptKind:
+    """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
+
+    def __init__(
+        self,
+        prompter: Callable[[str], Prompter],
+        salt: Callable[[str], str],
+        without: frozenset[str],
+    ) -> None:
+        self.prompter = prompter
+        self._salt = salt
+        self._affinity = "affinity" not in without
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        parts = parts_before(session, body_of(primitive))
+        return await tokenised(self.prompter(primitive.resource), parts)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return payload.size + asked(body_of(primitive).output)
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        id = PrimitiveId(session.id, primitive.id)
+        prompter = self.prompter(primitive.resource)
+        prompt_tokens = 0 if attempt.is_open else payload.size
+        sampling = sampling_params(body_of(primitive), prompt_tokens, prompter)
+        salt = self._salt(session.tenant)
+        op = api.Op(
+            id=str(id),
+            attempt=attempt.number,
+            kind=api.Kind(primitive.kind),
+            context=str(id),
+            tokens=payload.tokens,
+            text=payload.text,
+            messages=payload.messages,
+            sampling=sampling,
+            salt=salt,
+            open=attempt.is_open,
+            hints=hints(session, primitive),
+        )
+        step = session.primitives[primitive.id].step
+        queued = now if step is None or attempt.is_open else step.queued
+        size = payload.size + sampling.max_tokens
+        shared = prefixes(payload.tokens, salt) if self._affinity else ()
+        return Work(id, primitive.resource, op, queued, size, shared, session.stays)
+
+    def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
+        """The event of a generated part of an output."""
+        logprobs = token_logprobs(part, self.prompter(primitive.resource))
+        return ev.TextGenerated(now=now, primitive=primitive.id, text=part.text, logprobs=logprobs)
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        body = body_of(primitive)
+        text = session.variables[primitive.writes[0]].text
+        format = self.prompter(primitive.resource).tool_format
+        make = partial(transformed, body, primitive.id, text, format)
+        return make, is_large(body.output.transforms, text)
+
+
+def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:
+    """(hash, length) of the prefixes of `tokens`; equal where the KV cache can be shared."""
+    if tokens is None:
+        return ()
+    digest = hashlib.blake2b(salt.encode(), digest_size=8)
+    found, start = [], 0
+    for length in PREFIX_TOKENS:
+        if length > len(tokens):
+            break
+        digest.update(array("q", tokens[start:length]).tobytes())
+        found.append((digest.hexdigest(), length))
+        start = length
+    return tuple(found)

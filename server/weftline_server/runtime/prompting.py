@@ -1,0 +1,114 @@
+"""Renders and tokenises a primitive's prompt from the values of its session's variables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weftline import transforms
+from weftline.errors import WeftlineError
+from weftline.protocol import InOut, Placeholder
+from weftline_server.graph.primitive import Flow, Primitive
+from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.results import is_large
+from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.render import PromptBefore, render, value_text
+from weftline_server.session.session import Session
+from weftline_server.session.variable import VariableState
+
+# A shorter prompt is tokenised in 0.2 ms and rendered in as much; a thread takes longer to wake.
+INLINE_CHARS = 1000
+
+
+def body_of(primitive: Primitive) -> PromptBody:
+    """The body of a primitive of kind fill or generate."""
+    assert isinstance(primitive.body, PromptBody), f"{primitive.kind} has no prompt"
+    return primitive.body
+
+
+@dataclass(frozen=True, slots=True)
+class PartsBefore:
+    """The parts of a prompt before their transforms: plain data that any thread can render."""
+
+    body: PromptBody
+    inputs: tuple[tuple[Placeholder, object], ...]
+    outputs: Mapping[str, str]
+
+    @property
+    def large(self) -> bool:
+        return any(is_large(holder.transforms, value) for holder, value in self.inputs)
+
+    def prompt(self) -> PromptBefore:
+        """The prompt. Raises TransformFailed when a value does not suit its input's transforms."""
+        texts = {holder.name: _input_text(holder, value) for holder, value in self.inputs}
+        return render(self.body.call, self.body.output, {**texts, **self.outputs})
+
+
+def parts_before(session: Session, body: PromptBody) -> PartsBefore:
+    """The parts of a prompt whose inputs are ready."""
+    inputs: list[tuple[Placeholder, object]] = []
+    outputs: dict[str, str] = {}
+    for holder in body.holders:
+        variable = holder.semantic_var_id
+        if holder.in_out is InOut.OUT:
+            assert variable is not None
+            outputs[holder.name] = session.variables[variable].text
+        else:
+            value = holder.value if variable is None else session.variables[variable].value
+            inputs.append((holder, value))
+    return PartsBefore(body, tuple(inputs), outputs)
+
+
+def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBefore:
+    """The prompt as far as it is known, with `hole` where the unknown part begins.
+
+    An input on a streaming edge is known up to the text that has come. One with large transforms
+    counts as unknown, because these would run again for every part that comes.
+    """
+    body = body_of(primitive)
+    streams = {read.variable for read in primitive.reads if read.flow is Flow.STREAM}
+    texts: dict[str, str] = {}
+    is_known = True
+    for holder in body.holders:
+        if not is_known:
+            texts[holder.name] = ""  # stands behind the hole, so nobody looks at it
+            continue
+        id = holder.semantic_var_id
+        variable = None if id is None else session.variables[id]
+        value = holder.value if variable is None else variable.value
+        if holder.in_out is InOut.IN and is_large(holder.transforms, value):
+            texts[holder.name] = hole
+        elif variable is None:
+            texts[holder.name] = _input_text(holder, value)
+        elif holder.in_out is InOut.OUT:
+            texts[holder.name] = variable.text
+        elif variable.state is VariableState.READY:
+            texts[holder.name] = _input_text(holder, value)
+        else:
+            texts[holder.name] = (variable.text if id in streams else "") + hole
+        is_known = not texts[holder.name].endswith(hole)
+    return render(body.call, body.output, texts)
+
+
+def _input_text(holder: Placeholder, value: object) -> str:
+    return value_text(transforms.run(holder.transforms, value))
+
+
+async def tokenised(prompter: Prompter, parts: PartsBefore) -> Payload:
+    """The payload of a prompt. Raises the errors of its rendering, as the failure of its call.
+
+    The tokenizer takes a second for a megabyte of text, so long prompts go to a thread. A caller
+    that makes many short ones in a row lets the event loop turn in between.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        if parts.large:
+            return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt()))
+        prompt = parts.prompt()
+        if prompt.chars <= INLINE_CHARS or prompter.tokenizer is None:
+            return prompter.payload(prompt)
+        return await loop.run_in_executor(None, prompter.payload, prompt)
+    except WeftlineError as error:
+        error.of_call(parts.body.call.name)
+        raise

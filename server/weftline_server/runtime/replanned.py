@@ -1,0 +1,35 @@
+"""Primitives whose hints have changed while they wait, until the dispatcher asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.runtime.containment import Containment
+from weftline_server.runtime.kinds import hints
+from weftline_server.session.session import Session
+
+
+class Replanned:
+    """Collects primitives by session; the dispatcher takes their hints before it places."""
+
+    def __init__(self, contained: Containment) -> None:
+        self._contained = contained
+        self._due: dict[str, tuple[Session, dict[str, None]]] = {}
+
+    def note(self, session: Session, primitives: Iterable[str]) -> None:
+        """The hints of these primitives have changed."""
+        self._due.setdefault(session.id, (session, {}))[1].update(dict.fromkeys(primitives))
+
+    def forget(self, session: str) -> None:
+        """The session has ended."""
+        self._due.pop(session, None)
+
+    def take(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """The collected primitives with the hints that hold now."""
+        while self._due:
+            _, (session, primitives) = self._due.popitem()
+            with self._contained.inside(session):
+                for id in primitives:
+                    yield PrimitiveId(session.id, id), hints(session, session.graph.primitives[id])

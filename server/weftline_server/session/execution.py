@@ -1,0 +1,246 @@
+"""Which primitives of a session can run, and what a result or a failure means for the others.
+
+Pure: every method returns the actions that follow from the change that it makes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from weftline.errors import BudgetExceeded, WeftlineError
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Flow, Task
+from weftline_server.session import events as ev
+from weftline_server.session.budget import Spent
+from weftline_server.session.planning import Planning
+from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
+from weftline_server.session.variable import Variable, VariableState
+
+
+class IllegalMove(AssertionError):
+    """A bug of the server: a state change that the table of allowed moves does not have."""
+
+
+class Execution:
+    """The tasks, primitives and variables of a session, and the moves between their states."""
+
+    def __init__(self, without: frozenset[str], spent: Spent) -> None:
+        self._spent = spent
+        self.graph = Graph()
+        self.planning = Planning(self.graph, without)
+        self.variables: dict[str, Variable] = {}
+        self.tasks: dict[str, TaskRun] = {}
+        self.primitives: dict[str, PrimitiveRun] = {}
+        self.work_left = 0  # estimated tokens of the primitives that have not ended
+        self.under_way = 0  # primitives on an engine or on their way to one
+
+    def validate(self) -> None:
+        """Assert what holds between any two events."""
+        for id, run in self.primitives.items():
+            primitive = self.graph.primitives[id]
+            settled = {self.variables[v].settled for v in primitive.writes}
+            assert not run.live or True not in settled, f"{id} lives, an output is settled"
+            assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
+            if run.state is RunState.WAITING:
+                assert self._missing(run), f"{id} waits for nothing"
+        for task in self.tasks.values():
+            states = {run.state for run in task.primitives}
+            ended = states & {RunState.FAILED, RunState.CANCELLED}
+            assert not (ended and any(run.live for run in task.primitives)), "half a task failed"
+            assert bool(ended) == (task.error is not None)
+        runs = self.primitives.values()
+        assert self.work_left == sum(run.work for run in runs if run.live)
+        assert self.under_way == sum(run.state in UNDER_WAY for run in runs)
+        for var, variable in self.variables.items():
+            if variable.state is VariableState.STREAMING:
+                assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
+            assert (variable.error is not None) == (variable.state is VariableState.FAILED)
+
+    def add(self, tasks: Sequence[Task], now: float, detached: bool) -> list[ev.Action]:
+        """Add tasks that the graph has accepted, and start what can run."""
+        self.graph.add(tasks)
+        fresh: list[PrimitiveRun] = []
+        for task in tasks:
+            for primitive in task.primitives:
+                for var in (*(read.variable for read in primitive.reads), *primitive.writes):
+                    self.variables.setdefault(var, Variable(var))
+            for var in task.reads:
+                self.variables.setdefault(var, Variable(var))
+            added = self.tasks[task.id] = TaskRun(task, now, detached)
+            for run in added.primitives:
+                self.primitives[run.id] = run
+                self.work_left += run.work
+                self.planning.add(run.id)
+                fresh.append(run)
+            if task.criteria is not None:
+                for var in task.writes:
+                    self.planning.want(var, task.criteria)
+        return [action for run in fresh for action in self._advance(run, now)]
+
+    def set(self, variable: Variable, value: Any, now: float) -> list[ev.Action]:
+        """Give a variable its value, and start the primitives that waited for it."""
+        variable.set(value)
+        return [ev.Notify(variable.id), *self._feed(variable.id, now)]
+
+    def unset(self, variable: Variable, error: WeftlineError, now: float) -> list[ev.Action]:
+        """Fail a variable that no primitive writes, and with it all that waits for it."""
+        variable.fail(error)
+        return [ev.Notify(variable.id), *self._feed(variable.id, now)]
+
+    def prepared(self, event: ev.PrimitivePrepared) -> list[ev.Action]:
+        """Charge the tokens of a prompt to the budget; fail the task where they exceed it."""
+        run = self._live(event)
+        if run is None:
+            return []
+        try:
+            self._spent.take_tokens(event.tokens)
+        except BudgetExceeded as error:
+            return self.fail(run.task, error)
+        return []
+
+    def sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
+        """An engine got the primitive; again if an earlier attempt failed."""
+        run = self._live(event)
+        if run is None or run.step is None:
+            return []
+        if run.state is RunState.QUEUED:
+            self._move(run, RunState.RUNNING)
+            self.planning.start(run.id)
+        run.step.sent, run.step.engine, run.step.node = event.now, event.engine, event.node
+        return []
+
+    def text(self, event: ev.TextGenerated) -> list[ev.Action]:
+        """Log a part of the primitive's text; tell its readers."""
+        run = self._live(event)
+        if run is None or run.step is None:
+            return []
+        run.step.logprobs += event.logprobs
+        if not event.text:
+            return []
+        variable = self.variables[self.graph.primitives[run.id].writes[0]]
+        actions: list[ev.Action] = [ev.Notify(variable.id)]
+        if variable.append(event.text):  # another piece is full
+            for id in self.graph.consumers.get(variable.id, ()):
+                if (reader := self.primitives[id]).state is RunState.WAITING:
+                    actions += self._fill(reader)
+        return actions
+
+    def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
+        """Set the primitive's output, and start the primitives that waited for it."""
+        run = self._live(event)
+        if run is None:
+            return []
+        step = run.step
+        assert step is not None, "a primitive finished that was never queued"
+        step.finished, step.usage, step.reason = event.now, event.usage, event.reason
+        step.transform_s = event.transform_s
+        if event.error is not None:
+            return self.fail(run.task, event.error)
+        self._move(run, RunState.DONE)
+        self._end(run)
+        actions: list[ev.Action] = []
+        for var in self.graph.primitives[run.id].writes:
+            self._spent.add_value(event.value)
+            self.variables[var].set(event.value)
+            actions.append(ev.Notify(var))
+        if run.task.state is RunState.DONE:
+            actions.append(ev.Ended(run.task.task.id))
+        for below in self.graph.downstream(run.id):
+            actions += self._advance(self.primitives[below], event.now)
+        return actions
+
+    def failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
+        """Fail the primitive's task and all tasks below it."""
+        run = self._live(event)
+        return [] if run is None else self.fail(run.task, event.error)
+
+    def fail(
+        self, task: TaskRun, error: WeftlineError, state: RunState = RunState.FAILED
+    ) -> list[ev.Action]:
+        """End `task` and, at once, every task below it, all with the first task's error."""
+        error.of_call(task.task.name)
+        actions: list[ev.Action] = []
+        ending = deque([task])
+        while ending:
+            task = ending.popleft()
+            if not task.live:
+                continue
+            task.error = error
+            for run in task.primitives:
+                if run.live:
+                    actions += self._drop(run, error, state)
+            actions.append(ev.Ended(task.task.id))
+            ending.extend(self.tasks[below] for below in self.graph.tasks_below(task.task.id))
+        return actions
+
+    def producer(self, variable: str) -> TaskRun | None:
+        """The task that writes `variable`."""
+        found = self.graph.producer.get(variable)
+        return None if found is None else self.primitives[found].task
+
+    def _live(self, event: ev.PrimitiveEvent) -> PrimitiveRun | None:
+        """The primitive that `event` is about; None if it has ended, because the news is late."""
+        run = self.primitives.get(event.primitive)
+        return run if run is not None and run.live else None
+
+    def _drop(self, run: PrimitiveRun, error: WeftlineError, state: RunState) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        if run.filling or run.state in UNDER_WAY:
+            actions.append(ev.Stop(run.id))
+        self._move(run, state)
+        self._end(run)
+        for var in self.graph.primitives[run.id].writes:
+            self.variables[var].fail(error)
+            actions.append(ev.Notify(var))
+        return actions
+
+    def _end(self, run: PrimitiveRun) -> None:
+        self.work_left -= run.work
+        self.planning.end(run.id)
+
+    def _move(self, run: PrimitiveRun, state: RunState) -> None:
+        if state not in ALLOWED[run.state]:
+            raise IllegalMove(f"{run.task.task.name} {run.id}: {run.state} to {state}")
+        self.under_way += (state in UNDER_WAY) - (run.state in UNDER_WAY)
+        run.state = state
+
+    def _missing(self, run: PrimitiveRun) -> bool:
+        """Whether an input has no value yet, or a primitive before this one has not ended."""
+        primitive = self.graph.primitives[run.id]
+        return self._is_behind(run) or any(
+            self.variables[read.variable].state is not VariableState.READY
+            for read in primitive.reads
+            if read.flow is not Flow.ORDER
+        )
+
+    def _is_behind(self, run: PrimitiveRun) -> bool:
+        after = self.graph.primitives[run.id].after
+        return any(self.primitives[one].state is not RunState.DONE for one in after)
+
+    def _advance(self, run: PrimitiveRun, now: float) -> list[ev.Action]:
+        """Queue a waiting primitive if its inputs are there; fail its task if one failed."""
+        if run.state is not RunState.WAITING:
+            return []
+        failed = (self.variables[read].error for read in run.task.task.reads)
+        error = next((e for e in failed if e is not None), None)
+        if error is not None:
+            return self.fail(run.task, error)
+        if self._missing(run):
+            return self._fill(run)
+        run.filling = False
+        self._move(run, RunState.QUEUED)
+        run.step = Step(queued=now)
+        return [ev.Run(run.id)]
+
+    def _feed(self, variable: str, now: float) -> list[ev.Action]:
+        consumers = self.graph.consumers.get(variable, ())
+        return [a for id in consumers for a in self._advance(self.primitives[id], now)]
+
+    def _fill(self, run: PrimitiveRun) -> list[ev.Action]:
+        """The known part of a waiting prompt can be filled before the rest of it exists."""
+        if self._is_behind(run):
+            return []  # its prompt continues an output that is not done
+        run.filling = True
+        return [ev.Fill(run.id)]

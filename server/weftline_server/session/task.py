@@ -1,0 +1,149 @@
+"""Tasks and primitives under way: their states, and the times of each primitive's phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from weftline.errors import WeftlineError
+from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.primitive import Task
+
+
+class RunState(StrEnum):
+    """Where a primitive stands; a task stands where its first unfinished primitive does."""
+
+    WAITING = "waiting"  # for an input
+    QUEUED = "queued"  # on its way to an engine
+    RUNNING = "running"  # an engine has it
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_S = RunState
+ALLOWED: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
+    {
+        _S.WAITING: frozenset({_S.QUEUED, _S.FAILED, _S.CANCELLED}),
+        _S.QUEUED: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLED}),
+        _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.CANCELLED}),
+        _S.DONE: frozenset(),
+        _S.FAILED: frozenset(),
+        _S.CANCELLED: frozenset(),
+    }
+)
+
+UNDER_WAY = frozenset({_S.QUEUED, _S.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text, bytes and natural log probability, with the likeliest tokens in its place."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """The times of a primitive's phases, in seconds of the monotonic clock."""
+
+    queued: float
+    sent: float | None = None
+    finished: float | None = None
+    transform_s: float = 0.0
+    engine: str | None = None
+    node: str = ""  # the machine, where the engine runs on another one
+    usage: Usage | None = None
+    reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until its first engine step; 0 if that step ran before the call was ready."""
+        return None if self.usage is None else max(0.0, self.usage.started - self.queued)
+
+    @property
+    def fill_s(self) -> float | None:
+        """Seconds of prefill after the call was ready.
+
+        An early fill runs before the call is ready, so its time does not count.
+        """
+        usage = self.usage
+        return None if usage is None else max(0.0, usage.filled - max(usage.started, self.queued))
+
+    @property
+    def generate_s(self) -> float | None:
+        """Seconds from the end of prefill to the last token."""
+        if self.usage is None or self.finished is None:
+            return None
+        return self.finished - self.usage.filled
+
+    @property
+    def phases(self) -> Mapping[str, float] | None:
+        """Seconds by phase of a generated output; None of any other primitive."""
+        if self.queue_s is None or self.fill_s is None or self.generate_s is None:
+            return None
+        return {
+            "queue": self.queue_s,
+            "fill": self.fill_s,
+            "generate": self.generate_s,
+            "transform": self.transform_s,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class PrimitiveRun:
+    """A primitive of a session: its state, and its step once it was queued."""
+
+    id: str
+    work: int
+    task: TaskRun = field(repr=False)
+    state: RunState = RunState.WAITING
+    filling: bool = False  # a part of its prompt may have gone to an engine early
+    step: Step | None = None
+
+    @property
+    def live(self) -> bool:
+        return bool(ALLOWED[self.state])
+
+
+@dataclass(slots=True, eq=False)
+class TaskRun:
+    """A task of a session and its primitives, in order."""
+
+    task: Task
+    submitted: float
+    detached: bool
+    error: WeftlineError | None = None
+    primitives: tuple[PrimitiveRun, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.primitives = tuple(
+            PrimitiveRun(primitive.id, primitive.work, self) for primitive in self.task.primitives
+        )
+
+    @property
+    def current(self) -> PrimitiveRun:
+        """The first primitive that is not done, or the last one."""
+        for run in self.primitives:
+            if run.state is not RunState.DONE:
+                return run
+        return self.primitives[-1]
+
+    @property
+    def state(self) -> RunState:
+        return self.current.state
+
+    @property
+    def live(self) -> bool:
+        return self.current.live
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps of the primitives that were queued, in order."""
+        return [run.step for run in self.primitives if run.step is not None]

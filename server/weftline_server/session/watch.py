@@ -1,0 +1,102 @@
+"""The readers of a session's variables, and the work that ends when the last of them leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weftline.errors import Cancelled, NoProducer, UnknownVariable
+from weftline_server.session import events as ev
+from weftline_server.session.execution import Execution
+from weftline_server.session.task import RunState, TaskRun
+from weftline_server.session.variable import Variable, VariableState
+
+
+class Watch:
+    """Open gets and streams by variable; only these count as waiting."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.readers: dict[str, int] = {}
+        self._execution = execution
+
+    def check(self, variable: str, wait: bool) -> None:
+        """Raise unless `variable` may be waited for: UnknownVariable, NoProducer without `wait`."""
+        if wait:
+            return
+        found = self._execution.variables.get(variable)
+        if found is None:
+            raise UnknownVariable(f"the session has no variable {variable[:64]!r}", param=variable)
+        if found.settled:
+            return
+        if (empty := self._source(variable)) is not None:
+            waits = "" if empty == variable else f", which {variable!r} waits for,"
+            raise NoProducer(
+                f"variable {empty!r}{waits} has no value and no call that produces it: "
+                "set it, submit its call, or get with wait=true",
+                param=empty,
+            )
+
+    def open(self, event: ev.ReaderOpened) -> list[ev.Action]:
+        """Count a reader. With `wait` it may be the first to name its variable."""
+        id = event.variable
+        self.check(id, event.wait)
+        self._execution.variables.setdefault(id, Variable(id))
+        self.readers[id] = self.readers.get(id, 0) + 1
+        if event.criteria is not None:
+            self._execution.planning.want(id, event.criteria)
+        return []
+
+    def close(self, event: ev.ReaderClosed) -> list[ev.Action]:
+        """A reader left; if it was the last one and was not served, cancel its work."""
+        id = event.variable
+        self.readers[id] -= 1
+        if not self.readers[id]:
+            del self.readers[id]
+        if event.served or id in self.readers:
+            return []
+        return self._cancel_unwatched(id)
+
+    def _source(self, variable: str) -> str | None:
+        """An empty variable without producer that `variable` is or depends on, if any."""
+        graph = self._execution.graph
+        seen = {variable}
+        waiting = [variable]
+        while waiting:
+            var = waiting.pop()
+            if self._execution.variables[var].state is not VariableState.EMPTY:
+                continue
+            producer = graph.producer.get(var)
+            if producer is None:
+                return var
+            for read in graph.tasks[graph.primitives[producer].task].reads:
+                if read not in seen:
+                    seen.add(read)
+                    waiting.append(read)
+        return None
+
+    def _cancel_unwatched(self, variable: str) -> list[ev.Action]:
+        """Cancel what only the reader of `variable` waited for: its ancestry, up to other uses."""
+        execution = self._execution
+        actions: list[ev.Action] = []
+        waiting = [execution.producer(variable)]
+        while waiting:
+            task = waiting.pop()
+            if task is None or not task.live or task.detached or self._used(task, variable):
+                continue
+            gone = Cancelled("its last reader went away")
+            actions += execution.fail(task, gone, RunState.CANCELLED)
+            above = execution.graph.tasks_above(task.task.id)
+            waiting.extend(execution.tasks[id] for id in above)
+        return actions
+
+    def _used(self, task: TaskRun, besides: str) -> bool:
+        """Whether a reader, a live task or a later get may still want an output of `task`."""
+
+        def users(var: str) -> Iterator[bool]:
+            consumers = self._execution.graph.consumers.get(var, ())
+            tasks = [self._execution.primitives[id].task for id in consumers]
+            others = [one for one in tasks if one is not task]
+            yield var in self.readers
+            yield any(one.live for one in others)
+            yield not others and var != besides  # an output that no get has named so far
+
+        return any(used for var in task.task.writes for used in users(var))
