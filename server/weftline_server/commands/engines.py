@@ -175,7 +175,7 @@ def _null(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.embedded.config import EmbeddedConfig
-    from weftline_engine.process import ProcessEngine
+    from weftline_engine.transport.process import ProcessEngine
 
     try:
         config = EmbeddedConfig(

@@ -11,8 +11,8 @@ import socket
 from weftline.errors import InvalidRequest
 from weftline_engine.api import EngineDied
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.tcp.handshake import Rejected
-from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.handshake import Rejected
+from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 from weftline_server.commands import engines
 from weftline_server.logs import LogFormat, configure
 

@@ -8,8 +8,8 @@ import json
 import threading
 
 from weftline_engine.api import EngineDied
-from weftline_engine.tcp.handshake import Rejected
-from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.handshake import Rejected
+from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 from weftline_server.commands.engines import factory, from_tables
 
 

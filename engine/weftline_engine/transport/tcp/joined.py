@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from weftline.errors import EngineUnavailable
-from weftline_engine import api, wire
-from weftline_engine.tcp import handshake
-from weftline_engine.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
+from weftline_engine import api
+from weftline_engine.transport import wire
+from weftline_engine.transport.tcp import handshake
+from weftline_engine.transport.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
 
 log = logging.getLogger("weftline.gate")
 

@@ -12,9 +12,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 
-from weftline_engine import wire
 from weftline_engine.api import Description, EngineDied, Event, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
+from weftline_engine.transport import wire
 
 __all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
 
@@ -53,7 +53,7 @@ class ProcessEngine:
         with theirs:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "weftline_engine.host"),
+                *("-m", "weftline_engine.transport.host"),
                 *self._config.arguments(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=environment(os.environ),

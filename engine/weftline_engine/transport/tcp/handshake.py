@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weftline_engine import wire
+from weftline_engine.transport import wire
 
 LEAST_KEY = 16  # characters
 HANDSHAKE_S = 10.0

@@ -1,7 +1,8 @@
-"""The child's side of the process boundary: `python -m weftline_engine.host --fd N --model DIR`.
+"""The program of the embedded engine's child process.
 
-Reads verbs in a thread and runs the engine in the main one, sending the events of a step as one
-frame. It ends at once when the other end of the socket closes, whatever the step is doing.
+`python -m weftline_engine.transport.host --fd N --model DIR`: a thread reads verbs from the socket.
+The main thread runs the engine, and sends the events of each step as one frame. The process ends at
+once when the other end of the socket closes, even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weftline_engine import wire
+from weftline_engine.transport import wire
 
 if TYPE_CHECKING:
     from weftline_engine.embedded.engine import Core
@@ -93,7 +94,7 @@ def _listen(connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="weftline_engine.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="weftline_engine.transport.host", description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--name")

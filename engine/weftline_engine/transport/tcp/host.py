@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weftline_engine import api, wire
-from weftline_engine.tcp.handshake import (
+from weftline_engine import api
+from weftline_engine.transport import wire
+from weftline_engine.transport.tcp.handshake import (
     HANDSHAKE_S,
     HEARTBEAT_S,
     LOST_S,
