@@ -13,12 +13,12 @@ from pathlib import Path
 
 from weftline_engine.models.cache import Cache, default_home
 from weftline_engine.models.directory import chat_template, validate
-from weftline_engine.models.errors import ModelUnavailable
 from weftline_engine.models.name import (
     DEFAULT_MODEL,
     HubModel,
     LocalPath,
     ModelName,
+    ModelUnavailable,
     WheelModel,
     parse,
 )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
 MANIFEST = "weftline.json"
 

@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from weftline_engine.models.cache import Cache
-from weftline_engine.models.errors import ModelUnavailable
 from weftline_engine.models.llama_gguf import LlamaGguf
+from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.progress import Progress
 from weftline_engine.models.safetensors_file import total_bytes, write_bf16
 

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
 _JSON_LIMIT = 64 << 20  # the largest tokenizer.json in use today has about 35 MB
 _HEADER_LIMIT = 100 << 20  # the bound of the safetensors format itself

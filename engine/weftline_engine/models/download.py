@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.progress import Meter
 
 _OUTPUT_LINES = 200  # of pip's, kept to find out what went wrong

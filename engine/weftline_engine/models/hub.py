@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weftline_engine.models.cache import Cache
-from weftline_engine.models.errors import ModelUnavailable
-from weftline_engine.models.name import HubModel
+from weftline_engine.models.name import HubModel, ModelUnavailable
 from weftline_engine.models.progress import Progress
 
 if TYPE_CHECKING:

