@@ -1,1 +1,1 @@
-"""Engines on other hosts: they join a server over TCP, with a key that both know."""
+"""The TCP transport: engines on other machines join a server that listens for them."""
