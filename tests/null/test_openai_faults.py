@@ -103,7 +103,7 @@ async def test_a_good_answer(tmp_path: Path) -> None:
         (refuses(302), "EngineFailed", False, "answered 302"),
         (streams(cut=True), "EngineFailed", True, "before the answer was complete"),
         (streams(b"data: {nonsense\n\n"), "EngineFailed", True, "not JSON"),
-        (streams(b"data: []\n\n"), "EngineFailed", True, "no JSON object"),
+        (streams(b"data: []\n\n"), "EngineFailed", True, "not an object"),
         (streams({"error": {"message": "oom"}}), "EngineFailed", True, "oom"),
         (streams(b"x" * (MOST_EVENT + 1)), "EngineFailed", True, "more than"),
         (streams(*[b":"] * 20, pause_s=0.05), "EngineFailed", True, "silent for too long"),
@@ -189,7 +189,7 @@ async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
 
 async def test_a_wrong_model_or_no_endpoint_is_told_at_start(tmp_path: Path) -> None:
     async with Endpoint(streams()).on(tmp_path / "e") as socket:
-        with pytest.raises(api.EngineDied, match="no model 'gpt', but m"):
+        with pytest.raises(api.EngineDied, match="no model 'gpt': it has m"):
             await OpenAIEngine(config(socket, model="gpt")).start()
     with pytest.raises(api.EngineDied, match="cannot be reached"):
         await OpenAIEngine(config(str(tmp_path / "nobody"))).start()

@@ -94,8 +94,10 @@ class ProcessEngine:
         self._send(wire.Free(context))
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yield the events of one step at a time, until `close`. Raises EngineDied if the child ends
-        by itself."""
+        """Yield the events of one step at a time, until `close`.
+
+        Raises EngineDied if the child ends by itself. A killed child closes its end of the socket.
+        """
         while messages := await self._read():
             yield [one for one in messages if isinstance(one, Event)]
         if not self._closing:

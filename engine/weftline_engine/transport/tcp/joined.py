@@ -151,7 +151,7 @@ class Gate:
         except (TimeoutError, EngineUnavailable):  # the host tries again
             await line.close()
         except Exception as error:
-            # Rejected, WireError, or an error of `admit`. The host logs the reason for its operator.
+            # Rejected, WireError, or an error of `admit`. The host logs it for its operator.
             log.warning("engine %r may not join: %s", name[:64], error)
             line.send(wire.Refused(str(error)[:300]))
             await line.close()
