@@ -121,12 +121,12 @@ def test_shards_are_found_by_their_index(model: Path) -> None:
         ("config.json", b"[" * 100_000, "truncated or not JSON"),
         ("tokenizer.json", None, r"has no tokenizer\.json"),
         ("model.safetensors", None, r"has no model\.safetensors"),
-        ("model.safetensors", b"", "truncated or no safetensors"),
-        ("model.safetensors", safetensors(4)[:-1], "truncated or no safetensors"),
-        ("model.safetensors", safetensors(4)[:20], "truncated or no safetensors"),
-        ("model.safetensors", b"\xff" * 64, "truncated or no safetensors"),
-        ("model.safetensors", struct.pack("<Q", 2) + b"{}", "truncated or no safetensors"),
-        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "truncated or no safetensors"),
+        ("model.safetensors", b"", "truncated or not a safetensors"),
+        ("model.safetensors", safetensors(4)[:-1], "truncated or not a safetensors"),
+        ("model.safetensors", safetensors(4)[:20], "truncated or not a safetensors"),
+        ("model.safetensors", b"\xff" * 64, "truncated or not a safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"{}", "truncated or not a safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "truncated or not a safetensors"),
     ],
 )
 def test_a_directory_that_is_not_whole_is_refused(
