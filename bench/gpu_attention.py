@@ -86,7 +86,7 @@ def measure(
     torch.manual_seed(0)
     dtype = torch.bfloat16
     parts = shared_parts(batch, prefix, [suffix] * batch)
-    pages = 1 + parts[-1].pages[-1]
+    pages = 1 + parts[-1].blocks[-1]
     q = torch.randn(batch, shape.heads, shape.width, device=device).to(dtype)
     caches = [
         torch.empty(2, shape.kv_heads, pages, PAGE, shape.width, device=device, dtype=dtype)
@@ -96,8 +96,8 @@ def measure(
     token = 2 * shape.kv_heads * shape.width * dtype.itemsize
     must = (prefix + batch * suffix) * token
     unshared = batch * (prefix + suffix) * token
-    tree = TritonAttention(build(parts, PAGE, min_pages_saved=1), shape.width**-0.5)
-    paged = TritonAttention(build(parts, PAGE, min_pages_saved=10**9), shape.width**-0.5)
+    tree = TritonAttention(build(parts, PAGE, min_blocks_saved=1), shape.width**-0.5)
+    paged = TritonAttention(build(parts, PAGE, min_blocks_saved=10**9), shape.width**-0.5)
 
     def timed(attention: TritonAttention) -> float:
         return seconds(lambda i: attention(q, *caches[i]), len(caches), device)
@@ -134,7 +134,7 @@ def sdpa(
     needed = len(parts) * length * 2 * shape.kv_heads * shape.width * 2
     if cache.is_cuda and needed > 0.9 * torch.cuda.mem_get_info()[0]:
         return "does not fit"
-    tables = torch.tensor([list(part.pages) for part in parts], device=cache.device)
+    tables = torch.tensor([list(part.blocks) for part in parts], device=cache.device)
     keys, values = (
         torch.stack([side[:, table].flatten(1, 2)[:, :length] for table in tables])
         for side in cache
@@ -155,8 +155,8 @@ def flashinfer(
     device = cache.device
     workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
     wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
-    counts = torch.tensor([0, *(len(part.pages) for part in parts)], dtype=torch.int32)
-    pages = torch.tensor([page for part in parts for page in part.pages], dtype=torch.int32)
+    counts = torch.tensor([0, *(len(part.blocks) for part in parts)], dtype=torch.int32)
+    pages = torch.tensor([page for part in parts for page in part.blocks], dtype=torch.int32)
     last = torch.tensor([part.start % PAGE + 1 for part in parts], dtype=torch.int32)
     wrapper.plan(
         *(counts.cumsum(0, dtype=torch.int32).to(device), pages.to(device), last.to(device)),

@@ -61,8 +61,8 @@ def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
     """Attention of a step with all that can be shared shared, in splits of 64 tokens."""
 
     def check(device: torch.device, dtype: torch.dtype) -> float:
-        work = build(parts, PAGE, min_pages_saved=1)
-        pages = 1 + max(max(part.pages) for part in parts)
+        work = build(parts, PAGE, min_blocks_saved=1)
+        pages = 1 + max(max(part.blocks) for part in parts)
         q = _random(device, dtype, work.rows, kv_heads * group, 128)
         cache = _random(device, dtype, 2, kv_heads, pages, PAGE, 128)
         found = TritonAttention(work, 128**-0.5, split=64)(q, cache[0], cache[1])

@@ -87,7 +87,7 @@ class Decode:
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
         self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
-        pages = 1 + max(max(part.pages) for part in parts)
+        pages = 1 + max(max(part.blocks) for part in parts)
         # Zeros give uniform attention, which takes the same time and stays finite.
         cache = network.new_cache(pages, PAGE)
         self.step = CapturedStep(network, len(parts), cache, captures(device))
@@ -96,8 +96,8 @@ class Decode:
     def load(self, parts: Sequence[Rows]) -> None:
         """What the next `run` computes."""
         starts = torch.tensor([part.start for part in parts])
-        slots = [part.pages[part.start // PAGE] * PAGE + part.start % PAGE for part in parts]
-        work = build(parts, PAGE, min_pages_saved=self.min_saved)
+        slots = [part.blocks[part.start // PAGE] * PAGE + part.start % PAGE for part in parts]
+        work = build(parts, PAGE, min_blocks_saved=self.min_saved)
         tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
         split = split_length(work, self.kv_heads, units(self.device), PAGE)
         step = StepInput(tokens, starts, torch.tensor(slots), rows, work)

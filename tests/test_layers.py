@@ -78,6 +78,12 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_engine": (*CONTRACT, "weftline_engine"),
     "weftline_engine.api": (),
     "weftline_engine.models": (),
+    "weftline_engine.transport.wire": ("weftline_engine.api",),
+    "weftline_engine.transport.tcp": (
+        *CONTRACT,
+        "weftline_engine.api",
+        "weftline_engine.transport.wire",
+    ),
     # Loads a model in the engine's own process, with the decoder that this machine can compile.
     "weftline_engine.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
     "weftline_engine.embedded": ("weftline_engine.api", "weftline_kernels"),

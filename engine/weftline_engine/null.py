@@ -1,7 +1,7 @@
-"""An engine without a model: it echoes, follows a script, or emits fixed lengths, at a given pace.
+"""The null engine: it has no model and echoes prompts, follows a script, or emits a fixed length.
 
-It speaks text, so a token is a word with the white space before it. It serves every test that needs
-no model, and simulations: the latency profile says how long real hardware would have taken.
+It takes text; a token is a word with the white space before it. Tests that need no model use it.
+Its latency profile makes an op take as long as it would on real hardware.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ CHAT_TEMPLATE = (
 class NullMode(StrEnum):
     """What the engine answers."""
 
-    ECHO = "echo"  # the prompt, as it was rendered
-    SCRIPT = "script"  # the reply of the first rule whose text stands in the prompt
+    ECHO = "echo"  # the rendered prompt
+    SCRIPT = "script"  # the reply of the first rule whose text occurs in the prompt
     FIXED = "fixed"  # exactly max_tokens words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyProfile:
-    """Seconds an op takes for each prompt token and each output token (alone, and per peer)."""
+    """Seconds that an op takes: `fill_s` for each prompt token, `step_s` for each output token, and
+    `peer_s` more for each output token and running op."""
 
     fill_s: float = 0.0
     step_s: float = 0.0
@@ -46,7 +47,11 @@ class LatencyProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullConfig:
-    """`script` maps text that stands in a prompt to the reply; a prompt without a rule fails."""
+    """Settings of a null engine.
+
+    `script` holds pairs of a text that occurs in a prompt and the reply. An op whose prompt matches
+    no pair fails.
+    """
 
     mode: NullMode = NullMode.ECHO
     script: tuple[tuple[str, str], ...] = ()
@@ -57,7 +62,7 @@ class NullConfig:
 
     @staticmethod
     def script_from(path: Path) -> tuple[tuple[str, str], ...]:
-        """Rules of a JSON file `[{"when": text, "reply": text}, …]`, the first match first."""
+        """Read a script from a JSON file: `[{"when": text, "reply": text}, …]`."""
         return tuple((rule["when"], rule["reply"]) for rule in json.loads(path.read_text()))
 
 
@@ -75,8 +80,8 @@ class NullEngine:
         self._config = config
         self._events: asyncio.Queue[list[api.Event] | None] = asyncio.Queue()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._ops: dict[str, api.Op] = {}  # that have not ended
-        self._open: dict[str, api.Op] = {}  # waiting for the rest of their prompt
+        self._ops: dict[str, api.Op] = {}  # ops that have not ended
+        self._open: dict[str, api.Op] = {}  # ops that wait for the rest of their prompt
         self._sequence = 0
 
     async def start(self) -> api.Description:
@@ -100,13 +105,13 @@ class NullEngine:
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
         waiting = self._open.pop(op, None)
         if waiting is None:
-            return  # it was cancelled
+            return  # the op was cancelled
         text = waiting.text or ""
         assert offset == len(text) and isinstance(part, str)
         self.submit(replace(waiting, text=text + part, open=not last))
 
     def update(self, op: str, hints: api.Hints) -> None:
-        """Hints are advice, and this engine takes none."""
+        """Do nothing: hints are advice, and this engine uses none."""
 
     def cancel(self, op: str) -> None:
         if (found := self._ops.pop(op, None)) is None:
@@ -118,10 +123,10 @@ class NullEngine:
         self._emit(api.Failed(**self._head(found), error="Cancelled", message=message))
 
     def retain(self, context: str, retention: api.Retention) -> None:
-        """There is no KV cache to keep."""
+        """Do nothing: there is no KV cache."""
 
     def free(self, context: str) -> None:
-        """There is no KV cache to free."""
+        """Do nothing: there is no KV cache."""
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
         while (events := await self._events.get()) is not None:
@@ -179,7 +184,7 @@ class NullEngine:
         return next((reply for when, reply in self._config.script if when in text), None)
 
     def _cut(self, op: api.Op, reply: str) -> tuple[list[str], api.FinishReason]:
-        """The words of `reply` up to a stop string and to max_tokens, and what ended them."""
+        """Return the words of `reply` up to a stop string or max_tokens, and which ended them."""
         if op.sampling is None:
             return [], api.FinishReason.FILLED
         cuts = [at for s in op.sampling.stop if (at := reply.find(s)) >= 0]

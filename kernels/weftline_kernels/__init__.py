@@ -1,1 +1,1 @@
-"""Kernels: one operation a file, with its torch reference, CPU path, Triton kernel and wrapper."""
+"""Kernels: a file per operation, with torch reference, CPU path, Triton kernel and wrapper."""

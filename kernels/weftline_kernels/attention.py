@@ -1,7 +1,9 @@
-"""Attention over a paged KV cache, as a work list says: partial results merged by log-sum-exp.
+"""Attention over the blocks of a KV cache, by a work list: a torch reference and the CPU path.
 
-R = packed query rows, N = query heads, K = KV heads, G = query heads a KV head, H = head size,
-P = pages of the pool, S = tokens a page, I = items, Q = queries of an item, L = tokens of an item.
+Partial results of a query are merged by log-sum-exp. Letters of the shapes:
+R = packed query rows, N = query heads, K = KV heads, G = query heads per KV head, H = head size,
+B = blocks of the pool, S = tokens per block, I = items, Q = queries of an item, L = tokens of an
+item.
 """
 
 from __future__ import annotations
@@ -13,29 +15,29 @@ from torch import Tensor
 
 from weftline_kernels.work_list import Item, WorkList
 
-# One layer: (q_RNH, keys_KPSH, values_KPSH) -> o_RNH. Made once a step, used by all layers.
+# Attention of one layer: (q_RNH, keys_KBSH, values_KBSH) -> o_RNH. One per step, for all layers.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention_reference(work: WorkList, scale: float) -> Attention:
-    """What every implementation must equal: all of a query's items as one softmax, row by row."""
+    """Return the reference: for each row, one softmax over the tokens of all its items."""
 
-    def attend(q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor) -> Tensor:
-        group = q_RNH.shape[1] // keys_KPSH.shape[0]
+    def attend(q_RNH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor) -> Tensor:
+        group = q_RNH.shape[1] // keys_KBSH.shape[0]
         wide = torch.promote_types(q_RNH.dtype, torch.float32)
         seen: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(work.rows)]
         for item in work.items:
-            pages = torch.from_numpy(item.pages)
+            blocks = torch.from_numpy(item.blocks)
             keys_KLH, values_KLH = (
-                keys_KPSH[:, pages].flatten(1, 2),
-                values_KPSH[:, pages].flatten(1, 2),
+                keys_KBSH[:, blocks].flatten(1, 2),
+                values_KBSH[:, blocks].flatten(1, 2),
             )
             for row, visible in zip(item.queries.tolist(), item.visible.tolist(), strict=True):
                 seen[row][0].append(keys_KLH[:, :visible])
                 seen[row][1].append(values_KLH[:, :visible])
         o_RNH = torch.empty_like(q_RNH)
         for row, (keys, values) in enumerate(seen):
-            q_KGH = q_RNH[row].view(keys_KPSH.shape[0], group, -1).to(wide)
+            q_KGH = q_RNH[row].view(keys_KBSH.shape[0], group, -1).to(wide)
             scores_KGL = q_KGH @ torch.cat(keys, 1).to(wide).mT * scale
             o_KGH = scores_KGL.softmax(-1) @ torch.cat(values, 1).to(wide)
             o_RNH[row] = o_KGH.flatten(0, 1).to(q_RNH.dtype)
@@ -45,10 +47,10 @@ def attention_reference(work: WorkList, scale: float) -> Attention:
 
 
 class TorchAttention:
-    """The CPU path in plain torch: items of one query are padded to one batch, others run as GEMMs.
+    """The CPU path in torch: items of one query run as a padded batch, others as matrix products.
 
-    The query heads of a KV head are folded into rows: F.scaled_dot_product_attention with
-    enable_gqa takes 25 to 35 times as long at one bfloat16 query (12 against 0.5 ms at batch 32).
+    The query heads of a KV head become rows of a product. F.scaled_dot_product_attention with
+    enable_gqa takes 25 to 35 times as long for one bfloat16 query (12 ms, not 0.5 ms, at batch 32).
     """
 
     def __init__(self, work: WorkList, scale: float) -> None:
@@ -58,29 +60,29 @@ class TorchAttention:
         self.single = [item for item in work.items if len(item.queries) == 1]
         self.wide = [_Wide(item) for item in work.items if len(item.queries) > 1]
         if self.single:
-            most = max(len(item.pages) for item in self.single)
-            pages_IP = torch.zeros(len(self.single), most, dtype=torch.int64)
+            most = max(len(item.blocks) for item in self.single)
+            blocks_IB = torch.zeros(len(self.single), most, dtype=torch.int64)
             for i, item in enumerate(self.single):
-                pages_IP[i, : len(item.pages)] = torch.from_numpy(item.pages)
-            self.pages_IP = pages_IP
+                blocks_IB[i, : len(item.blocks)] = torch.from_numpy(item.blocks)
+            self.blocks_IB = blocks_IB
             self.lengths_I = torch.tensor([int(item.visible[0]) for item in self.single])
             self.queries_I = torch.tensor([int(item.queries[0]) for item in self.single])
             self.hidden_IL: Tensor | None = None
 
-    def __call__(self, q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor) -> Tensor:
-        """Attention of one layer; returns (R, N, H) in the dtype of `q_RNH`."""
-        kv_heads = keys_KPSH.shape[0]
+    def __call__(self, q_RNH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor) -> Tensor:
+        """Return the attention of one layer, (R, N, H), in the dtype of `q_RNH`."""
+        kv_heads = keys_KBSH.shape[0]
         q_RKGH = q_RNH.view(self.rows, kv_heads, -1, q_RNH.shape[-1])
         merge = _Merge(q_RKGH) if self.merged else None
         o_RKGH = torch.empty_like(q_RKGH)
         for wide in self.wide:
-            o_QKGH, lse_QKG = wide.attend(q_RKGH, keys_KPSH, values_KPSH, self.scale)
+            o_QKGH, lse_QKG = wide.attend(q_RKGH, keys_KBSH, values_KBSH, self.scale)
             if merge is None:
                 o_RKGH[wide.queries_Q] = o_QKGH
             else:
                 merge.add(wide.queries_Q, o_QKGH, lse_QKG)
         if self.single:
-            o_IKGH, lse_IKG = self._attend_single(q_RKGH, keys_KPSH, values_KPSH)
+            o_IKGH, lse_IKG = self._attend_single(q_RKGH, keys_KBSH, values_KBSH)
             if merge is None:
                 o_RKGH[self.queries_I] = o_IKGH
             else:
@@ -88,13 +90,13 @@ class TorchAttention:
         return (o_RKGH if merge is None else merge.result()).flatten(1, 2)
 
     def _attend_single(
-        self, q_RKGH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor
+        self, q_RKGH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor
     ) -> tuple[Tensor, Tensor]:
-        items, most = self.pages_IP.shape
-        flat = self.pages_IP.flatten()
-        shape = (keys_KPSH.shape[0], items, most * keys_KPSH.shape[2], keys_KPSH.shape[3])
-        keys_KILH = keys_KPSH.index_select(1, flat).view(shape)
-        values_KILH = values_KPSH.index_select(1, flat).view(shape)
+        items, most = self.blocks_IB.shape
+        flat = self.blocks_IB.flatten()
+        shape = (keys_KBSH.shape[0], items, most * keys_KBSH.shape[2], keys_KBSH.shape[3])
+        keys_KILH = keys_KBSH.index_select(1, flat).view(shape)
+        values_KILH = values_KBSH.index_select(1, flat).view(shape)
         if self.hidden_IL is None:
             self.hidden_IL = torch.arange(shape[2])[None, :] >= self.lengths_I[:, None]
         q_KIGH = q_RKGH[self.queries_I].transpose(0, 1)
@@ -104,10 +106,10 @@ class TorchAttention:
 
 
 class _Wide:
-    """An item of several queries: a shared prefix or a chunk of a prompt."""
+    """An item with several queries: a shared prefix or a chunk of a prompt."""
 
     def __init__(self, item: Item) -> None:
-        self.pages = torch.from_numpy(item.pages)
+        self.blocks = torch.from_numpy(item.blocks)
         self.length = item.length
         self.queries_Q = torch.from_numpy(item.queries)
         visible_Q = torch.from_numpy(item.visible)
@@ -116,13 +118,13 @@ class _Wide:
             self.hidden_QL = torch.arange(item.length)[None, :] >= visible_Q[:, None]
 
     def attend(
-        self, q_RKGH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor, scale: float
+        self, q_RKGH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """(o_QKGH, lse_QKG) of this item alone."""
-        heads, _, size, width = keys_KPSH.shape
-        shape = (heads, len(self.pages) * size, width)
-        keys_KLH = keys_KPSH.index_select(1, self.pages).view(shape)[:, : self.length]
-        values_KLH = values_KPSH.index_select(1, self.pages).view(shape)[:, : self.length]
+        """Return (o_QKGH, lse_QKG) over this item's tokens."""
+        heads, _, size, width = keys_KBSH.shape
+        shape = (heads, len(self.blocks) * size, width)
+        keys_KLH = keys_KBSH.index_select(1, self.blocks).view(shape)[:, : self.length]
+        values_KLH = values_KBSH.index_select(1, self.blocks).view(shape)[:, : self.length]
         q_KGQH = q_RKGH[self.queries_Q].permute(1, 2, 0, 3)
         group, count = q_KGQH.shape[1], q_KGQH.shape[2]
         scores_KGQL = (q_KGQH.reshape(heads, group * count, width) @ keys_KLH.mT).mul_(scale)
@@ -134,7 +136,7 @@ class _Wide:
 def _softmax(
     scores_XGL: Tensor, hidden: Tensor | None, values_XLH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) of scores whose last dimension runs over the tokens; `hidden` broadcasts to them."""
+    """Return (o, lse) for scores whose last dimension is tokens. `hidden` masks some of them."""
     if hidden is not None:
         scores_XGL = scores_XGL.masked_fill_(hidden, float("-inf"))
     wide = scores_XGL.to(torch.promote_types(scores_XGL.dtype, torch.float32))
@@ -147,18 +149,18 @@ def _softmax(
 
 
 class _Merge:
-    """Adds up partial results, each weighted by exp(its lse - the largest lse so far)."""
+    """Adds partial results, each weighted by exp(its lse - the largest lse so far)."""
 
     def __init__(self, q_RKGH: Tensor) -> None:
         wide = torch.promote_types(q_RKGH.dtype, torch.float32)
         self.dtype = q_RKGH.dtype
         self.sum_RKGH = torch.zeros(q_RKGH.shape, dtype=wide)
         self.weight_RKG = torch.zeros(q_RKGH.shape[:-1], dtype=wide)
-        # A finite least value: (-inf) - (-inf) would be NaN for a row's first part.
+        # Finite, because (-inf) - (-inf) would be NaN for the first partial result of a row.
         self.top_RKG = torch.full(q_RKGH.shape[:-1], -1e30, dtype=wide)
 
     def add(self, rows_Q: Tensor, o_QKGH: Tensor, lse_QKG: Tensor) -> None:
-        """Take one item's result for `rows_Q`, which are all different."""
+        """Add one item's result for `rows_Q`, which holds no row twice."""
         before_QKG = self.top_RKG[rows_Q]
         top_QKG = torch.maximum(before_QKG, lse_QKG)
         keep_QKG, new_QKG = (before_QKG - top_QKG).exp(), (lse_QKG - top_QKG).exp()
@@ -169,5 +171,5 @@ class _Merge:
         self.top_RKG[rows_Q] = top_QKG
 
     def result(self) -> Tensor:
-        """(R, K, G, H), normalised, in the queries' dtype."""
+        """Return the normalised sum, (R, K, G, H), in the queries' dtype."""
         return (self.sum_RKGH / self.weight_RKG[..., None]).to(self.dtype)

@@ -1,11 +1,12 @@
-"""The Triton kernels of work-list attention: tree decode and paged prefill are one kernel.
+"""Attention by a work list in Triton: one kernel serves tree decode and prefill.
 
-A first kernel takes every tile of every KV head, programs walking over them in steps of the grid,
-and writes a tile's normalised result with its log-sum-exp (base 2), or the output itself where a
-query has but one tile. A second kernel merges what a query has in several slots, in the order of
-its slots, so that a step gives the same bits each time.
-R = packed query rows, N = query heads, K = KV heads, G = query heads a KV head, H = head size,
-P = pages of the pool, S = tokens a page, M = rows of a tile, L = tokens of a block.
+The first kernel computes every tile for every KV head. Each program takes every n-th tile, where n
+is the size of the grid. A tile's normalised result goes to a slot with its log-sum-exp (base 2), or
+directly to the output if its query has only one tile. The second kernel merges the slots of a query
+in their order, so a step gives the same bits each time. Letters of the shapes:
+R = packed query rows, N = query heads, K = KV heads, G = query heads per KV head, H = head size,
+B = blocks of the pool, S = tokens per block, M = rows of a tile, L = tokens of one product, U =
+slots.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from weftline_kernels.jit import INTERPRETED, kernel, power_of_two, tl
 from weftline_kernels.tiles import cut, split_length
 from weftline_kernels.work_list import WorkList
 
-# With 64 tokens a product and 128 channels, compiled for an H100 or H200: 254 registers, none of
-# them spilt, and 82 KB of shared memory, so that two programs fit on a multiprocessor.
+# Tokens of one product. With 64 tokens and 128 channels, compiled for an H100 or H200, a program
+# takes 254 registers, spills none, and uses 82 KB of shared memory. So a multiprocessor runs two.
 BLOCK_L = 64
 PROGRAMS_PER_UNIT = 2
-MERGED = 16  # partial results that the merge takes at a time
+MERGED = 16  # partial results that the merge loads at a time
 
 
 class TritonAttention:
-    """`Attention` of a step on a device: the work list is cut and sent once, for all layers."""
+    """`Attention` of a step on a device. The work list is cut and copied once, for all layers."""
 
     def __init__(self, work: WorkList, scale: float, *, split: int | None = None) -> None:
         self.work = work
@@ -36,37 +37,37 @@ class TritonAttention:
         self.split = split
         self.tiles: DeviceTiles | None = None
 
-    def __call__(self, q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor) -> Tensor:
-        """Attention of one layer; returns (R, N, H) in the dtype of `q_RNH`."""
+    def __call__(self, q_RNH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor) -> Tensor:
+        """Return the attention of one layer, (R, N, H), in the dtype of `q_RNH`."""
         if self.tiles is None:
-            kv_heads, _, page_size, _ = keys_KPSH.shape
+            kv_heads, _, block_size, _ = keys_KBSH.shape
             group = q_RNH.shape[1] // kv_heads
-            split = self.split or split_length(self.work, kv_heads, units(q_RNH.device), page_size)
-            self.tiles = DeviceTiles.of(cut(self.work, page_size, group, split), q_RNH.device)
-        return attend(self.tiles, q_RNH, keys_KPSH, values_KPSH, self.scale)
+            split = self.split or split_length(self.work, kv_heads, units(q_RNH.device), block_size)
+            self.tiles = DeviceTiles.of(cut(self.work, block_size, group, split), q_RNH.device)
+        return attend(self.tiles, q_RNH, keys_KBSH, values_KBSH, self.scale)
 
 
 def units(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; 1 in the interpreter, whose programs run one by one."""
+    """Return the multiprocessors of a CUDA device. 1 elsewhere: the interpreter is sequential."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def attend(
-    tiles: DeviceTiles, q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor, scale: float
+    tiles: DeviceTiles, q_RNH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor, scale: float
 ) -> Tensor:
-    """Attention of one layer by the tiles that the device holds; o_RNH, in the queries' dtype.
+    """Return the attention of one layer, o_RNH, by tiles on the device, in the queries' dtype.
 
-    Grids depend on the capacities of `tiles` alone and all counts are read on the device, so a
-    captured CUDA graph serves every later step that fits. Rows that stand in no item stay unset.
-    Raises ValueError where a head's pages are not contiguous.
+    The grids depend only on the capacity of `tiles`, and the kernels read all counts on the device.
+    So a captured CUDA graph serves every later step that fits. Rows without an item stay unset.
+    Raises ValueError if the blocks of a head are not contiguous.
     """
     rows, heads, width = q_RNH.shape
-    kv_heads, _, page_size, _ = keys_KPSH.shape
-    contiguous = (page_size * width, width, 1)
-    if keys_KPSH.stride() != values_KPSH.stride() or keys_KPSH.stride()[1:] != contiguous:
-        raise ValueError("attention needs each head's pages contiguous: (K, P, S, H)")
+    kv_heads, _, block_size, _ = keys_KBSH.shape
+    contiguous = (block_size * width, width, 1)
+    if keys_KBSH.stride() != values_KBSH.stride() or keys_KBSH.stride()[1:] != contiguous:
+        raise ValueError("attention needs each head's blocks contiguous: (K, B, S, H)")
     if q_RNH.stride(2) != 1:
         raise ValueError("attention needs the queries contiguous in their last dimension")
     o_RNH = torch.empty(q_RNH.shape, dtype=q_RNH.dtype, device=q_RNH.device)
@@ -76,13 +77,24 @@ def attend(
     programs = PROGRAMS_PER_UNIT * units(q_RNH.device)
     block_h = max(16, power_of_two(width))
     _attend[(max(1, min(programs, tiles.capacity.tiles * kv_heads)),)](
-        *(q_RNH, keys_KPSH, values_KPSH, o_RNH, part_UNH, lse_UN),
-        *(tiles.counts, tiles.fields_TF, tiles.pages, tiles.queries_Q3),
-        *(scale * math.log2(math.e), q_RNH.stride(0), q_RNH.stride(1), keys_KPSH.stride(0)),
+        q_RNH,
+        keys_KBSH,
+        values_KBSH,
+        o_RNH,
+        part_UNH,
+        lse_UN,
+        tiles.counts,
+        tiles.fields_TF,
+        tiles.blocks,
+        tiles.queries_Q3,
+        scale * math.log2(math.e),
+        q_RNH.stride(0),
+        q_RNH.stride(1),
+        keys_KBSH.stride(0),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         WIDTH=width,
-        PAGE=page_size,
+        KV_BLOCK=block_size,
         WIDE=tiles.wide_rows,
         NARROW=tiles.narrow_rows,
         BLOCK_L=BLOCK_L,
@@ -93,7 +105,12 @@ def attend(
     )
     if tiles.capacity.slots:
         _merge[(min(rows, tiles.capacity.rows), heads)](
-            *(part_UNH, lse_UN, o_RNH, tiles.first_R, heads, width),
+            part_UNH,
+            lse_UN,
+            o_RNH,
+            tiles.first_R,
+            heads,
+            width,
             PARTS=MERGED,
             BLOCK_H=block_h,
         )
@@ -103,41 +120,41 @@ def attend(
 @kernel
 def _attend(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, o: tl.tensor, part: tl.tensor,
-    lse: tl.tensor, counts: tl.tensor, fields: tl.tensor, pages: tl.tensor, queries: tl.tensor,
+    lse: tl.tensor, counts: tl.tensor, fields: tl.tensor, blocks: tl.tensor, queries: tl.tensor,
     scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, KV_BLOCK: tl.constexpr,
     WIDE: tl.constexpr, NARROW: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_H: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Every tile of every KV head: the wide ones, then on from there the others."""
+    """Compute every tile for every KV head: first the wide tiles, then the narrow ones."""
     first, step = tl.program_id(0), tl.num_programs(0)
     wide = tl.load(counts) * KV_HEADS
     past = tl.load(counts + 1) * KV_HEADS
     for at in range(first, wide, step):
         _tile(
-            at, q, keys, values, o, part, lse, fields, pages, queries, scale, q_row, q_head,
-            kv_head, KV_HEADS, GROUP, WIDTH, PAGE, WIDE, BLOCK_L, BLOCK_H, UPCAST,
+            at, q, keys, values, o, part, lse, fields, blocks, queries, scale, q_row, q_head,
+            kv_head, KV_HEADS, GROUP, WIDTH, KV_BLOCK, WIDE, BLOCK_L, BLOCK_H, UPCAST,
         )  # fmt: skip
     taken = (tl.maximum(wide - first, 0) + step - 1) // step
     for at in range(first + taken * step, past, step):
         _tile(
-            at, q, keys, values, o, part, lse, fields, pages, queries, scale, q_row, q_head,
-            kv_head, KV_HEADS, GROUP, WIDTH, PAGE, NARROW, BLOCK_L, BLOCK_H, UPCAST,
+            at, q, keys, values, o, part, lse, fields, blocks, queries, scale, q_row, q_head,
+            kv_head, KV_HEADS, GROUP, WIDTH, KV_BLOCK, NARROW, BLOCK_L, BLOCK_H, UPCAST,
         )  # fmt: skip
 
 
 @kernel
 def _tile(
     at: tl.tensor, q: tl.tensor, keys: tl.tensor, values: tl.tensor, o: tl.tensor, part: tl.tensor,
-    lse: tl.tensor, fields: tl.tensor, pages: tl.tensor, queries: tl.tensor, scale: tl.tensor,
+    lse: tl.tensor, fields: tl.tensor, blocks: tl.tensor, queries: tl.tensor, scale: tl.tensor,
     q_row: tl.tensor, q_head: tl.tensor, kv_head: tl.tensor, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, KV_BLOCK: tl.constexpr, M: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_H: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One tile of one KV head. Row m is query m // G with query head m % G of that KV head."""
+    """Compute one tile for one KV head. Row m is query m // G and query head m % G of that head."""
     head = tl.cast(at % KV_HEADS, tl.int64)
     tile = fields + (at // KV_HEADS) * 6
-    pages += tl.load(tile)
+    blocks += tl.load(tile)
     begin, length, count = tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 4)
     m, h = tl.arange(0, M), tl.arange(0, BLOCK_H)
     here_M = m < count * GROUP
@@ -157,18 +174,18 @@ def _tile(
     for token in range(0, length, BLOCK_L):
         at_L = token + tl.arange(0, BLOCK_L)
         here_LH = (at_L < length)[:, None] & (h < WIDTH)[None, :]
-        page_L = tl.load(pages + at_L // PAGE, mask=at_L < length, other=0).to(tl.int64)
-        row_LH = ((page_L * PAGE + at_L % PAGE) * WIDTH)[:, None] + h[None, :]
+        kv_block_L = tl.load(blocks + at_L // KV_BLOCK, mask=at_L < length, other=0).to(tl.int64)
+        row_LH = ((kv_block_L * KV_BLOCK + at_L % KV_BLOCK) * WIDTH)[:, None] + h[None, :]
         key_LH = tl.load(keys + row_LH, mask=here_LH, other=0.0)
         value_LH = tl.load(values + row_LH, mask=here_LH, other=0.0)
         if UPCAST:
             key_LH, value_LH = key_LH.to(tl.float32), value_LH.to(tl.float32)
-        # "ieee": a float32 product would use ten bits of mantissa on a device.
+        # "ieee": otherwise a float32 product uses only ten bits of mantissa on a device.
         score_ML = tl.dot(q_MH, tl.trans(key_LH), input_precision="ieee") * scale
         seen_ML = at_L[None, :] < tl.minimum(visible_M, length)[:, None]
         score_ML = tl.where(seen_ML, score_ML, float("-inf"))
         new_M = tl.maximum(top_M, tl.max(score_ML, axis=1))
-        # A row that has seen nothing yet has a top of -inf: (-inf) - (-inf) would be NaN.
+        # A row without a visible token has a top of -inf, and (-inf) - (-inf) would be NaN.
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M)
         p_ML = tl.exp2(score_ML - base_M[:, None])
         keep_M = tl.exp2(top_M - base_M)
@@ -176,7 +193,7 @@ def _tile(
         acc_MH = acc_MH * keep_M[:, None]
         acc_MH += tl.dot(p_ML.to(value_LH.dtype), value_LH, input_precision="ieee")
         top_M = new_M
-    # The sum is at least 1 where anything was seen; a blind row's top is -inf, and so its lse.
+    # The sum is at least 1 if a token was visible. Otherwise the top is -inf, and so is the lse.
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     acc_MH, lse_M = acc_MH / sum_M[:, None], top_M + tl.log2(sum_M)
     out_M = (row_M * KV_HEADS * GROUP + head_M) * WIDTH
@@ -199,12 +216,12 @@ def _merge(
     PARTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ) -> None:
-    """Row `program 0`, head `program 1`: its partial results weighted by exp2(lse - largest)."""
+    """Merge one row's partial results for one head, weighted by exp2(lse - largest lse)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, past = tl.load(first + row), tl.load(first + row + 1)
     if past > begin:
         h = tl.arange(0, BLOCK_H)
-        top = tl.full([1], -1e30, tl.float32)  # finite, for parts that are all blind
+        top = tl.full([1], -1e30, tl.float32)  # finite, in case no partial result saw a token
         sum_1 = tl.zeros([1], tl.float32)
         acc_H = tl.zeros([BLOCK_H], tl.float32)
         for at in range(begin, past, PARTS):

@@ -1,4 +1,4 @@
-"""The operations of a decoder's layer as one choice: torch's on the CPU, Triton's on a device."""
+"""The small operations of a decoder layer as sets: torch for the CPU, Triton for a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftline_kernels.silu_mul import silu_mul, silu_mul_triton
 
 
 class Operations(NamedTuple):
-    """Shapes and errors are those of the functions' own files."""
+    """One implementation of each operation. The files of the functions give shapes and errors."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]

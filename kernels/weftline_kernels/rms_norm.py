@@ -1,4 +1,4 @@
-"""RMS normalisation: each row is divided by its root mean square and scaled (arXiv:1910.07467).
+"""RMS normalisation: divides each row by its root mean square and scales it (arXiv:1910.07467).
 
 T = packed tokens, C = channels.
 """
@@ -13,7 +13,7 @@ from weftline_kernels.jit import kernel, power_of_two, tl
 
 
 def rms_norm_reference(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """What `rms_norm` must equal; at least float32 inside."""
+    """The reference for `rms_norm`. It computes in float32 or wider."""
     wide = torch.promote_types(x_TC.dtype, torch.float32)
     x = x_TC.to(wide)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -21,18 +21,26 @@ def rms_norm_reference(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension of `x_TC` (any number of leading ones); same shape and dtype."""
+    """Normalise the last dimension of `x_TC`, and return the same shape and dtype.
+
+    There may be any number of leading dimensions.
+    """
     return F.rms_norm(x_TC, (x_TC.shape[-1],), weight_C, eps)
 
 
 def rms_norm_triton(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """`rms_norm` as one program a row, which stays in registers: read once, written once."""
+    """Do `rms_norm` with one program per row, which reads and writes the row once."""
     rows_TC = x_TC.reshape(-1, x_TC.shape[-1])
     o_TC = torch.empty_like(rows_TC, memory_format=torch.contiguous_format)
     channels = rows_TC.shape[1]
     block = power_of_two(channels)
     _rms_norm[(len(rows_TC),)](
-        *(rows_TC, weight_C, o_TC, rows_TC.stride(0), channels, eps),
+        rows_TC,
+        weight_C,
+        o_TC,
+        rows_TC.stride(0),
+        channels,
+        eps,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
     )

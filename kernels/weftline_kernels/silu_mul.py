@@ -1,6 +1,6 @@
-"""The gate of a Llama MLP: silu of the first half of the channels times the second half.
+"""The gate of a Llama MLP: silu of the first half of the channels, times the second half.
 
-T = packed tokens, M = MLP channels; `2M` is the fused gate-up projection's output.
+T = packed tokens, M = MLP channels. The fused gate-up projection has 2M outputs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from weftline_kernels.jit import kernel, tl
 
-BLOCK = 1024  # channels a program: 11,008 of LLaMA-7B make 11 programs a row
+BLOCK = 1024  # channels per program; LLaMA-7B's 11,008 take 11 programs per row
 
 
 def silu_mul_reference(x_T2M: Tensor) -> Tensor:
-    """What `silu_mul` must equal; at least float32 inside."""
+    """The reference for `silu_mul`. It computes in float32 or wider."""
     gate, up = x_T2M.to(torch.promote_types(x_T2M.dtype, torch.float32)).chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(x_T2M.dtype)
 
 
 def silu_mul(x_T2M: Tensor) -> Tensor:
-    """silu(gate) * up as a new (T, M) tensor; raises ValueError where the channels are odd."""
+    """Return silu(gate) * up as a new (T, M) tensor. Raises ValueError for odd channels."""
     if x_T2M.shape[-1] % 2:
         raise ValueError(f"fused gate-up needs an even last dimension, got {x_T2M.shape[-1]}")
     gate, up = x_T2M.chunk(2, dim=-1)
@@ -29,7 +29,7 @@ def silu_mul(x_T2M: Tensor) -> Tensor:
 
 
 def silu_mul_triton(x_T2M: Tensor) -> Tensor:
-    """`silu_mul` in one pass: `x_T2M` (T, 2M) is contiguous along its channels."""
+    """Do `silu_mul` in one pass. `x_T2M` (T, 2M) is contiguous along its channels."""
     tokens, channels = x_T2M.shape[0], x_T2M.shape[1] // 2
     o_TM = torch.empty(tokens, channels, dtype=x_T2M.dtype, device=x_T2M.device)
     grid = (tokens, -(-channels // BLOCK))

@@ -1,7 +1,7 @@
-"""A buffer on a device and its twin in the host's memory, from which it is filled without waiting.
+"""A device buffer that is filled from pinned host memory without blocking the host.
 
-A copy from ordinary memory stops the host until the device comes to it; pinned memory is read
-while the host goes on, and must not change before it was.
+A copy from ordinary memory blocks the host until the device performs it. The device reads pinned
+memory while the host continues, so the host must not change that memory before it was read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Staging:
-    """`tensor` lies on the device, and stays where it is."""
+    """A fixed buffer of numbers: `tensor` is on the device, and its address never changes."""
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -27,8 +27,11 @@ class Staging:
             self._was_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, parts: Iterable[tuple[int, npt.NDArray[np.signedinteger]]], length: int) -> None:
-        """Write each (offset, values), then copy the first `length` numbers to the device, in the
-        order of the current stream. Waits only for the device to have read the last ones."""
+        """Write each (offset, values), and copy the first `length` numbers to the device.
+
+        The copy is in the order of the current stream. Waits only until the device has read the
+        numbers of the previous call.
+        """
         if self._was_read is not None:
             self._was_read.synchronize()
         for offset, values in parts:

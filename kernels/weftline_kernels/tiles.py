@@ -1,9 +1,10 @@
-"""Cuts a work list into tiles: what one program of the attention kernel does at a time.
+"""Cuts a work list into tiles, the units of work of the attention kernel.
 
-A tile is at most `split` tokens of an item and as many of its queries as fit the rows of a matrix
-product, the G query heads of a KV head being rows of it too. What a query gets from several tiles
-is merged, so it has one slot a tile; a query of a single tile needs none.
-T = tiles, Q = queries over all items, R = packed query rows.
+A band is as many queries of an item as fit the rows of a matrix product. Each query takes G rows,
+one for each query head of a KV head. A tile is a band and at most `split` tokens of the item. The
+results of a query's tiles are merged, so each of them has a slot. The result of a query with only
+one tile needs no slot. Letters of the shapes:
+T = tiles, I = items, B = bands, Q = queries of all items, R = packed query rows.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from weftline_kernels.work_list import WorkList
 
 Ints32 = npt.NDArray[np.int32]
 
-MIN_ROWS = 16  # of a matrix product on tensor cores
-WIDE_ROWS = 64  # the fewest for which an H200 uses its full rate (wgmma)
+MIN_ROWS = 16  # fewest rows of a matrix product on tensor cores
+WIDE_ROWS = 64  # fewest rows at which an H200 reaches its full rate (wgmma)
 FIELDS = 6
-# An item of so many query blocks fills a device by itself; split further, it would only write
-# more partial results.
-MANY_BLOCKS = 4
-TILES_PER_UNIT = 4  # tiles × KV heads a multiprocessor, so that the last ones leave few idle
+# An item with this many bands fills a device by itself. To split its tokens would only write more
+# partial results.
+MANY_BANDS = 4
+TILES_PER_UNIT = 4  # tiles × KV heads per multiprocessor, so that few are idle at the end
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`fields_TF`: offset in `pages`, first token, tokens, offset in `queries_Q3`, queries, part.
+    """The tiles of a step as arrays.
 
-    Tiles of up to `wide_rows` rows come first (`wide` of them), then those of `narrow_rows`, each
-    kind with its longest first. `queries_Q3` is row, visible tokens of the item, and first slot or
-    -1; the slots of row r are `first_R[r]` up to `first_R[r + 1]`.
+    Columns of `fields_TF`: offset in `blocks`, first token, tokens, offset in `queries_Q3`,
+    queries, and the tile's number among those of its band. The first `wide` tiles have up to
+    `wide_rows` rows, the others up to `narrow_rows`; both kinds are sorted by length, longest
+    first. Columns of `queries_Q3`: row, visible tokens of the item, and first slot, negative for a
+    query without slots. Row r has the slots `first_R[r]` to `first_R[r + 1] - 1`.
     """
 
     fields_TF: Ints32
     wide: int
-    pages: Ints32
+    blocks: Ints32
     queries_Q3: Ints32
     first_R: Ints32
     narrow_rows: int
@@ -46,59 +49,64 @@ class Tiles:
 
     @property
     def slots(self) -> int:
+        """Number of slots for partial results."""
         return int(self.first_R[-1])
 
 
-def split_length(work: WorkList, kv_heads: int, units: int, page_size: int) -> int:
-    """Tokens a tile, so that a device of `units` multiprocessors gets some tiles for each.
+def split_length(work: WorkList, kv_heads: int, units: int, block_size: int) -> int:
+    """Return the tokens per tile that give each of `units` multiprocessors TILES_PER_UNIT tiles.
 
-    Within 256, below which partial results cost more than balance gives, and 2,048.
+    The result is 256 to 2,048, rounded up to whole blocks. With fewer tokens the partial results
+    cost more than the better balance gains.
     """
     tokens = sum(item.length for item in work.items)
     wanted = tokens * kv_heads // (TILES_PER_UNIT * units)
-    step = 128 * page_size // np.gcd(128, page_size)
+    step = 128 * block_size // np.gcd(128, block_size)
     return int(-(-min(2048, max(256, wanted)) // step) * step)
 
 
-def block_rows(group: int) -> tuple[int, int]:
-    """(narrow, wide): rows of the two kinds of tiles for `group` query heads a KV head."""
+def tile_rows(group: int) -> tuple[int, int]:
+    """Return (narrow, wide): rows of the two kinds of tiles for `group` query heads per KV head."""
     narrow = max(MIN_ROWS, power_of_two(group))
     return narrow, max(WIDE_ROWS, narrow)
 
 
-def cut(work: WorkList, page_size: int, group: int, split: int) -> Tiles:
-    """The tiles of `work` for `group` query heads a KV head; `split` is a multiple of the page."""
-    if split % page_size:
-        raise ValueError(f"a split of {split} tokens cuts a page of {page_size}")
-    narrow_rows, wide_rows = block_rows(group)
+def cut(work: WorkList, block_size: int, group: int, split: int) -> Tiles:
+    """Return the tiles of `work` for `group` query heads per KV head.
+
+    Raises ValueError unless `split`, in tokens, is a multiple of the block size.
+    """
+    if split % block_size:
+        raise ValueError(f"a split of {split} tokens cuts a block of {block_size}")
+    narrow_rows, wide_rows = tile_rows(group)
     rows_Q = np.concatenate([item.queries for item in work.items])
     visible_Q = np.concatenate([item.visible for item in work.items])
     queries_I = np.array([len(item.queries) for item in work.items])
-    pages_I = np.array([len(item.pages) for item in work.items])
+    blocks_I = np.array([len(item.blocks) for item in work.items])
     before_I = np.cumsum(queries_I) - queries_I
     wide_I = queries_I * group > narrow_rows
-    block_I = np.where(wide_I, wide_rows, narrow_rows) // group
-    blocks_I = -(-queries_I // block_I)
+    height_I = np.where(wide_I, wide_rows, narrow_rows) // group
+    bands_I = -(-queries_I // height_I)
 
-    item_B, index_B = _spread(blocks_I)
-    begin_B = before_I[item_B] + index_B * block_I[item_B]
-    queries_B = np.minimum(block_I[item_B], (before_I + queries_I)[item_B] - begin_B)
+    item_B, index_B = _spread(bands_I)
+    begin_B = before_I[item_B] + index_B * height_I[item_B]
+    queries_B = np.minimum(height_I[item_B], (before_I + queries_I)[item_B] - begin_B)
     longest_B = np.maximum.reduceat(visible_Q, begin_B)
-    step_I = np.where(blocks_I < MANY_BLOCKS, split, np.maximum.reduceat(visible_Q, before_I))
+    step_I = np.where(bands_I < MANY_BANDS, split, np.maximum.reduceat(visible_Q, before_I))
     parts_B = -(-longest_B // step_I[item_B])
 
-    block_T, part_T = _spread(parts_B)
-    item_T = item_B[block_T]
+    band_T, part_T = _spread(parts_B)
+    item_T = item_B[band_T]
     begin_T = part_T * step_I[item_T]
-    length_T = np.minimum(step_I[item_T], longest_B[block_T] - begin_T)
-    page_T = (np.cumsum(pages_I) - pages_I)[item_T] + begin_T // page_size
-    columns = (page_T, begin_T, length_T, begin_B[block_T], queries_B[block_T], part_T)
+    length_T = np.minimum(step_I[item_T], longest_B[band_T] - begin_T)
+    block_T = (np.cumsum(blocks_I) - blocks_I)[item_T] + begin_T // block_size
+    columns = (block_T, begin_T, length_T, begin_B[band_T], queries_B[band_T], part_T)
     order = np.lexsort((-length_T, ~wide_I[item_T]))
     slot_Q, first_R = _slots(rows_Q, np.repeat(parts_B, queries_B), work.rows)
     return Tiles(
         np.stack(columns, axis=1).astype(np.int32)[order],
         int(wide_I[item_T].sum()),
-        np.concatenate([item.pages for item in work.items]).astype(np.int32),
+        np.concatenate([item.blocks for item in work.items]).astype(np.int32),
         np.stack([rows_Q, visible_Q, slot_Q], axis=1).astype(np.int32),
         first_R.astype(np.int32),
         narrow_rows,
@@ -107,7 +115,7 @@ def cut(work: WorkList, page_size: int, group: int, split: int) -> Tiles:
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(which, how many before of the same) for `counts[i]` times each i."""
+    """Repeat each i `counts[i]` times. Return the i and, for each, its number among equal ones."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
 
@@ -115,7 +123,7 @@ def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.N
 def _slots(
     rows_Q: npt.NDArray[np.int64], parts_Q: npt.NDArray[np.int64], rows: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(slot_Q, first_R): those of a row follow each other, whatever items its queries stand in."""
+    """Return (slot_Q, first_R). The slots of a row are consecutive, over all its items."""
     total_R = np.zeros(rows, np.int64)
     np.add.at(total_R, rows_Q, parts_Q)
     total_R[total_R == 1] = 0

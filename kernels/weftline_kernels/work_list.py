@@ -1,9 +1,9 @@
-"""What attention has to do in a step, as one flat list of items that all layers reuse.
+"""The attention of a step as one flat list of items, which all layers use.
 
-An item is a run of pages and the queries that read it. A query's `visible` is how many tokens of
-the item it may see, which makes shared prefixes (all of it) and causal chunks (one more for each
-query) the same thing. A query that stands in several items gets their results merged by
-log-sum-exp, so the context tree may share at any number of levels; nothing here knows of contexts.
+An item is a run of blocks and the queries that read it. `visible` is the number of the item's
+tokens that a query may see. It is all of them for a shared prefix, and one more for each query of a
+causal chunk. The results of a query that is in several items are merged by log-sum-exp. So prefixes
+may be shared at any number of levels. This module knows nothing of contexts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-# Sharing costs an item more: one gather, one product and a merge, some 60 µs a layer on two
-# cores, which is the time in which they read 2 MB, about 32 pages of 3 heads of 64 in bfloat16.
-MIN_PAGES_SAVED = 32
-NEVER_SHARED = 1 << 62  # pages that no sharing saves: every sequence reads its own table
+# A shared item costs a gather, a product and a merge: about 60 µs per layer on two cores. In that
+# time they read 2 MB, about 32 blocks of 3 heads of 64 in bfloat16.
+MIN_BLOCKS_SAVED = 32
+NEVER_SHARED = 1 << 62  # more blocks than any sharing saves, so every sequence reads its own table
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A sequence's part in a step: `count` queries from row `first` of the packed tokens on, the
-    first of them at position `start` of the sequence, whose pages are `pages`."""
+    """A sequence's part of a step.
 
-    pages: Sequence[int]
+    It has `count` queries, at rows `first` and following of the packed tokens. The first of them is
+    at position `start` of the sequence. `blocks` are the sequence's blocks.
+    """
+
+    blocks: Sequence[int]
     first: int
     count: int
     start: int
@@ -35,9 +38,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`pages` hold `length` tokens; row `queries[i]` sees the first `visible[i]` of them."""
+    """`blocks` hold `length` tokens. Row `queries[i]` sees the first `visible[i]` of them."""
 
-    pages: Ints
+    blocks: Ints
     length: int
     queries: Ints
     visible: Ints
@@ -45,7 +48,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """The items of a step over `rows` packed queries; `merged` says that some query has several."""
+    """The items of a step of `rows` packed queries. `merged` is true if a query has several."""
 
     items: tuple[Item, ...]
     rows: int
@@ -53,34 +56,34 @@ class WorkList:
 
 
 def build(
-    parts: Sequence[Rows], page_size: int, *, min_pages_saved: int = MIN_PAGES_SAVED
+    parts: Sequence[Rows], block_size: int, *, min_blocks_saved: int = MIN_BLOCKS_SAVED
 ) -> WorkList:
-    """The work list of a step.
+    """Return the work list of a step.
 
-    Parts whose tables begin with the same pages share an item for them where that saves at least
-    `min_pages_saved` page reads; only pages that lie wholly before a part's first query count, so
-    whoever fills a page in this very step is not in the group.
+    Parts whose tables begin with the same blocks share an item for these, if that saves at least
+    `min_blocks_saved` block reads. Only blocks that lie wholly before a part's first query count,
+    so a part that fills a block in this step does not share it.
     """
     items: list[Item] = []
-    done = [0] * len(parts)  # pages of each part that a shared item covers
-    tables = [tuple(part.pages[: part.start // page_size]) for part in parts]
+    done = [0] * len(parts)  # blocks of each part that a shared item covers
+    tables = [tuple(part.blocks[: part.start // block_size]) for part in parts]
     order = sorted(range(len(parts)), key=lambda i: tables[i])
-    for members, begin, end in _runs(order, tables, 0, 0, min_pages_saved):
-        pages = np.asarray(tables[members[0]][begin:end], dtype=np.int64)
+    for members, begin, end in _runs(order, tables, 0, 0, min_blocks_saved):
+        blocks = np.asarray(tables[members[0]][begin:end], dtype=np.int64)
         queries = np.concatenate(
             [np.arange(parts[i].first, parts[i].first + parts[i].count) for i in members]
         )
-        length = len(pages) * page_size
-        items.append(Item(pages, length, queries, np.full(len(queries), length)))
+        length = len(blocks) * block_size
+        items.append(Item(blocks, length, queries, np.full(len(queries), length)))
         for i in members:
             done[i] = end
     for part, covered in zip(parts, done, strict=True):
-        before = covered * page_size
+        before = covered * block_size
         length = part.start + part.count - before
-        last = -(-(part.start + part.count) // page_size)
+        last = -(-(part.start + part.count) // block_size)
         items.append(
             Item(
-                np.asarray(part.pages[covered:last], dtype=np.int64),
+                np.asarray(part.blocks[covered:last], dtype=np.int64),
                 length,
                 np.arange(part.first, part.first + part.count),
                 np.arange(part.start + 1 - before, length + 1),
@@ -96,10 +99,11 @@ def _runs(
     split: int,
     min_saved: int,
 ) -> Iterator[tuple[Sequence[int], int, int]]:
-    """(members, first page, past the last page) of each run of pages worth sharing.
+    """Yield (members, first block, block after the last) of each run of blocks worth sharing.
 
-    `members` are sorted by table and equal up to page `split`, of which no item covers the pages
-    from `begin` on. A run that saves too little goes to the branches below it.
+    `members` are sorted by table, and their tables are equal up to block `split`. No item covers
+    these blocks from `begin` on yet. If a run saves too little, the search adds it to the runs of
+    the branches below it.
     """
     first = 0
     while first < len(members):
@@ -123,7 +127,7 @@ def _runs(
 
 
 def _common(first: tuple[int, ...], last: tuple[int, ...]) -> int:
-    """How many leading pages two tables have in common; in sorted order, also all between them."""
+    """Return how many leading blocks two tables share. In sorted order, all between share them."""
     count = min(len(first), len(last))
     for i in range(count):
         if first[i] != last[i]:

@@ -12,11 +12,12 @@ import pytest_asyncio
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from tests.contract.test_null import script
-from weftline_engine import api, wire
+from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
-from weftline_engine.tcp.handshake import Line, Rejected, respond
-from weftline_engine.tcp.host import EngineHost, HostConfig
-from weftline_engine.tcp.joined import Gate
+from weftline_engine.transport import wire
+from weftline_engine.transport.tcp.handshake import Line, Rejected, respond
+from weftline_engine.transport.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.joined import Gate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "a key of enough characters"

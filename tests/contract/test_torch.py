@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.process import ProcessEngine
+from weftline_engine.transport.process import ProcessEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

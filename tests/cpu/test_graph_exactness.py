@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from weftline_engine.models import resolve
-from weftline_engine.process import EmbeddedConfig, ProcessEngine
+from weftline_engine.transport.process import EmbeddedConfig, ProcessEngine
 from weftline_server.app import create_app
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 

@@ -157,7 +157,7 @@ def test_weights_with_another_hash(hub: str, repository: Repository, tmp_path: P
     code, _, said = pull("hf:org/tiny", hub, tmp_path)
     assert (code, said) == (
         1,
-        "weftline: model.safetensors is not what the Hub says it is: try again",
+        "weftline: model.safetensors does not match the Hub's hash: try again",
     )
     assert left_behind(tmp_path) == []
 

@@ -185,7 +185,7 @@ def test_cut_items_say_what_the_work_list_says(shared: bool, queries: int) -> No
     torch.manual_seed(0)
     parts = [Rows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
     parts.append(Rows([40, 41, 42, 43], 3, 40, 20))
-    work = build(parts, 16, min_pages_saved=1 if shared else 10**9)
+    work = build(parts, 16, min_blocks_saved=1 if shared else 10**9)
     flat = flatten(work, queries=queries)
     seen: list[list[int]] = [[] for _ in range(work.rows)]
     for page_at, length, query_at, count in flat.item.tolist():
@@ -198,7 +198,7 @@ def test_cut_items_say_what_the_work_list_says(shared: bool, queries: int) -> No
             seen[flat.query[slot]] += slots
     for part in parts:
         for i in range(part.count):
-            expected = [part.pages[t // 16] * 16 + t % 16 for t in range(part.start + i + 1)]
+            expected = [part.blocks[t // 16] * 16 + t % 16 for t in range(part.start + i + 1)]
             assert seen[part.first + i] == expected
     rows = [flat.query[flat.part[a:b]].tolist() for a, b in itertools.pairwise(flat.part_at)]
     assert all(set(found) == {row} for row, found in enumerate(rows))

@@ -16,7 +16,7 @@ import pytest
 
 from weftline_engine.api import EngineDied, Event, Failed, Finished, Part
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.process import ProcessEngine, environment
+from weftline_engine.transport.process import ProcessEngine, environment
 
 Make = Callable[..., Any]
 
@@ -147,7 +147,7 @@ def test_the_child_ends_with_its_parent(tiny_directory: Path) -> None:
 import asyncio
 from pathlib import Path
 from weftline_engine.api import Kind, Op, SamplingParams
-from weftline_engine.process import EmbeddedConfig, ProcessEngine
+from weftline_engine.transport.process import EmbeddedConfig, ProcessEngine
 
 async def main():
     engine = ProcessEngine(EmbeddedConfig(model=Path({str(tiny_directory)!r}), kv_tokens=1024))

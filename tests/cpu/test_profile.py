@@ -10,7 +10,7 @@ import pytest
 
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.profile import step_profile
-from weftline_engine.process import ProcessEngine
+from weftline_engine.transport.process import ProcessEngine
 
 
 @pytest.mark.parametrize(

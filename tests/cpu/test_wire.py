@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weftline_engine import api, wire
+from weftline_engine import api
+from weftline_engine.transport import wire
 
 HEAD: dict[str, Any] = {"op": "a", "attempt": 2, "sequence": 7, "time": 1.5}
 OP = api.Op(

@@ -30,7 +30,7 @@ def test_a_captured_graph_serves_steps_of_other_shapes() -> None:
     held = DeviceTiles(Capacity(200, 400, 200, 16, 400), 16, 64, device)
     q = torch.randn(16, 4, 64, device=device)
     cache = torch.randn(2, 2, 128, PAGE, 64, device=device)
-    works = {levels: build(tree(levels), PAGE, min_pages_saved=1) for levels in (2, 3, 4)}
+    works = {levels: build(tree(levels), PAGE, min_blocks_saved=1) for levels in (2, 3, 4)}
     held.load(cut(works[4], PAGE, 2, 64))
     attend(held, q, cache[0], cache[1], 0.125)  # compiled before the capture
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Runs the Triton kernels on the CPU: the interpreter has to be asked for before any is defined."""
+"""Runs the Triton kernels on the CPU. The interpreter must be chosen before a kernel is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch path of attention against its reference, on random trees of shared pages."""
+"""The torch path of attention against its reference, on random trees of shared blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from weftline_kernels.attention import TorchAttention, attention_reference
 from weftline_kernels.work_list import Rows, build
 
-PAGE = 4
+BLOCK = 4
 POOL = 64
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Rows]:
-    """Parts of a step: each goes on from the pages of an earlier one, or begins anew."""
+    """Return random parts of a step: each continues an earlier part's blocks or starts alone."""
     unused = list(range(POOL))
     tables: list[list[int]] = []
     parts: list[Rows] = []
@@ -28,10 +28,10 @@ def steps(draw: st.DrawFn) -> list[Rows]:
         if goes_on:
             parent = draw(st.sampled_from(tables))
             table = parent[: draw(st.integers(0, len(parent)))]
-        shared = len(table) * PAGE
+        shared = len(table) * BLOCK
         start = shared + draw(st.integers(0, 9))
         count = draw(st.sampled_from([1, 1, 1, 2, 7]))
-        while len(table) * PAGE < start + count:
+        while len(table) * BLOCK < start + count:
             table.append(unused.pop())
         tables.append(table)
         parts.append(Rows(table, first, count, start))
@@ -42,19 +42,19 @@ def steps(draw: st.DrawFn) -> list[Rows]:
 @settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from([(4, 1), (2, 2), (1, 3)]), st.sampled_from([1, 2, 1000]))
 def test_sharing_changes_no_result(
-    parts: list[Rows], heads: tuple[int, int], min_pages_saved: int
+    parts: list[Rows], heads: tuple[int, int], min_blocks_saved: int
 ) -> None:
-    """Whatever is shared, each row gets what the reference gives for the unshared work list."""
+    """With any sharing, each row equals the reference on the work list without sharing."""
     kv_heads, group = heads
     rows = sum(part.count for part in parts)
     torch.manual_seed(rows)
     q = torch.randn(rows, kv_heads * group, 8, dtype=torch.float64)
-    keys = torch.randn(kv_heads, POOL, PAGE, 8, dtype=torch.float64)
-    values = torch.randn(kv_heads, POOL, PAGE, 8, dtype=torch.float64)
-    plain = build(parts, PAGE, min_pages_saved=10**9)
+    keys = torch.randn(kv_heads, POOL, BLOCK, 8, dtype=torch.float64)
+    values = torch.randn(kv_heads, POOL, BLOCK, 8, dtype=torch.float64)
+    plain = build(parts, BLOCK, min_blocks_saved=10**9)
     assert not plain.merged
     expected = attention_reference(plain, 0.3)(q, keys, values)
-    work = build(parts, PAGE, min_pages_saved=min_pages_saved)
+    work = build(parts, BLOCK, min_blocks_saved=min_blocks_saved)
     torch.testing.assert_close(
         TorchAttention(work, 0.3)(q, keys, values), expected, atol=1e-12, rtol=0
     )
@@ -65,25 +65,25 @@ def test_sharing_changes_no_result(
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 def test_merged_parts_keep_the_accuracy_of_their_type(dtype: torch.dtype, atol: float) -> None:
-    """Four queries on 40 common pages and a tail each."""
+    """Four queries share 40 blocks, and each has one block of its own."""
     torch.manual_seed(0)
-    parts = [Rows([*range(40), 40 + i], i, 1, 40 * PAGE + i) for i in range(4)]
+    parts = [Rows([*range(40), 40 + i], i, 1, 40 * BLOCK + i) for i in range(4)]
     q = torch.randn(4, 9, 64).to(dtype)
-    keys, values = (torch.randn(3, POOL, PAGE, 64).to(dtype) for _ in range(2))
-    work = build(parts, PAGE)
+    keys, values = (torch.randn(3, POOL, BLOCK, 64).to(dtype) for _ in range(2))
+    work = build(parts, BLOCK)
     assert len(work.items) == 5
     expected = attention_reference(work, 0.125)(q.double(), keys.double(), values.double())
     found = TorchAttention(work, 0.125)(q, keys, values).double()
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
-def shapes(parts: list[Rows], min_pages_saved: int) -> list[tuple[list[int], list[int]]]:
-    work = build(parts, PAGE, min_pages_saved=min_pages_saved)
-    return [(item.pages.tolist(), sorted(item.queries.tolist())) for item in work.items]
+def shapes(parts: list[Rows], min_blocks_saved: int) -> list[tuple[list[int], list[int]]]:
+    work = build(parts, BLOCK, min_blocks_saved=min_blocks_saved)
+    return [(item.blocks.tolist(), sorted(item.queries.tolist())) for item in work.items]
 
 
 def test_a_tree_of_two_levels_makes_an_item_for_each_node() -> None:
-    """a and b share 4 pages, with c 2 of them: an item of three queries, one of two, three ends."""
+    """a and b share 4 blocks, c 2 of them: an item of 3 queries, one of 2, and 3 own ends."""
     parts = [
         Rows([0, 1, 2, 3, 4], 0, 1, 17),
         Rows([0, 1, 2, 3, 5], 1, 1, 17),
@@ -99,8 +99,8 @@ def test_a_tree_of_two_levels_makes_an_item_for_each_node() -> None:
 
 
 def test_a_run_that_saves_too_little_goes_to_its_branches() -> None:
-    """The 2 pages of the root save 4 reads, too few for 6, but with the 4 pages below it the pair
-    of a and b saves 6."""
+    """The root's 2 blocks save 4 reads, less than the 6 required. Together with the 4 blocks below
+    it, they save the pair of a and b 6 reads."""
     parts = [
         Rows([0, 1, 2, 3, 7, 8, 4], 0, 1, 25),
         Rows([0, 1, 2, 3, 7, 8, 5], 1, 1, 25),
@@ -114,8 +114,8 @@ def test_a_run_that_saves_too_little_goes_to_its_branches() -> None:
     ]
 
 
-def test_pages_filled_in_this_step_are_shared_by_those_behind_them_only() -> None:
-    """a computes pages 0 to 2 in this step, b and c stand behind them: a is no member."""
+def test_blocks_filled_in_this_step_are_shared_by_those_behind_them_only() -> None:
+    """a fills blocks 0 to 2 in this step. Only b and c, which come after them, share them."""
     parts = [
         Rows([0, 1, 2], 0, 12, 0),
         Rows([0, 1, 2, 3], 12, 1, 12),
@@ -127,5 +127,5 @@ def test_pages_filled_in_this_step_are_shared_by_those_behind_them_only() -> Non
         ([3], [12]),
         ([4], [13]),
     ]
-    causal = build(parts, PAGE, min_pages_saved=1).items[1]
+    causal = build(parts, BLOCK, min_blocks_saved=1).items[1]
     assert causal.visible.tolist() == list(np.arange(1, 13))

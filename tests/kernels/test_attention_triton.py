@@ -21,20 +21,20 @@ from weftline_kernels.work_list import Rows, WorkList, build
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start")
 
-PAGE = 4
+BLOCK = 4
 SCALE = 0.3
 
 
 def rows(*tables: tuple[list[int], int, int]) -> list[Rows]:
-    """Parts of a step, packed one after the other, from (pages, queries, position of the first)."""
+    """Return the packed parts of a step, from (blocks, queries, position of the first query)."""
     firsts = accumulate((count for _, count, _ in tables), initial=0)
-    return [Rows(pages, first, count, start)
-            for (pages, count, start), first in zip(tables, firsts, strict=False)]  # fmt: skip
+    return [Rows(blocks, first, count, start)
+            for (blocks, count, start), first in zip(tables, firsts, strict=False)]  # fmt: skip
 
 
 STEPS = {
     "one token alone": rows(([5], 1, 0)),
-    "a prefix and a page": rows(*(([0, 1, 2, 3, 10 + i], 1, 17 + i) for i in range(3))),
+    "a prefix and a block": rows(*(([0, 1, 2, 3, 10 + i], 1, 17 + i) for i in range(3))),
     "three levels": rows(
         ([0, 1, 2, 3, 4, 5, 10], 1, 25),
         ([0, 1, 2, 3, 4, 5, 11], 1, 24),
@@ -56,10 +56,10 @@ STEPS = {
 def inputs(
     work: WorkList, kv_heads: int, group: int, width: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries as a slice of a fused projection, keys and values as a layer of a larger cache."""
+    """Return queries that are a slice of a fused projection, and a layer of a larger cache."""
     torch.manual_seed(work.rows)
     q = torch.randn(work.rows, kv_heads * (group + 2), width).to(dtype)
-    cache = torch.randn(2, kv_heads, 48, PAGE, width).to(dtype)
+    cache = torch.randn(2, kv_heads, 48, BLOCK, width).to(dtype)
     return q[:, : kv_heads * group], cache[0], cache[1]
 
 
@@ -74,19 +74,19 @@ CASES = [
 def test_each_row_gets_what_the_reference_gives_unshared(
     name: str, heads: tuple[int, int], dtype: torch.dtype, atol: float
 ) -> None:
-    """Split after 12 tokens, so that an item of 20 has two parts and its last page is cut."""
-    plain = build(STEPS[name], PAGE, min_pages_saved=10**9)
+    """Items are split after 12 tokens, so one of 20 has two parts and ends within a block."""
+    plain = build(STEPS[name], BLOCK, min_blocks_saved=10**9)
     q, keys, values = inputs(plain, *heads, 16, dtype)
     expected = attention_reference(plain, SCALE)(q.double(), keys.double(), values.double())
-    work = build(STEPS[name], PAGE, min_pages_saved=1)
+    work = build(STEPS[name], BLOCK, min_blocks_saved=1)
     found = TritonAttention(work, SCALE, split=12)(q, keys, values)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=0)
 
 
 def test_widths_that_are_no_power_of_two() -> None:
-    """Head size 20: the blocks are 32 wide, and what lies behind a head is its neighbour's."""
-    work = build(STEPS["three levels"], PAGE, min_pages_saved=1)
+    """With head size 20 a program loads 32 channels, of which 12 belong to the next head."""
+    work = build(STEPS["three levels"], BLOCK, min_blocks_saved=1)
     q, keys, values = inputs(work, 2, 3, 20, torch.float32)
     expected = attention_reference(work, SCALE)(q, keys, values)
     torch.testing.assert_close(
@@ -95,19 +95,19 @@ def test_widths_that_are_no_power_of_two() -> None:
 
 
 def test_a_causal_row_may_see_nothing_of_a_part() -> None:
-    """Ten queries on 10 tokens split after 4: the first four see nothing of the later parts,
-    whose log-sum-exp is minus infinity and must not become NaN."""
-    work = build(rows(([0, 1, 2], 10, 0)), PAGE)
+    """Ten queries on 10 tokens, split after 4: the first four see no token of the later parts.
+    The log-sum-exp of these parts is minus infinity and must not become NaN."""
+    work = build(rows(([0, 1, 2], 10, 0)), BLOCK)
     q, keys, values = inputs(work, 1, 2, 16, torch.float32)
-    assert cut(work, PAGE, 2, 4).slots == 30
+    assert cut(work, BLOCK, 2, 4).slots == 30
     expected = attention_reference(work, SCALE)(q, keys, values)
     found = TritonAttention(work, SCALE, split=4)(q, keys, values)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
 def test_large_scores_stay_finite() -> None:
-    """Scores of some thousands: exp2 of them would overflow, of the difference to the top not."""
-    work = build(STEPS["three levels"], PAGE, min_pages_saved=1)
+    """Scores are in the thousands: exp2 of one would overflow, but exp2 of score - top does not."""
+    work = build(STEPS["three levels"], BLOCK, min_blocks_saved=1)
     q, keys, values = inputs(work, 1, 2, 16, torch.float32)
     expected = attention_reference(work, SCALE)(q * 1000, keys, values)
     found = TritonAttention(work, SCALE, split=12)(q * 1000, keys, values)
@@ -115,11 +115,11 @@ def test_large_scores_stay_finite() -> None:
 
 
 def test_one_set_of_buffers_serves_steps_of_different_shape() -> None:
-    """As a captured graph does: launched for the capacity, with the counts of each step."""
+    """The kernel is launched for the capacity, as in a graph, and reads each step's counts."""
     held = DeviceTiles(Capacity(40, 60, 40, 20, 80), 16, 64, torch.device("cpu"))
     for name in ("sixteen sharers", "one token alone", "three levels"):
-        work = build(STEPS[name], PAGE, min_pages_saved=1)
-        held.load(cut(work, PAGE, 2, 12))
+        work = build(STEPS[name], BLOCK, min_blocks_saved=1)
+        held.load(cut(work, BLOCK, 2, 12))
         q, keys, values = inputs(work, 1, 2, 16, torch.float32)
         padded = torch.zeros(20, *q.shape[1:])
         padded[: work.rows] = q
@@ -129,8 +129,8 @@ def test_one_set_of_buffers_serves_steps_of_different_shape() -> None:
 
 
 def test_a_cache_of_another_layout_is_refused() -> None:
-    """Pages before heads: the kernel would read another head's tokens."""
-    work = build(STEPS["one token alone"], PAGE)
-    pool = torch.zeros(48, 2, PAGE, 16).transpose(0, 1)
+    """With blocks before heads in memory, the kernel would read another head's tokens."""
+    work = build(STEPS["one token alone"], BLOCK)
+    pool = torch.zeros(48, 2, BLOCK, 16).transpose(0, 1)
     with pytest.raises(ValueError, match="contiguous"):
         TritonAttention(work, SCALE)(torch.zeros(1, 2, 16), pool, pool)

@@ -1,4 +1,4 @@
-"""What the interpreter cannot say: that the compiler takes every kernel, for an H200, without one.
+"""Compiles every Triton kernel for an H200, without a GPU. The interpreter cannot check this.
 
 A process of its own compiles them for compute capability 9.0, because this one only interprets.
 """
@@ -36,11 +36,11 @@ def compile(kernel, types, constants, name="", **options):
 
 half = "*bf16 "
 compile(attention_triton._attend, half * 4 + "*fp32 " * 2 + "*i32 " * 4 + "fp32 i32 i32 i64",
-        dict(KV_HEADS=8, GROUP=4, WIDTH=128, PAGE=16, WIDE=64, NARROW=16, BLOCK_L=64, BLOCK_H=128,
-             UPCAST=False), num_warps=4, num_stages=3)
+        dict(KV_HEADS=8, GROUP=4, WIDTH=128, KV_BLOCK=16, WIDE=64, NARROW=16, BLOCK_L=64,
+             BLOCK_H=128, UPCAST=False), num_warps=4, num_stages=3)
 compile(attention_triton._attend, "*fp32 " * 6 + "*i32 " * 4 + "fp32 i32 i32 i64",
-        dict(KV_HEADS=8, GROUP=4, WIDTH=128, PAGE=16, WIDE=64, NARROW=16, BLOCK_L=64, BLOCK_H=128,
-             UPCAST=False), "_attend in float32", num_warps=4, num_stages=3)
+        dict(KV_HEADS=8, GROUP=4, WIDTH=128, KV_BLOCK=16, WIDE=64, NARROW=16, BLOCK_L=64,
+             BLOCK_H=128, UPCAST=False), "_attend in float32", num_warps=4, num_stages=3)
 compile(attention_triton._merge, "*fp32 *fp32 *bf16 *i32 i32 i32", dict(PARTS=16, BLOCK_H=128))
 compile(rms_norm._rms_norm, half * 3 + "i32 i32 fp32", dict(BLOCK=4096), num_warps=8)
 compile(rope._rope, half * 4 + "i32 " * 4, dict(BLOCK_N=64, BLOCK_F=64))
@@ -51,7 +51,8 @@ print(json.dumps(found))
 
 
 def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
-    """Tensor cores at full rate for wide tiles, and shared memory for two programs of 227 KB."""
+    """Wide tiles use the full rate of the tensor cores, and two programs fit in 227 KB of shared
+    memory."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", _COMPILE],

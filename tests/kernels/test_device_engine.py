@@ -1,4 +1,4 @@
-"""The whole engine on the path of a device, in Triton's interpreter: it decodes what torch does."""
+"""The embedded engine with interpreted Triton kernels gives the tokens of the torch path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Again:
-    """Stands for captured graphs: computes again on the buffers that a graph would read."""
+    """Stands for captured graphs: it computes from the buffers that a graph would read."""
 
     def __init__(self) -> None:
         self.replays = 0
@@ -54,8 +54,8 @@ class Again:
 def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
     config: ModelConfig, tokens: int
 ) -> None:
-    """Six requests on four places: batches of four, three, two and one, behind a shared prefix
-    that ends inside a page, sampled in every way; a long prompt comes in chunks beside them."""
+    """Six requests run, at most four at a time, in batches of four, three, two and one. They share
+    a prefix that ends inside a block and use every way to sample. A long prompt runs in chunks."""
     capture = Again()
     expected = run(on_cpu(config), requests(tokens=tokens))
     assert run(on_device(config, capture, CPU), requests(tokens=tokens)) == expected
@@ -67,7 +67,7 @@ def test_the_device_engine_gives_the_tokens_of_the_torch_engine(
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A device of its own memory, for kernels and engine."""
+    """Pretend a device with its own memory, for kernels and engine."""
     kernels: dict[ModuleType, tuple[str, ...]] = {
         attention_triton: ("_attend", "_merge"),
         kv_store: ("_kv_store",),
@@ -88,8 +88,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
     config: ModelConfig, pretended: torch.device
 ) -> None:
-    """The engine on a pretended device, whose tensors refuse all others: every way to sample,
-    preemption, NaN, and a context that is swapped out and comes back bit by bit."""
+    """The engine runs on a pretended device whose tensors refuse host tensors: every way to sample,
+    preemption, NaN, and a context that is swapped out and restored exactly."""
     ops = requests(tokens=3)
     expected = run(on_cpu(config), ops)
     with pretend.Pretending():
@@ -112,7 +112,7 @@ def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
 
 
 def test_a_step_beyond_the_captured_sizes_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No room for partial results: steps that share a prefix cannot replay."""
+    """Without room for partial results, steps that share a prefix cannot be replayed."""
     expected = run(on_cpu(llama(layers=1)), requests(tokens=3))
     monkeypatch.setattr(device_model, "_SLOTS_A_ROW", 0)
     monkeypatch.setattr(device_model, "_LEVELS", 1)
@@ -122,8 +122,8 @@ def test_a_step_beyond_the_captured_sizes_is_launched(monkeypatch: pytest.Monkey
 
 
 def test_padding_reaches_no_other_row() -> None:
-    """Three of four rows of a captured step. The fourth is token 0, whose embedding is NaN here: it
-    gets into no page and no other row."""
+    """A step uses three of four captured rows. The fourth is token 0, whose embedding is NaN here.
+    The NaN reaches no block and no other row."""
     ops = [op for i, op in enumerate(requests(tokens=3)) if i in (1, 4, 5)]
     expected = run(on_device(llama(layers=1), Again(), CPU), ops)
     assert not any(0 in tokens for tokens in expected)
@@ -141,7 +141,7 @@ def test_a_largest_batch_that_is_no_power_of_two_has_its_size() -> None:
 
 
 def test_capacities_hold_what_parrot_decodes() -> None:
-    """LLaMA-7B, 64 sequences behind 6,000 common tokens, or with no token in common."""
+    """LLaMA-7B with 64 sequences that share 6,000 tokens, or share none."""
     config = llama(kv_heads=4)
     prefix = list(range(375))
     shared = [Rows([*prefix, *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6500) for i in range(64)]
@@ -149,6 +149,6 @@ def test_capacities_hold_what_parrot_decodes() -> None:
     wide = replace(config, context_limit=8192)
     room = capacity(wide, 64, 407 * 64, 16, 132)
     for parts in (shared, apart):
-        work = build(parts, 16, min_pages_saved=8)
+        work = build(parts, 16, min_blocks_saved=8)
         tiles = cut(work, 16, 1, split_length(work, 4, 132, 16))
         assert room.holds(tiles), (len(tiles.fields_TF), tiles.slots, room)

@@ -1,5 +1,4 @@
-"""The figures of a GPU on the CPU, at shapes whose times mean nothing: they end, and say what they
-found."""
+"""The GPU benchmarks run on the CPU, at tiny shapes: they finish and report results."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ WAYS = {  # each takes seconds here
 def test_applications_run_with_every_way_of_sharing(
     figure: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs and calls by themselves; where nothing is shared, nothing comes out of the cache."""
+    """Graphs and single calls run. Without sharing, no token comes from the cache."""
     monkeypatch.syspath_prepend(str(BENCH))
     gpu_apps = import_module("gpu_apps")
     # Put back at the end.

@@ -28,7 +28,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
 @pytest.mark.parametrize("shape", [(1, 576), (5, 8), (3, 1), (2, 3, 64)])
 def test_rms_norm(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
-    """Widths that are no power of two, too, and rows of several leading dimensions."""
+    """Widths need not be powers of two, and there may be several leading dimensions."""
     torch.manual_seed(0)
     x, weight = torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype)
     assert_close(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5), tolerance)
@@ -37,7 +37,7 @@ def test_rms_norm(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
 @pytest.mark.parametrize("heads", [(0, 3), (1, 6)])
 def test_rope(dtype: torch.dtype, tolerance: float, heads: tuple[int, int]) -> None:
-    """All heads, or a slice of the fused projection's, of which the others stay out."""
+    """The heads are a whole tensor, or a slice of the fused projection."""
     torch.manual_seed(0)
     x = torch.randn(5, heads[1] + 1, 24).to(dtype)[:, heads[0] : heads[1]]
     positions = torch.tensor([0, 1, 2, 900, 8191])
@@ -52,7 +52,7 @@ def test_rope(dtype: torch.dtype, tolerance: float, heads: tuple[int, int]) -> N
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
 @pytest.mark.parametrize("channels", [3, 1100])
 def test_silu_mul(dtype: torch.dtype, tolerance: float, channels: int) -> None:
-    """Less than a block of channels, and more than one."""
+    """There are fewer channels than one program computes, or more."""
     torch.manual_seed(0)
     x = torch.randn(4, 2 * channels).to(dtype)
     assert_close(silu_mul_triton(x), silu_mul_reference(x), tolerance)
@@ -60,8 +60,8 @@ def test_silu_mul(dtype: torch.dtype, tolerance: float, channels: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kv_store_writes_its_slots_and_no_other(dtype: torch.dtype) -> None:
-    """Three KV heads of 20, out of a fused projection, into one layer of a larger cache. The fourth
-    token is padding."""
+    """Three KV heads of size 20 go from a fused projection into one layer of a larger cache. The
+    fourth token is padding."""
     torch.manual_seed(0)
     x, slots = torch.randn(4, 5, 20).to(dtype)[:, 1:4], torch.tensor([17, 0, 30, -1])
     found, expected = (torch.zeros(2, 3, 4, 8, 20, dtype=dtype) for _ in range(2))
@@ -71,8 +71,8 @@ def test_kv_store_writes_its_slots_and_no_other(dtype: torch.dtype) -> None:
     assert (found != 0).any(-1).sum() == 9
 
 
-def test_kv_store_refuses_a_cache_whose_pages_are_scattered() -> None:
-    """Pages before heads, as others lay them out: the kernel would write elsewhere."""
+def test_kv_store_refuses_a_cache_whose_blocks_are_scattered() -> None:
+    """With blocks before heads in memory, the kernel would write to the wrong place."""
     pool = torch.zeros(4, 3, 8, 20).transpose(0, 1)
     with pytest.raises(ValueError, match="contiguous"):
         kv_store_triton(pool, torch.zeros(1, 3, 20), torch.tensor([0]))

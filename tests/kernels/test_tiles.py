@@ -1,4 +1,4 @@
-"""How a work list is cut into tiles: what a program does, and where its results go."""
+"""How a work list is cut into tiles, and where the results of a tile go."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.tiles import Tiles, cut, split_length
 from weftline_kernels.work_list import Rows, WorkList, build
 
-PAGE = 4
+BLOCK = 4
 
 
-def shared_by(count: int, pages: int) -> WorkList:
-    """`count` queries on `pages` common pages and one page each, of which they see one token."""
-    parts = [Rows([*range(pages), pages + i], i, 1, pages * PAGE) for i in range(count)]
-    return build(parts, PAGE, min_pages_saved=1)
+def shared_by(count: int, blocks: int) -> WorkList:
+    """Return `count` queries that share `blocks` blocks and see one token of an own block."""
+    parts = [Rows([*range(blocks), blocks + i], i, 1, blocks * BLOCK) for i in range(count)]
+    return build(parts, BLOCK, min_blocks_saved=1)
 
 
 def test_a_shared_item_is_split_and_its_queries_merge() -> None:
-    """Two queries on 10 tokens' worth of split pages: tokens 0 to 7 and 8 to 11, and a tail."""
-    tiles = cut(shared_by(2, 3), PAGE, group=4, split=8)
+    """Two queries on 12 shared tokens get tiles for tokens 0 to 7, 8 to 11, and their own ends."""
+    tiles = cut(shared_by(2, 3), BLOCK, group=4, split=8)
     assert tiles.wide == 0
     assert tiles.fields_TF.tolist() == [
         [0, 0, 8, 0, 2, 0],
@@ -29,22 +29,22 @@ def test_a_shared_item_is_split_and_its_queries_merge() -> None:
         [3, 0, 1, 2, 1, 0],
         [4, 0, 1, 3, 1, 0],
     ]
-    assert tiles.pages.tolist() == [0, 1, 2, 3, 4]
+    assert tiles.blocks.tolist() == [0, 1, 2, 3, 4]
     assert tiles.queries_Q3.tolist() == [[0, 12, 0], [1, 12, 3], [0, 1, 2], [1, 1, 5]]
     assert (tiles.first_R.tolist(), tiles.slots) == ([0, 3, 6], 6)
 
 
 def test_a_query_of_one_tile_needs_no_slot() -> None:
-    """A step without sharing, shorter than a split, has nothing to merge."""
-    tiles = cut(build([Rows([0], 0, 1, 2), Rows([1, 2], 1, 1, 6)], PAGE), PAGE, group=1, split=8)
+    """A step without sharing, whose items are shorter than a split, has nothing to merge."""
+    tiles = cut(build([Rows([0], 0, 1, 2), Rows([1, 2], 1, 1, 6)], BLOCK), BLOCK, group=1, split=8)
     assert tiles.queries_Q3[:, 2].tolist() == [-1, -1]
     assert tiles.slots == 0
     assert tiles.fields_TF[:, 2].tolist() == [7, 3]  # the longest first
 
 
 def test_a_prompt_is_cut_by_its_queries() -> None:
-    """130 causal queries of 3 heads: blocks of 64 // 3 = 21, each as long as its last one sees."""
-    tiles = cut(build([Rows(list(range(40)), 0, 130, 10)], PAGE), PAGE, group=3, split=16)
+    """130 causal queries of 3 heads make bands of 64 // 3 = 21, as long as the last query sees."""
+    tiles = cut(build([Rows(list(range(40)), 0, 130, 10)], BLOCK), BLOCK, group=3, split=16)
     assert tiles.wide == len(tiles.fields_TF) == 7
     assert tiles.fields_TF[:, 4].tolist() == [4, 21, 21, 21, 21, 21, 21]
     assert tiles.fields_TF[:, 2].tolist() == [140, 136, 115, 94, 73, 52, 31]
@@ -53,11 +53,11 @@ def test_a_prompt_is_cut_by_its_queries() -> None:
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 40])
 def test_no_tile_has_more_rows_than_its_kind(group: int) -> None:
-    """17 sharers and a chunk of 50: every query stands in tiles for all that it may see."""
-    parts = [Rows([*range(9), 20 + i], i, 1, 9 * PAGE + 2) for i in range(17)]
-    parts.append(Rows([*range(9), *range(40, 60)], 17, 50, 9 * PAGE))
-    work = build(parts, PAGE, min_pages_saved=1)
-    tiles = cut(work, PAGE, group, split=16)
+    """17 sharers and a chunk of 50: the tiles of each query cover all tokens that it may see."""
+    parts = [Rows([*range(9), 20 + i], i, 1, 9 * BLOCK + 2) for i in range(17)]
+    parts.append(Rows([*range(9), *range(40, 60)], 17, 50, 9 * BLOCK))
+    work = build(parts, BLOCK, min_blocks_saved=1)
+    tiles = cut(work, BLOCK, group, split=16)
     seen = np.zeros(work.rows, np.int64)
     for i, (_, begin, length, first, count, _) in enumerate(tiles.fields_TF.tolist()):
         assert count * group <= (tiles.wide_rows if i < tiles.wide else tiles.narrow_rows)
@@ -67,8 +67,8 @@ def test_no_tile_has_more_rows_than_its_kind(group: int) -> None:
 
 
 def test_the_split_fills_the_device() -> None:
-    """LLaMA-7B at batch 16 on an H200's 132: 14,000 tokens × 32 heads make 848 a tile or 1,664
-    tiles; eight heads leave the least split, 256."""
+    """LLaMA-7B at batch 16 on an H200 with 132 multiprocessors: 14,000 tokens × 32 heads give tiles
+    of 848 tokens, or 1,664 tiles. Eight heads give the smallest split, 256."""
     parts = [Rows([*range(375), *range(400 + 32 * i, 432 + 32 * i)], i, 1, 6499) for i in range(16)]
     work = build(parts, 16)
     assert sum(item.length for item in work.items) == 6000 + 16 * 500
@@ -78,29 +78,29 @@ def test_the_split_fills_the_device() -> None:
 
 
 def test_buffers_take_later_steps_and_refuse_what_does_not_fit() -> None:
-    """A graph's buffers: counts say how much of them holds; rows behind have no slots."""
-    small, large = (cut(shared_by(n, 3), PAGE, group=1, split=8) for n in (2, 5))
+    """Counts say how much of the buffers is valid. Rows after the step's last one have no slots."""
+    small, large = (cut(shared_by(n, 3), BLOCK, group=1, split=8) for n in (2, 5))
     held = DeviceTiles(Capacity(12, 9, 9, 4, 20), 16, 64, torch.device("cpu"))
     held.load(small)
     assert held.counts[:2].tolist() == [0, 4]
     assert held.first_R[:5].tolist() == [0, 3, 6, 6, 6]
-    views = (held.counts, held.fields_TF, held.queries_Q3, held.first_R, held.pages)
+    views = (held.counts, held.fields_TF, held.queries_Q3, held.first_R, held.blocks)
     assert {view.storage_offset() % 4 for view in views} == {0}
     assert held.fields_TF[:24].tolist() == small.fields_TF.ravel().tolist()
     assert held.queries_Q3[:12].tolist() == small.queries_Q3.ravel().tolist()
     with pytest.raises(ValueError, match="exceed"):
         held.load(large)
     with pytest.raises(ValueError, match="query heads"):
-        held.load(cut(shared_by(2, 3), PAGE, group=32, split=8))
+        held.load(cut(shared_by(2, 3), BLOCK, group=32, split=8))
 
 
-def test_a_split_must_not_cut_a_page() -> None:
-    """Tiles begin with a page of their own."""
-    with pytest.raises(ValueError, match="cuts a page"):
-        cut(shared_by(2, 3), PAGE, group=1, split=6)
+def test_a_split_must_not_cut_a_block() -> None:
+    """A tile begins at a block's first token."""
+    with pytest.raises(ValueError, match="cuts a block"):
+        cut(shared_by(2, 3), BLOCK, group=1, split=6)
 
 
 def test_empty_kinds_have_the_shape_of_none() -> None:
-    """No narrow tile in a step of one long prompt."""
-    tiles: Tiles = cut(build([Rows(list(range(20)), 0, 80, 0)], PAGE), PAGE, group=1, split=8)
+    """A step of one long prompt has no narrow tile."""
+    tiles: Tiles = cut(build([Rows(list(range(20)), 0, 80, 0)], BLOCK), BLOCK, group=1, split=8)
     assert tiles.fields_TF.shape[1] == 6

@@ -1,4 +1,4 @@
-"""An HTTP endpoint that misbehaves as told, on a unix socket."""
+"""A scripted HTTP endpoint on a unix socket, to test how engines handle its faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = b'{"data": [{"id": "m", "max_model_len": 1000}]}'
 
 
 class Endpoint:
-    """Answers each POST by the next of `behaviours`, the last one for ever."""
+    """Answers each POST by the next of `behaviours`. The last one repeats."""
 
     def __init__(self, *behaviours: Behaviour) -> None:
         self.behaviours = list(behaviours)
@@ -44,7 +44,7 @@ class Endpoint:
                 await behave(writer, self.requests[-1])
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the other side has gone
+            pass  # the client closed the connection
         finally:
             writer.close()
 
@@ -62,7 +62,7 @@ def refuses(status: int, message: str = "no", *headers: str) -> Behaviour:
 
 
 def streams(*events: Any, cut: bool = False, pause_s: float = 0.0) -> Behaviour:
-    """Server-sent events of chat deltas (text), or as they are; `cut` ends it there."""
+    """Stream `events`: text becomes a chat delta, bytes are sent unchanged. `cut` omits [DONE]."""
 
     async def behave(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")

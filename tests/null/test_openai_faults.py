@@ -1,5 +1,4 @@
-"""The openai engine against endpoints that misbehave: bounded, typed, asked again where that is
-right, and shut out by the breaker where it is not."""
+"""The openai engine with faulty endpoints: bounded reads, typed errors, retries and the breaker."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ async def started(
 
 
 async def ending(engine: OpenAIEngine, op: api.Op) -> tuple[str, api.Failed | api.Finished]:
-    """Submit `op`; its text and its end."""
+    """Submit `op`, and return its text and its last event."""
     engine.submit(op)
     text = ""
     async for events in engine.events():
@@ -68,7 +67,7 @@ async def ending(engine: OpenAIEngine, op: api.Op) -> tuple[str, api.Failed | ap
 
 
 async def test_a_good_answer(tmp_path: Path) -> None:
-    """The request holds what OpenAI documents and no more; counts come from the endpoint."""
+    """The request has only parameters that OpenAI documents. The endpoint counts the tokens."""
     usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
     async with started(tmp_path, streams("a", "b", usage)) as (engine, endpoint):
         text, end = await ending(engine, chat(stop=("x",), seed=3, top_k=5))
@@ -103,7 +102,7 @@ async def test_a_good_answer(tmp_path: Path) -> None:
         (refuses(302), "EngineFailed", False, "answered 302"),
         (streams(cut=True), "EngineFailed", True, "before the answer was complete"),
         (streams(b"data: {nonsense\n\n"), "EngineFailed", True, "not JSON"),
-        (streams(b"data: []\n\n"), "EngineFailed", True, "no JSON object"),
+        (streams(b"data: []\n\n"), "EngineFailed", True, "not an object"),
         (streams({"error": {"message": "oom"}}), "EngineFailed", True, "oom"),
         (streams(b"x" * (MOST_EVENT + 1)), "EngineFailed", True, "more than"),
         (streams(*[b":"] * 20, pause_s=0.05), "EngineFailed", True, "silent for too long"),
@@ -113,7 +112,7 @@ async def test_a_good_answer(tmp_path: Path) -> None:
 async def test_each_way_to_fail_has_a_type(
     tmp_path: Path, behaviour: Behaviour, error: str, retryable: bool, says: str
 ) -> None:
-    """Nothing has been delivered; the key stands in no message."""
+    """Nothing was delivered, and no message contains the key."""
     async with started(tmp_path, behaviour) as (engine, _):
         text, end = await ending(engine, chat())
         assert isinstance(end, api.Failed) and text == ""
@@ -123,7 +122,7 @@ async def test_each_way_to_fail_has_a_type(
 
 @pytest.mark.parametrize("last", [{"cut": True}, {"pause_s": 0.3}])
 async def test_what_was_delivered_is_not_asked_again(tmp_path: Path, last: dict[str, Any]) -> None:
-    """Cut off, or stalled, after two parts."""
+    """The stream is cut off, or stalls, after the first part."""
     async with started(tmp_path, streams("a", **last)) as (engine, endpoint):
         text, end = await ending(engine, chat())
         assert text == "a" and isinstance(end, api.Failed) and not end.retryable
@@ -131,7 +130,7 @@ async def test_what_was_delivered_is_not_asked_again(tmp_path: Path, last: dict[
 
 
 async def test_retry_after_is_waited_for(tmp_path: Path) -> None:
-    """Twice, with the same id; then the answer comes."""
+    """The engine waits twice, and then gets the answer."""
     wait = refuses(429, "later", "retry-after: 0.01")
     async with started(tmp_path, wait, wait, streams("yes")) as (engine, endpoint):
         text, end = await ending(engine, chat())
@@ -139,7 +138,7 @@ async def test_retry_after_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_cancel_closes_the_request(tmp_path: Path) -> None:
-    """The endpoint sees its connection end, and nothing more is said of the op."""
+    """The endpoint's connection is closed, and the op ends as cancelled."""
     gone = asyncio.Event()
 
     async def notices(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
@@ -163,7 +162,7 @@ async def test_cancel_closes_the_request(tmp_path: Path) -> None:
 
 
 async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
-    """Three failures open the breaker; health names the reason; a good answer closes it again."""
+    """Three failures open the breaker. Health names the reason. A success closes it again."""
     endpoint = Endpoint(*[refuses(500, "gpu on fire")] * 3, streams("fine"))
     async with endpoint.on(tmp_path / "e") as socket:
         app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(config(socket, pause_s=0.5))})
@@ -188,15 +187,16 @@ async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_model_or_no_endpoint_is_told_at_start(tmp_path: Path) -> None:
+    """`start` raises EngineDied with the reason."""
     async with Endpoint(streams()).on(tmp_path / "e") as socket:
-        with pytest.raises(api.EngineDied, match="no model 'gpt', but m"):
+        with pytest.raises(api.EngineDied, match="no model 'gpt': it has m"):
             await OpenAIEngine(config(socket, model="gpt")).start()
     with pytest.raises(api.EngineDied, match="cannot be reached"):
         await OpenAIEngine(config(str(tmp_path / "nobody"))).start()
 
 
 async def test_prompts_go_to_the_dialect_that_takes_them(tmp_path: Path) -> None:
-    """Text on a chat endpoint is one user message, elsewhere a completion."""
+    """Text becomes one user message for a chat endpoint, and a completion for others."""
     text = api.Op(
         id="t",
         kind=api.Kind.GENERATE,
@@ -213,7 +213,7 @@ async def test_prompts_go_to_the_dialect_that_takes_them(tmp_path: Path) -> None
 
 
 async def test_constraints(tmp_path: Path) -> None:
-    """A JSON schema has a form at OpenAI; a regex has none, and is refused rather than dropped."""
+    """A JSON schema is sent as response_format. OpenAI has no regex, so one is refused."""
     async with started(tmp_path, streams("{}")) as (engine, endpoint):
         _, end = await ending(engine, chat(constraint='{"json_schema": {"type": "object"}}'))
         assert isinstance(end, api.Finished)
@@ -224,12 +224,13 @@ async def test_constraints(tmp_path: Path) -> None:
 
 
 def test_the_breaker() -> None:
-    """Two failures and a success are none, three open it; a trial that fails doubles the pause."""
+    """Three consecutive failures open it. A success resets the count. A failed trial doubles the
+    pause."""
     breaker = Breaker(BreakerConfig(failures=3, pause_s=1.0, longest_s=3.0))
     assert [breaker.failed(0), breaker.failed(0), breaker.succeeded()] == [False] * 3
     assert [breaker.failed(1), breaker.failed(1), breaker.failed(1)] == [False, False, True]
     assert breaker.state is BreakerState.OPEN and breaker.until == 2.0
-    assert not breaker.failed(1.5) and not breaker.succeeded()  # stragglers of before
+    assert not breaker.failed(1.5) and not breaker.succeeded()  # requests that began earlier
     assert not breaker.try_again(1.9) and breaker.try_again(2.0)
     assert breaker.failed(2.0) and breaker.until == 4.0
     assert breaker.try_again(4.0) and breaker.failed(4.0) and breaker.until == 7.0

@@ -1,4 +1,4 @@
-"""The configuration file: what it says, what flags say before it, and what it must not say."""
+"""The configuration file: its settings, flags that take precedence, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(tmp_path: Path) -> Path:
 
 
 def test_the_file_in_the_documentation_says_the_defaults(write: Path) -> None:
-    """Every line of it is read, and is what the server does without a file."""
+    """Every line of it is valid and states the default."""
     [text] = re.findall(r"```toml\n(.*?)```", SERVING, re.S)
     write.write_text(text)
     settings = load(write, {})
@@ -32,7 +32,7 @@ def test_the_file_in_the_documentation_says_the_defaults(write: Path) -> None:
 
 
 def test_flags_go_before_the_file(write: Path) -> None:
-    """A flag that was not given leaves the file's value; tables reach the parts they name."""
+    """Without a flag, the file's value counts. Tables set the parts that they name."""
     write.write_text(
         'port = 1\nwithout = ["affinity"]\ndrain_s = 2\n[registry]\nidle_s = 5\n'
         "[registry.budget]\ncalls = 7\n[[engine]]\nengine = 'null'\n[[engine]]\nengine = 'torch'\n"
@@ -46,7 +46,7 @@ def test_flags_go_before_the_file(write: Path) -> None:
 
 
 def test_keys_belong_to_tenants(write: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand or out of the environment; --api-key replaces them all."""
+    """Keys are in the file or in the environment. --api-key replaces them all."""
     monkeypatch.setenv("B_KEY", "bbb")
     write.write_text('[keys]\na = "aaa"\nb = "$B_KEY"\n')
     assert load(write, {}).server.keys == {"aaa": "a", "bbb": "b"}
@@ -71,7 +71,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "says"), WRONG, ids=[w[0] for w in WRONG])
 def test_what_is_wrong_is_said(write: Path, text: str, says: str) -> None:
-    """One sentence, with the nearest name where there is one."""
+    """The error is one sentence, with the nearest name if there is one."""
     write.write_text(text)
     with pytest.raises(InvalidRequest, match=re.escape(says)):
         load(write, {})
@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there(write: Path) -> None:
 
 
 def test_attention_without_the_tree_is_said_to_the_engines() -> None:
-    """What an engine leaves out is named with what the server does, and reaches its child."""
+    """`without` also names engine optimisations, and these reach the engine's child process."""
     names = load(None, {"without": ["tree_attention", "groups"]}).server.without
     tables: list[dict[str, object]] = [{"engine": "null"}, {"engine": "torch", "kv_tokens": 512}]
     specs = without(from_tables(tables), names)
@@ -95,7 +95,7 @@ def test_attention_without_the_tree_is_said_to_the_engines() -> None:
 
 
 def test_an_engine_computes_on_the_cores_of_its_table() -> None:
-    """They reach its child; an engine without any is told none."""
+    """The cores reach the engine's child process. Without any, there is no --cores."""
     here = min(os.sched_getaffinity(0))
     [spec] = from_tables([{"engine": "torch", "cores": [here]}])
     words = EmbeddedConfig(model=Path("m"), cores=spec.cores).arguments(3)
@@ -115,6 +115,6 @@ BAD_TABLES = [
 
 @pytest.mark.parametrize(("table", "says"), BAD_TABLES, ids=[says for _, says in BAD_TABLES])
 def test_what_is_wrong_with_an_engine_is_said(table: dict[str, object], says: str) -> None:
-    """The setting, what it should be, and what it is."""
+    """The error names the setting, the expected type and the value."""
     with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}$"):
         from_tables([table])

@@ -1,4 +1,4 @@
-"""Ray nodes as users start them: `ray start` processes on this machine, with a token."""
+"""A Ray cluster with a token: `ray start` processes on this machine, as users start them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READY_S = 90.0
 
 @dataclass
 class Nodes:
-    """A head and what joined it; `slots` are logical resources, for this machine has no GPU."""
+    """A head and further nodes. `slots` are logical resources, which stand for GPUs."""
 
     folder: Path
     environment: dict[str, str]
@@ -27,18 +27,18 @@ class Nodes:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, slots: int) -> None:
-        """Start a node and wait until the cluster has it."""
-        where = ("--address", self.address) if self.address else ("--head", "--port", "0")
+        """Start a node, and wait until it is part of the cluster."""
+        where = ["--address", self.address]
+        if not self.address:
+            where = ["--head", "--port", "0", "--include-dashboard", "false"]
+            where += ["--temp-dir", str(self.folder)]
+        options = ["--node-name", name, "--num-cpus", "1"]
+        options += ["--resources", f'{{"slot": {slots}}}']
+        options += ["--object-store-memory", "80000000", "--disable-usage-stats"]
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             self.processes[name] = subprocess.Popen(
-                [
-                    *("ray", "start", "--block", *where, "--node-name", name),
-                    *("--num-cpus", "1", "--resources", f'{{"slot": {slots}}}'),
-                    *("--object-store-memory", "80000000", "--disable-usage-stats"),
-                    *(("--include-dashboard", "false") if not self.address else ()),
-                    *(("--temp-dir", str(self.folder)) if not self.address else ()),
-                ],
+                ["ray", "start", "--block", *where, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -55,7 +55,7 @@ class Nodes:
             self.address = text.split("--address='")[1].split("'")[0]
 
     def kill(self, name: str) -> None:
-        """kill -9 of everything that the node runs, as when its machine loses power."""
+        """Kill all processes of a node with SIGKILL, as when its machine loses power."""
         top = psutil.Process(self.processes[name].pid)
         family = [top, *top.children(recursive=True)]
         for process in family:
@@ -73,8 +73,8 @@ def token() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def nodes(token: dict[str, str]) -> Iterator[Nodes]:
-    """A head n0 with room for two replicas."""
-    # Ray's sockets lie in this folder, and a unix socket's path has at most 107 characters.
+    """A head, n0, with room for two replicas."""
+    # Ray puts sockets into this folder, and the path of a unix socket has at most 107 characters.
     folder = Path("/tmp") / f"wray-{os.getpid()}-{secrets.token_hex(2)}"
     folder.mkdir(mode=0o700)
     found = Nodes(folder, {**os.environ, **token})

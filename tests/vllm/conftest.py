@@ -1,4 +1,4 @@
-"""One real vLLM for all tests of this folder: it takes a minute to be ready."""
+"""One real vLLM for all tests of this folder, because it takes a minute to start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
 
 ROOT = Path(__file__).parents[2]
-# Room for 4 x 10^4 tokens of SmolLM2's cache, which nothing here fills.
+# GiB for the KV cache: about 23,000 tokens of SmolLM2 in float32, which no test fills.
 KV_SPACE_GB = "1"
 
 
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
-    """The interpreter that has vLLM: `make test-vllm` says which."""
+    """The interpreter that has vLLM. `make test-vllm` installs it."""
     python = os.environ.get("WEFTLINE_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
     assert Path(python).exists(), f"{python} is missing: run `make test-vllm`"
     return python
@@ -34,7 +34,7 @@ def vllm_config(smollm2_directory: Path, vllm_python: str) -> VLLMConfig:
         model=smollm2_directory,
         python=vllm_python,
         name="smollm2",
-        dtype="float32",  # in which two implementations agree on every token of these answers
+        dtype="float32",  # so that two implementations agree on every token of these answers
         max_model_len=1024,
         max_running=16,
         arguments=("--enforce-eager", "--block-size", "32"),
@@ -45,7 +45,7 @@ def vllm_config(smollm2_directory: Path, vllm_python: str) -> VLLMConfig:
 def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", KV_SPACE_GB)
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # several tests' machines are shared
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # test machines are shared
         yield
 
 
@@ -58,7 +58,7 @@ def answers(smollm2_directory: Path) -> dict[str, list[str]]:
 async def vllm(
     vllm_config: VLLMConfig, environment: None, answers: dict[str, list[str]]
 ) -> AsyncIterator[Target]:
-    """The vllm engine with its child."""
+    """The vllm engine with its child process."""
     target = Target(VLLMEngine(vllm_config), answers)
     async with asyncio.timeout(600):
         await target.start()
@@ -68,7 +68,7 @@ async def vllm(
 
 @pytest.fixture(scope="session")
 def vllm_socket(vllm: Target) -> str:
-    """Where the child listens: another client may connect, as to any vLLM."""
+    """The unix socket of the child, to which other clients can connect."""
     engine = vllm.engine
     assert isinstance(engine, VLLMEngine) and engine.socket is not None
     return engine.socket

@@ -1,5 +1,8 @@
-"""The contract against a real vLLM: the vllm engine with its child, another one connected to the
-same vLLM, and the openai engine in front of it by both of OpenAI's interfaces."""
+"""The engine contract against a real vLLM.
+
+The vllm engine runs it as a child, another vllm engine connects to that child, and the openai
+engine calls it by both of OpenAI's generate APIs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class TestVLLM(EngineContract):
 
 
 class TestVLLMConnected(EngineContract):
-    """The same vLLM as one that runs already."""
+    """The same vLLM, as one that already runs."""
 
     @pytest_asyncio.fixture(scope="class", loop_scope="session")
     async def target(
@@ -42,14 +45,14 @@ class TestVLLMConnected(EngineContract):
         config = replace(vllm_config, python=None, connect=endpoint)
         target = Target(VLLMEngine(config), vllm.answers)
         await target.start()
-        assert target.can(api.Capability.PRIORITY)  # it was asked, and takes one
-        assert not target.can(api.Capability.USAGE)  # nobody knows how it was started
+        assert target.can(api.Capability.PRIORITY)  # the engine asked vLLM, which takes one
+        assert not target.can(api.Capability.USAGE)  # the engine does not know how vLLM was started
         yield target
         await target.close()
 
 
 class TestOpenAIOnVLLM(EngineContract):
-    """By messages, and by text that was rendered here."""
+    """The openai engine sends messages, or text that the test rendered."""
 
     @pytest_asyncio.fixture(scope="class", loop_scope="session", params=["chat", "completions"])
     async def target(

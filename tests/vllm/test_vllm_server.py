@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def server(vllm: Target, vllm_socket: str, vllm_config: VLLMConfig) -> AsyncIterator[Server]:
-    """Connected to the running vLLM."""
+    """A server whose engine is connected to the running vLLM."""
     endpoint = EndpointConfig(url="http://vllm/v1", socket=vllm_socket)
     config = replace(vllm_config, python=None, connect=endpoint)
     app = create_app(ServerConfig(), {"vllm": lambda: VLLMEngine(config)})
@@ -41,7 +41,7 @@ def greedy(variable: str, tokens: int) -> dict[str, object]:
 
 
 async def test_a_graph_runs_in_one_request(server: Server) -> None:
-    """A consumer whose long beginning is known is filled while its input is generated."""
+    """The long known prefix of a consumer is filled while its input is generated."""
     rules = " ".join(f"Rule {i}: be brief and do not repeat rule {i - 1}." for i in range(40))
     calls = [
         call("draft", "Count: one two three {{output:d}}", d=greedy("draft", 48)),
@@ -58,7 +58,7 @@ async def test_a_graph_runs_in_one_request(server: Server) -> None:
 
 
 async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
-    """What was warmed is in vLLM's cache when the rest of the prompt comes: all whole blocks."""
+    """When the prompt is complete, all whole blocks of its early fills are in vLLM's cache."""
     op = vllm.op(vllm.questions[3], system="A prompt of its own that nobody has sent. " * 40)
     tokens = op.tokens or ()
     assert len(tokens) > 384
@@ -80,7 +80,7 @@ async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
 
 
 async def test_its_metrics_keep_their_names(server: Server) -> None:
-    """Ours first, then vLLM's, unchanged."""
+    """The server's metrics come first, then vLLM's, unchanged."""
     text = (await server.http.get("/metrics")).text
     assert "weftline_queue_length 0.0" in text
     for name in ("vllm:num_requests_running", "vllm:prefix_cache_hits_total"):
@@ -88,7 +88,7 @@ async def test_its_metrics_keep_their_names(server: Server) -> None:
 
 
 async def test_log_probabilities_and_a_choice(vllm: Target) -> None:
-    """As many alternatives as asked for, the best first; the answer is one of the choice."""
+    """Three alternatives per token, the best first. A constrained answer is one of its choices."""
     op = vllm.op(vllm.questions[0], logprobs=3)
     (heard,) = await vllm.run(op)
     for part in heard.parts:
@@ -102,7 +102,7 @@ async def test_log_probabilities_and_a_choice(vllm: Target) -> None:
 
 
 async def test_the_plan_decides_there_too(vllm: Target) -> None:
-    """With more calls than places, the one with less work left overtakes those before it."""
+    """With more calls than vLLM runs at once, one with less work left overtakes earlier calls."""
     question = vllm.questions[1]
     hints = [api.Hints(work_left=10_000)] * 24 + [api.Hints(work_left=1)]
     ops = [replace(vllm.op(question, max_tokens=24, ignore_eos=True), hints=one) for one in hints]
@@ -112,7 +112,7 @@ async def test_the_plan_decides_there_too(vllm: Target) -> None:
 
 
 async def test_a_killed_vllm_is_started_again(vllm: Target) -> None:
-    """The last test: its death is the engine's, with a reason, and no process is left."""
+    """The engine dies with vLLM and gives the reason, and no process is left."""
     engine = vllm.engine
     assert isinstance(engine, VLLMEngine)
     vllm.engine.submit(vllm.op(vllm.questions[0], name="last", max_tokens=500, ignore_eos=True))
@@ -129,5 +129,5 @@ async def test_a_killed_vllm_is_started_again(vllm: Target) -> None:
 
 
 async def test_it_tells_the_size_of_its_cache(vllm: Target) -> None:
-    """What the child finds room for in 1 GiB: whole blocks of 32 tokens, 46,080 bytes each."""
+    """The size is 1 GiB in whole blocks of 32 tokens, 46,080 bytes per token."""
     assert vllm.description.kv_tokens == (1 << 30) // 46_080 // 32 * 32

@@ -41,5 +41,5 @@ def step_input(plan: StepPlan, page_size: int, *, min_pages_saved: int) -> StepI
         torch.from_numpy(positions),
         torch.from_numpy(pages * page_size + positions % page_size),
         torch.from_numpy((firsts + counts - 1)[samples]),
-        build(parts, page_size, min_pages_saved=min_pages_saved),
+        build(parts, page_size, min_blocks_saved=min_pages_saved),
     )

@@ -21,7 +21,7 @@ from weftline_engine.embedded.model_config import ModelConfig
 from weftline_kernels.attention_triton import attend, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.staging import Staging
-from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, block_rows, cut, split_length
+from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, cut, split_length, tile_rows
 from weftline_kernels.work_list import WorkList
 
 # Takes what computes a step on buffers that stay; returns what computes it again on what these
@@ -118,7 +118,7 @@ class CapturedStep:
         pages, page_size = cache.shape[3], cache.shape[4]
         self.tiles = DeviceTiles(
             capacity(config, rows, pages, page_size, units(device)),
-            *block_rows(config.heads // config.kv_heads),
+            *tile_rows(config.heads // config.kv_heads),
             device,
         )
         self._rows = rows
@@ -167,7 +167,7 @@ def capacity(
     return Capacity(
         # An item is cut in tiles that balance the device, of 2,048 tokens at most.
         tiles=4 * (balanced + 2 * rows) + tokens // 2048,
-        pages=tokens // page_size + rows,
+        blocks=tokens // page_size + rows,
         queries=_LEVELS * rows,
         rows=rows,
         slots=_SLOTS_A_ROW * rows,

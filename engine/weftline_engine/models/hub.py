@@ -1,4 +1,4 @@
-"""Downloads a model of the Hugging Face Hub: safetensors, config, tokenizer, nothing that runs."""
+"""Downloads a model from the Hugging Face Hub: safetensors, config and tokenizer, but no code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weftline_engine.models.cache import Cache
-from weftline_engine.models.errors import ModelUnavailable
-from weftline_engine.models.name import HubModel
+from weftline_engine.models.name import HubModel, ModelUnavailable
 from weftline_engine.models.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ _WANTED = frozenset(
 
 
 def wanted(name: str) -> bool:
-    """Whether the file `name` of a repository belongs to a model directory of ours.
+    """Return whether to download the file `name` of a repository.
 
-    Sub-folders hold other formats, and consolidated.* the same weights once more.
+    Sub-folders hold other formats, and consolidated.* holds the same weights again.
     """
     if "/" in name or name.startswith("consolidated"):
         return False
@@ -40,7 +39,7 @@ def wanted(name: str) -> bool:
 
 
 def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> str:
-    """Download `model` into the empty directory `target`; the commit that it was read at.
+    """Download `model` into the empty directory `target`, and return the commit.
 
     Raises ModelUnavailable: no network, no such repository, no access, no space, a wrong hash.
     """
@@ -51,7 +50,9 @@ def fetch(model: HubModel, target: Path, cache: Cache, progress: Progress) -> st
     )
 
     failures: tuple[type[Exception], ...] = (
-        *(HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled),
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
         *_network_errors(),
     )
     try:
@@ -69,7 +70,7 @@ def _download(model: HubModel, target: Path, cache: Cache, progress: Progress) -
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise ModelUnavailable(f"hf:{name} has no safetensors: choose a model that has them")
     cache.need(sum(file.size or 0 for file in files), f"hf:{name}")
-    assert info.sha is not None, "model_info always tells the commit"
+    assert info.sha is not None, "model_info always has the commit"
     with progress.stage(f"download hf:{name}", len(files), "files") as meter:
         for done, file in enumerate(files):
             hub.hf_hub_download(name, file.rfilename, revision=info.sha, local_dir=target)
@@ -79,7 +80,7 @@ def _download(model: HubModel, target: Path, cache: Cache, progress: Progress) -
 
 
 def _explain(model: HubModel, error: Exception) -> ModelUnavailable:
-    """One sentence for what the Hub, or the way to it, answered."""
+    """Return one sentence for an error of the Hub or of the network."""
     from huggingface_hub.errors import (
         GatedRepoError,
         RepositoryNotFoundError,
@@ -90,7 +91,7 @@ def _explain(model: HubModel, error: Exception) -> ModelUnavailable:
     match error:
         case GatedRepoError():
             return ModelUnavailable(
-                f"hf:{name} asks for its terms to be accepted: do so on the Hub and set HF_TOKEN"
+                f"hf:{name} requires you to accept its terms: do so on the Hub and set HF_TOKEN"
             )
         case RevisionNotFoundError():
             return ModelUnavailable(f"hf:{name} has no revision {model.revision!r}: check it")
@@ -105,7 +106,7 @@ def _explain(model: HubModel, error: Exception) -> ModelUnavailable:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """huggingface_hub speaks through httpx up to its version 1, and through httpx2 since."""
+    """Return the base errors of httpx, which huggingface_hub 1 uses, and httpx2, its successor."""
     found = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
     return tuple(importlib.import_module(name).HTTPError for name in found)
 
@@ -119,4 +120,4 @@ def _check_hash(file: RepoSibling, target: Path) -> None:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != file.lfs.sha256:
-        raise ModelUnavailable(f"{file.rfilename} is not what the Hub says it is: try again")
+        raise ModelUnavailable(f"{file.rfilename} does not match the Hub's hash: try again")

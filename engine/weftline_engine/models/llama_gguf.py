@@ -1,7 +1,7 @@
-"""The weights of a Llama-family GGUF under their Hugging Face names, dequantised to float32.
+"""Reads the weights of a Llama-family GGUF, dequantised to float32, by their Hugging Face names.
 
-Only what is listed here is read: an unknown architecture, tensor or rope scaling is refused, for a
-model that loads and answers slightly wrong is worse than one that does not load.
+An unknown architecture, tensor or rope scaling is refused. A model that loads and answers slightly
+wrong is worse than one that does not load.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from weftline_engine.models.errors import ModelUnavailable
+from weftline_engine.models.name import ModelUnavailable
 
-# What GGUFReader, which checks little, raises on bytes that are not a GGUF's.
+# GGUFReader checks little. These are the errors that it raises for damaged files.
 _MALFORMED = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError)
 
 _MAX_DIMENSION = 1 << 20
@@ -25,16 +25,16 @@ _MAX_DIMENSION = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's name in the GGUF, its shape, and the heads that llama.cpp permuted (0: none)."""
+    """A tensor's name in the GGUF, its shape, and the number of heads if llama.cpp permuted it."""
 
     source: str
     shape: tuple[int, ...]
-    heads: int = 0
+    heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """The sizes of a Llama, as its metadata has them."""
+    """The dimensions of a Llama model, from the GGUF's metadata."""
 
     layers: int
     hidden: int
@@ -46,7 +46,7 @@ class Dimensions:
     tied: bool
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that the model has, by Hugging Face name, in the order they are written."""
+        """Return every tensor of the model by Hugging Face name, in the order to write them."""
         found = {"model.embed_tokens.weight": Tensor("token_embd.weight", self._embedding)}
         for layer in range(self.layers):
             for name, (source, shape, heads) in self._layer().items():
@@ -62,26 +62,26 @@ class Dimensions:
     def _embedding(self) -> tuple[int, int]:
         return (self.vocabulary, self.hidden)
 
-    def _layer(self) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    def _layer(self) -> dict[str, tuple[str, tuple[int, ...], int | None]]:
         hidden, wide = self.hidden, self.intermediate
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
-            "input_layernorm": ("attn_norm", (hidden,), 0),
+            "input_layernorm": ("attn_norm", (hidden,), None),
             "self_attn.q_proj": ("attn_q", (queries, hidden), self.heads),
             "self_attn.k_proj": ("attn_k", (keys, hidden), self.kv_heads),
-            "self_attn.v_proj": ("attn_v", (keys, hidden), 0),
-            "self_attn.o_proj": ("attn_output", (hidden, queries), 0),
-            "post_attention_layernorm": ("ffn_norm", (hidden,), 0),
-            "mlp.gate_proj": ("ffn_gate", (wide, hidden), 0),
-            "mlp.up_proj": ("ffn_up", (wide, hidden), 0),
-            "mlp.down_proj": ("ffn_down", (hidden, wide), 0),
+            "self_attn.v_proj": ("attn_v", (keys, hidden), None),
+            "self_attn.o_proj": ("attn_output", (hidden, queries), None),
+            "post_attention_layernorm": ("ffn_norm", (hidden,), None),
+            "mlp.gate_proj": ("ffn_gate", (wide, hidden), None),
+            "mlp.up_proj": ("ffn_up", (wide, hidden), None),
+            "mlp.down_proj": ("ffn_down", (hidden, wide), None),
         }
 
 
 class LlamaGguf:
-    """An opened GGUF whose metadata and tensor list have been checked.
+    """An open GGUF file whose metadata and tensor list have been checked.
 
-    Raises ModelUnavailable where it is truncated, foreign, or a model that we cannot read.
+    Raises ModelUnavailable if the file is truncated, not a GGUF, or an unsupported model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,11 +104,11 @@ class LlamaGguf:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor by Hugging Face name, in the order of `weights`."""
+        """Shape of every tensor by Hugging Face name, in the order of `weights`."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def weights(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Every tensor, dequantised, with its Hugging Face name and layout."""
+        """Yield every tensor's Hugging Face name and its values in Hugging Face layout."""
         for name, tensor in self.tensors.items():
             stored = self._stored[tensor.source]
             values = gguf.dequantize(stored.data, stored.tensor_type).reshape(tensor.shape)
@@ -137,7 +137,10 @@ class LlamaGguf:
         hidden, heads = number("llama.embedding_length"), number("llama.attention.head_count")
         head_dim = number("llama.attention.key_length", hidden // heads)
         if number("llama.rope.dimension_count", head_dim) != head_dim or head_dim % 2:
-            raise ModelUnavailable(f"{self.path.name} rotates a part of each head, not all of it")
+            raise ModelUnavailable(
+                f"{self.path.name} rotates only a part of each head, which cannot be read from a "
+                "GGUF: use its Hugging Face directory"
+            )
         return Dimensions(
             layers=number("llama.block_count"),
             hidden=hidden,
@@ -159,7 +162,7 @@ class LlamaGguf:
                 "model's Hugging Face directory"
             )
         for name, stored in self._stored.items():
-            # GGUF writes the fastest-growing dimension first.
+            # GGUF lists the fastest-varying dimension first.
             shape = tuple(int(size) for size in reversed(stored.shape))
             if shape != wanted[name].shape:
                 raise ModelUnavailable(
@@ -173,7 +176,7 @@ class LlamaGguf:
 
 
 class _Metadata:
-    """The key-value pairs of a GGUF, read with the type that we expect."""
+    """The key-value pairs of a GGUF, with checked types."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
@@ -206,10 +209,11 @@ class _Metadata:
 
 
 def unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undo llama.cpp's order of a query or key projection, [heads * head_dim, hidden].
+    """Undo llama.cpp's row order of a query or key projection, [heads * head_dim, hidden].
 
-    Rotary embedding turns pairs. llama.cpp keeps the two rows of a pair side by side (0, h/2, 1,
-    h/2 + 1, ...), Hugging Face keeps all first halves of a head before all second ones.
+    Rotary embedding rotates pairs of rows. llama.cpp stores the rows of a pair side by side
+    (0, h/2, 1, h/2 + 1, ...). Hugging Face stores the first rows of all pairs of a head, then the
+    second rows.
     """
     rows, columns = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, columns)

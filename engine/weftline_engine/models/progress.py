@@ -1,4 +1,4 @@
-"""How far a long piece of work has come: bars on a terminal, lines elsewhere, or nothing at all."""
+"""Shows progress of downloads and conversions: bars on a terminal, lines in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """One stage's progress."""
+    """The progress of one stage."""
 
     def at(self, done: int, total: int | None = None) -> None:
-        """`done` of `total` units are through; None leaves the total as it was."""
+        """Report that `done` of `total` units are finished. `total` None keeps the last total."""
         ...
 
 
 class Progress(Protocol):
-    """Where stages report to."""
+    """Shows stages."""
 
     def stage(self, title: str, total: int | None, unit: str) -> AbstractContextManager[Meter]:
-        """Open a stage of `total` units ("bytes", "tensors"; None: not known yet)."""
+        """Open a stage of `total` units, such as "bytes". `total` None means not known yet."""
         ...
 
 
 class Silent:
-    """Reports nothing; it is its own meter."""
+    """Shows nothing. It is also its own meter."""
 
     @contextmanager
     def stage(self, title: str, total: int | None, unit: str) -> Iterator[Meter]:
@@ -40,7 +40,7 @@ class Silent:
 
 
 class Lines:
-    """One line when a stage begins and one when it ends, for logs."""
+    """Prints a line when a stage begins and a line when it ends, for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -62,7 +62,7 @@ class _Count:
 
 
 class Bars:
-    """A bar a stage, drawn by rich."""
+    """Draws a bar for each stage, with rich."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -95,7 +95,10 @@ class _Bar:
 
 
 def for_stream(stream: TextIO | None = None) -> Progress:
-    """Bars if `stream` (standard error by default) is a terminal and rich is there, else lines."""
+    """Return bars if `stream` is a terminal and rich is installed, else lines.
+
+    `stream` None is standard error.
+    """
     stream = stream or sys.stderr
     if stream.isatty():
         try:

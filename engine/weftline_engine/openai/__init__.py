@@ -1,1 +1,1 @@
-"""Engines behind HTTP: any endpoint that speaks OpenAI's chat/completions or completions."""
+"""The openai engine: calls an OpenAI-compatible HTTP endpoint; also the base of the vllm engine."""

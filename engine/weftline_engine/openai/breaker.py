@@ -1,6 +1,7 @@
-"""A circuit breaker as a pure state machine: after failures in a row, a pause, then one trial.
+"""A circuit breaker as a pure state machine: it stops requests after repeated failures.
 
-Time enters as data, in seconds of the monotonic clock.
+After a pause the next request is a trial that closes the breaker or opens it again. The caller
+passes the time, in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from types import MappingProxyType
 
 
 class BreakerState(StrEnum):
-    """Whether requests go through."""
+    """Whether requests are let through."""
 
     CLOSED = "closed"
     OPEN = "open"
-    HALF_OPEN = "half-open"  # the pause is over: what comes next decides
+    HALF_OPEN = "half-open"  # the pause is over: the next result decides
 
 
 _S = BreakerState
@@ -31,8 +32,11 @@ ALLOWED: Mapping[BreakerState, frozenset[BreakerState]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerConfig:
-    """It opens after `failures` in a row, for `pause_s` seconds; each time again for twice as long,
-    at most `longest_s`."""
+    """When the breaker opens and for how long.
+
+    It opens after `failures` consecutive failures, for `pause_s` seconds. Each failed trial doubles
+    the pause, up to `longest_s`. Raises ValueError for values that make no sense.
+    """
 
     failures: int = 5
     pause_s: float = 1.0
@@ -40,23 +44,24 @@ class BreakerConfig:
 
     def __post_init__(self) -> None:
         if self.failures < 1 or not 0 < self.pause_s <= self.longest_s:
-            raise ValueError(f"a breaker of {self} never opens, or never closes")
+            raise ValueError(f"{self} would never open, or never close")
 
 
 class Breaker:
-    """Counts failures in a row. `failed` and `succeeded` say whether the state changed."""
+    """Counts consecutive failures. `failed` and `succeeded` return whether the state changed."""
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
         self._failures = 0
         self._pause_s = config.pause_s
         self.state = BreakerState.CLOSED
-        self.until = 0.0  # when an open breaker's pause is over
+        self.until = 0.0  # time at which the pause of an open breaker ends
 
     def failed(self, now: float) -> bool:
+        """Record a failed request."""
         self._failures += 1
         if self.state is BreakerState.OPEN:
-            return False  # a straggler of before
+            return False  # the request began before the breaker opened
         if self.state is BreakerState.CLOSED and self._failures < self._config.failures:
             return False
         if self.state is BreakerState.HALF_OPEN:
@@ -66,6 +71,7 @@ class Breaker:
         return True
 
     def succeeded(self) -> bool:
+        """Record a successful request."""
         if self.state is BreakerState.OPEN:
             return False
         self._failures = 0
@@ -76,7 +82,7 @@ class Breaker:
         return True
 
     def try_again(self, now: float) -> bool:
-        """Half-open it if its pause is over."""
+        """Half-open the breaker if its pause is over. Return whether it did."""
         if self.state is not BreakerState.OPEN or now < self.until:
             return False
         self._move_to(BreakerState.HALF_OPEN)

@@ -1,6 +1,6 @@
-"""One OpenAI-compatible endpoint over HTTP: bounded reads, and an error type for each way to fail.
+"""An HTTP client for one OpenAI-compatible endpoint: bounded reads, and typed errors.
 
-It knows no ops: a request body goes out, JSON objects come back.
+It knows nothing of ops. It sends a request body and returns JSON objects.
 """
 
 from __future__ import annotations
@@ -14,36 +14,40 @@ from typing import Any
 
 import aiohttp
 
-MOST_EVENT = 1 << 20  # bytes of one server-sent event: 20 alternatives a token take 4 KB
-MOST_BODY = 8 << 20  # bytes of an answer that is not streamed
-MOST_REFUSAL = 64 << 10  # bytes of an error's body
-LONGEST_PAUSE_S = 30.0  # a Retry-After beyond this is as good as a refusal
-# Less than uvicorn, and so vLLM, waits before it closes an idle connection: 5 s.
+MOST_EVENT = 1 << 20  # bytes of one server-sent event; 20 alternatives per token take 4 KB
+MOST_BODY = 8 << 20  # bytes of a response that is not streamed
+MOST_REFUSAL = 64 << 10  # bytes of an error response
+LONGEST_PAUSE_S = 30.0  # a longer Retry-After counts as a refusal
+# Seconds to keep an idle connection. uvicorn, and so vLLM, closes one after 5 s.
 KEEP_S = 4.0
-# After [DONE] the stream's end is a packet away; who reads it can use the connection again.
+# Seconds to wait for the end of a stream after [DONE]. Reading it makes the connection reusable.
 END_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """`url` is the base that paths like /chat/completions follow. An endpoint may take `first_s`
-    seconds to its first event (a queue, a long prompt), then `idle_s` between two; bytes that
-    complete no event do not count, so that a drip of them is cut off."""
+    """Where an endpoint is and how long to wait for it.
+
+    `url` is the base of paths like /chat/completions. `first_s` bounds the seconds to the first
+    event, which a queue or a long prompt may delay. `idle_s` bounds the seconds between two events.
+    Bytes that complete no event do not reset the timer, so an endpoint cannot hold a request open
+    by sending single bytes. Raises ValueError for an address without http:// or https://.
+    """
 
     url: str
     key: str | None = field(default=None, repr=False)
-    socket: str | None = None  # a unix socket that it listens on
+    socket: str | None = None  # path of a unix socket to connect to instead of the host in `url`
     connect_s: float = 5.0
     first_s: float = 120.0
     idle_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"{self.url!r} is no http:// or https:// address")
+            raise ValueError(f"{self.url!r} is not an http:// or https:// address")
 
 
 class EndpointError(Exception):
-    """A request failed: `error` names a type of weftline.errors; the breaker counts `broken`."""
+    """A failed request. `error` names a type of weftline.errors; the breaker counts `broken`."""
 
     def __init__(
         self,
@@ -63,9 +67,10 @@ class EndpointError(Exception):
 
 
 class Endpoint:
-    """Requests to one endpoint, which keep their connections. Made inside a running loop.
+    """Sends requests to one endpoint and reuses connections. Create it inside a running loop.
 
-    By aiohttp, which reads HTTP in C: httpx took a third of a streamed answer's time in the server.
+    It uses aiohttp, which parses HTTP in C. With httpx, parsing took a third of the time that the
+    server spent on a streamed response.
     """
 
     def __init__(self, config: EndpointConfig) -> None:
@@ -73,7 +78,7 @@ class Endpoint:
         self._url = config.url.rstrip("/")
         self._http = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {config.key}"} if config.key else {},
-            # The engine's own max_running bounds what is under way.
+            # No limit here: the engine's max_running bounds the requests in flight.
             connector=(
                 aiohttp.UnixConnector(config.socket, limit=0, keepalive_timeout=KEEP_S)
                 if config.socket
@@ -81,7 +86,7 @@ class Endpoint:
             ),
             timeout=aiohttp.ClientTimeout(sock_connect=config.connect_s, sock_read=config.first_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=config.socket is None,  # a proxy between, as for every other client
+            trust_env=config.socket is None,  # use the proxy settings of the environment
         )
 
     async def close(self) -> None:
@@ -90,7 +95,7 @@ class Endpoint:
     async def stream(
         self, path: str, body: dict[str, Any], request_id: str
     ) -> AsyncIterator[dict[str, Any]]:
-        """The events of a streamed answer, up to its [DONE]. Raises EndpointError."""
+        """Yield the JSON events of a streamed response up to [DONE]. Raises EndpointError."""
         headers = {"X-Request-Id": request_id}
         async with self._failing(), self._request("POST", path, body, headers) as response:
             if response.status != 200:
@@ -114,7 +119,7 @@ class Endpoint:
             raise _broken("ended its stream before the answer was complete")
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that answers a request. Raises EndpointError."""
+        """Send a POST and return the JSON object of the response. Raises EndpointError."""
         async with (
             self._failing(),
             asyncio.timeout(self._config.first_s),
@@ -125,7 +130,7 @@ class Endpoint:
             return _object(await _body(response, MOST_BODY))
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a GET that should take no time. Raises EndpointError."""
+        """Send a GET and return status and body, within `connect_s`. Raises EndpointError."""
         async with (
             self._failing(),
             asyncio.timeout(self._config.connect_s),
@@ -146,10 +151,10 @@ class Endpoint:
 
     @asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
-        """Turn what goes wrong below HTTP into an EndpointError."""
+        """Turn timeouts and connection errors into EndpointError."""
         try:
             yield
-        except TimeoutError as error:  # aiohttp's own are among them
+        except TimeoutError as error:  # aiohttp's timeouts are subclasses of it
             raise _broken("was silent for too long") from error
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
             raise _broken("cannot be reached", "EngineUnavailable") from error
@@ -162,10 +167,10 @@ def _broken(what: str, error: str = "EngineFailed") -> EndpointError:
 
 
 class _Patience:
-    """Lets whoever reads `content` meet a TimeoutError some seconds after the last `begin`.
+    """Makes reads of `content` fail with TimeoutError once the deadline set by `begin` has passed.
 
-    One timer that looks at the clock when it is due: arming a timeout for each event took longer
-    than parsing it.
+    A single timer checks the clock when it fires. A new timeout for each event took longer than
+    parsing the event.
     """
 
     def __init__(self, content: aiohttp.StreamReader, seconds: float) -> None:
@@ -184,9 +189,9 @@ class _Patience:
             self._timer.cancel()
 
     def begin(self, seconds: float) -> None:
-        """Wait for so long from now on."""
+        """Move the deadline to `seconds` from now."""
         self._until = self._loop.time() + seconds
-        if self._until < self._due:  # as after the first event, which may take longer
+        if self._until < self._due:  # after the first event, whose timeout is longer
             self._arm()
 
     def _look(self) -> None:
@@ -208,7 +213,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _broken("sent something that is not JSON") from None
     if not isinstance(value, dict):
-        raise _broken("sent something that is no JSON object")
+        raise _broken("sent JSON that is not an object")
     if "error" in value:
         text = _message(value)
         raise _broken(f"failed in the middle of its answer: {text}")
@@ -216,7 +221,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 async def _end(response: aiohttp.ClientResponse) -> None:
-    """Read the stream's end; an endpoint that keeps it to itself loses the connection."""
+    """Wait END_S for the end of the stream. Without it the connection is not reused."""
     with suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             await response.content.read(1)
@@ -232,7 +237,7 @@ async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
-    """What a status other than 200 means for the call, for a retry, and for the breaker."""
+    """Return the error for a status other than 200."""
     status = response.status
     try:
         text = _message(json.loads(await _body(response, MOST_REFUSAL)))
@@ -260,16 +265,18 @@ async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
 
 
 def _message(value: Any) -> str:
-    """The sentence in an error body, cut short; OpenAI's shape and the ones near it."""
+    """Return the message of an error body in OpenAI's or a similar shape, cut to 300 characters."""
     error = value.get("error", value) if isinstance(value, dict) else value
     text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
     return str(text or "it gave no reason")[:300]
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header; a date or nonsense counts as none."""
+    """Return the seconds of a Retry-After header, or None for a date or anything else."""
+    if value is None:
+        return None
     try:
-        seconds = float(value) if value is not None else -1.0
+        seconds = float(value)
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None

@@ -1,5 +1,8 @@
-"""The openai engine: any endpoint that speaks chat/completions or completions (SGLang, llama.cpp,
-Ollama, hosted ones). It has no contexts: every call sends its whole prompt."""
+"""The openai engine: runs ops on an OpenAI-compatible endpoint, and helpers for such requests.
+
+SGLang, llama.cpp, Ollama and hosted APIs are such endpoints. The engine has no contexts: every call
+sends its whole prompt.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,21 @@ from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
 
 
 class Dialect(StrEnum):
-    """Which of OpenAI's two interfaces the endpoint is asked by."""
+    """Which of OpenAI's two generate APIs to call."""
 
-    CHAT = "chat"  # a text prompt becomes one user message
-    COMPLETIONS = "completions"  # chats are refused: nobody here knows the model's template
-    BOTH = "both"
+    CHAT = "chat"  # chat/completions only; a text prompt becomes one user message
+    COMPLETIONS = "completions"  # completions only; chats are refused, their template is unknown
+    BOTH = "both"  # chat/completions for messages, completions for text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIConfig:
-    """`model` is the endpoint's name for it, None its first one; `name` what clients call it.
+    """Settings of an openai engine.
 
-    `extras` says that the endpoint knows the parameters that vLLM, SGLang and llama.cpp add to
-    OpenAI's (top_k and the like); others refuse a request that holds one.
+    `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
+    `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
+    accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's, such as top_k. Other
+    endpoints refuse a request with such a parameter.
     """
 
     endpoint: EndpointConfig
@@ -36,7 +41,7 @@ class OpenAIConfig:
     name: str | None = None
     dialect: Dialect = Dialect.BOTH
     extras: bool = False
-    context_limit: int | None = None  # tokens; None: as the endpoint says, or 8,192
+    context_limit: int | None = None  # tokens; None: what the endpoint states, else 8,192
     max_running: int = 64
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
@@ -45,7 +50,7 @@ DEFAULT_CONTEXT_LIMIT = 8192
 
 
 class OpenAIEngine(RemoteEngine):
-    """An `api.Engine` in the server's own process; the work is done elsewhere."""
+    """An `api.Engine` that sends every op to an endpoint."""
 
     def __init__(self, config: OpenAIConfig) -> None:
         super().__init__(config.breaker)
@@ -53,7 +58,7 @@ class OpenAIEngine(RemoteEngine):
         self._model = config.model or ""
 
     async def start(self) -> api.Description:
-        """Ask the endpoint what it serves. Raises EngineDied where it does not answer."""
+        """Ask the endpoint which models it serves. Raises EngineDied if it does not answer."""
         self._endpoint = Endpoint(self._config.endpoint)
         try:
             self._model, limit = await served(self._endpoint, self._config.model)
@@ -85,7 +90,7 @@ class OpenAIEngine(RemoteEngine):
                 yield piece
 
     def _body(self, op: api.Op, chat: bool) -> dict[str, Any]:
-        assert op.sampling is not None, "a generate says how to sample"
+        assert op.sampling is not None, "a generate has sampling parameters"
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,
@@ -105,9 +110,9 @@ class OpenAIEngine(RemoteEngine):
 
 
 async def served(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:
-    """The model to ask for and its context in tokens, where the endpoint tells.
+    """Return the model's name at the endpoint, and its context limit in tokens if it is listed.
 
-    Raises EndpointError for one that it does not have.
+    `wanted` None takes the first model. Raises EndpointError if the endpoint has no such model.
     """
     status, body = await endpoint.get("/models")
     if status in (401, 403):
@@ -117,16 +122,16 @@ async def served(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | Non
     models = _models(body) if status == 200 else {}
     if wanted is None:
         if not models:
-            raise EndpointError("UnknownModel", "it lists no models; name one")
+            raise EndpointError("UnknownModel", "it lists no models: name one")
         wanted = next(iter(models))
     if models and wanted not in models:
         names = ", ".join(list(models)[:8])
-        raise EndpointError("UnknownModel", f"it has no model {wanted!r}, but {names}")
+        raise EndpointError("UnknownModel", f"it has no model {wanted!r}: it has {names}")
     return wanted, models.get(wanted)
 
 
 def _models(body: bytes) -> dict[str, int | None]:
-    """Name → context limit, as GET /models lists them; nothing where it says something else."""
+    """Return context limits by model name from GET /models, or {} if the body has another shape."""
     try:
         listed = json.loads(body)["data"]
         limits = [(str(one["id"]), one.get("max_model_len")) for one in listed]
@@ -136,7 +141,7 @@ def _models(body: bytes) -> dict[str, int | None]:
 
 
 def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
-    """The parameters that OpenAI itself documents."""
+    """Return the request parameters that OpenAI documents."""
     body: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -153,7 +158,7 @@ def openai_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
 
 
 def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
-    """Those that local servers add, where they are not at what is off."""
+    """Return the parameters that local servers add to OpenAI's, without those that are off."""
     off = {
         "top_k": 0,
         "min_p": 0.0,
@@ -168,7 +173,8 @@ def _response_format(constraint: str) -> dict[str, Any]:
     wish = json.loads(constraint)
     if "json_schema" not in wish:
         raise EndpointError(
-            "InvalidRequest", "this engine holds outputs to a JSON schema, not to a regex or choice"
+            "InvalidRequest",
+            "this engine constrains outputs by a JSON schema, not by a regex or choice",
         )
     schema = {"name": "output", "schema": wish["json_schema"], "strict": True}
     return {"type": "json_schema", "json_schema": schema}
@@ -182,7 +188,7 @@ _REASONS = {
 
 
 def finish_reason(value: object) -> api.FinishReason | None:
-    """OpenAI's word for why an answer ended. Raises EndpointError for an end that is none."""
+    """Map OpenAI's finish_reason. Raises EndpointError if the answer did not end properly."""
     if value is None:
         return None
     if value == "content_filter":
@@ -198,7 +204,7 @@ def finish_reason(value: object) -> api.FinishReason | None:
 
 
 def counts_of(event: dict[str, Any]) -> Counts | None:
-    """The token counts of an event that has them."""
+    """Return the token counts of an event, or None if it has none."""
     usage = event.get("usage")
     if not isinstance(usage, dict) or not isinstance(usage.get("prompt_tokens"), int):
         return None
@@ -208,7 +214,7 @@ def counts_of(event: dict[str, Any]) -> Counts | None:
 
 
 def first_choice(event: dict[str, Any]) -> dict[str, Any] | None:
-    """The only choice that was asked for; None in an event that has none."""
+    """Return the event's choice, or None if it has none. Only one choice is ever requested."""
     choices = event.get("choices")
     if not choices:
         return None
@@ -224,6 +230,6 @@ def _piece(event: dict[str, Any]) -> Piece | None:
     delta = choice.get("delta")
     text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
     if not (isinstance(text, str) or text is None):
-        raise EndpointError("EngineFailed", "the endpoint sent something that is no text")
+        raise EndpointError("EngineFailed", "the endpoint sent content that is not text")
     reason = finish_reason(choice.get("finish_reason"))
     return Piece(text=text or "", reason=reason, counts=counts)

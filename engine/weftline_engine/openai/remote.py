@@ -1,4 +1,4 @@
-"""What engines behind HTTP share: a task for each op, events, cancel, retries, and the breaker."""
+"""The base of engines behind HTTP: a task per op, events, cancellation, retries, the breaker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
 
-MOST_WAITS = 3  # for an endpoint that says when to come again
-PAUSE_S = 0.2  # before an op is given back for another attempt; doubles with each
+MOST_WAITS = 3  # how often an op waits for a Retry-After before it fails
+PAUSE_S = 0.2  # seconds before an op fails as retryable; doubles with each attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens, as an endpoint counts them; `output` None where it does not."""
+    """Token counts as the endpoint reports them. `output` is None if it does not count them."""
 
     prompt: int
     cached: int = 0
@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of an endpoint adds to an answer."""
+    """What one event of the endpoint adds to the answer of an op."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -40,10 +40,10 @@ class Piece:
 
 @dataclass(slots=True)
 class _Answer:
-    """An op's answer so far."""
+    """The answer of an op so far. Times are seconds of the monotonic clock."""
 
     started: float
-    filled: float | None = None
+    filled: float | None = None  # time of the first piece
     tokens: int = 0
     pieces: int = 0
     reason: api.FinishReason | None = None
@@ -57,24 +57,55 @@ class _Head(TypedDict):
     time: float
 
 
-class RemoteEngine:
-    """The half of an `api.Engine` that does not depend on what the endpoint speaks.
+class Outbox:
+    """Numbers an engine's events and queues them for its reader."""
 
-    A subclass describes the endpoint in `start` and turns an op into pieces in `_pieces`.
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
+        self._batch: list[api.Event] = []  # the last list in the queue; empty if it was taken
+        self._sequence = 0
+
+    def head(self, op: str, attempt: int) -> _Head:
+        """Return the common fields of the next event."""
+        self._sequence += 1
+        return _Head(op=op, attempt=attempt, sequence=self._sequence, time=time.monotonic())
+
+    def put(self, event: api.Event) -> None:
+        """Add `event`. Events of one turn of the event loop wake the reader once."""
+        self._batch.append(event)
+        if len(self._batch) == 1:
+            self._queue.put_nowait(self._batch)
+
+    def end(self, error: api.EngineDied | None = None) -> None:
+        """End `events`, with `error` if there is one."""
+        self._queue.put_nowait(error)
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        """Yield lists of events until `end`. Raises EngineDied if `end` was given one."""
+        while (events := await self._queue.get()) is not None:
+            if isinstance(events, api.EngineDied):
+                raise events
+            self._batch = []
+            yield events
+
+
+class RemoteEngine:
+    """The part of an `api.Engine` that is the same for all endpoints.
+
+    A subclass describes the endpoint in `start`, and turns an op into pieces in `_pieces`.
     """
 
     def __init__(self, breaker: BreakerConfig) -> None:
         self._breaker = Breaker(breaker)
         self._endpoint: Endpoint | None = None
-        self._events: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
-        self._batch: list[api.Event] = []  # in the queue, where it is not empty
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ops: dict[str, api.Op] = {}  # that have not ended
-        self._closing: asyncio.Task[None] | None = None
-        self._sequence = 0
+        self._outbox = Outbox()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by id of the op
+        self._ops: dict[str, api.Op] = {}  # ops that have not ended, by id
+        self._closing: asyncio.Task[None] | None = None  # lets calls through after a pause
 
     @property
     def endpoint(self) -> Endpoint:
+        """The endpoint; only after `start`."""
         assert self._endpoint is not None, "a verb before start"
         return self._endpoint
 
@@ -83,14 +114,14 @@ class RemoteEngine:
         self._spawn(op)
 
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
-        """Only an engine that announces FEED is fed."""
+        """Never called: this engine does not announce FEED."""
         raise AssertionError("this engine takes whole prompts")
 
     def update(self, op: str, hints: api.Hints) -> None:
-        """An endpoint takes hints with a request, and none after."""
+        """Do nothing: an endpoint takes hints only with the request."""
 
     def cancel(self, op: str) -> None:
-        """Close the request, which is how an endpoint learns of it."""
+        """Close the op's request, which cancels it at the endpoint."""
         if (found := self._ops.pop(op, None)) is None:
             return
         if task := self._tasks.pop(op, None):
@@ -98,27 +129,24 @@ class RemoteEngine:
         self.fail(found, "Cancelled", "the call was cancelled")
 
     def retain(self, context: str, retention: api.Retention) -> None:
-        """Endpoints decide alone what they keep."""
+        """Do nothing: the endpoint manages its own KV cache."""
 
     def free(self, context: str) -> None:
-        """Endpoints decide alone what they keep."""
+        """Do nothing: the endpoint manages its own KV cache."""
 
-    async def events(self) -> AsyncIterator[list[api.Event]]:
-        while (events := await self._events.get()) is not None:
-            if isinstance(events, api.EngineDied):
-                raise events
-            self._batch = []
-            yield events
+    def events(self) -> AsyncIterator[list[api.Event]]:
+        """Yield events until `close`. Raises EngineDied if the engine ends by itself."""
+        return self._outbox.events()
 
     async def close(self) -> None:
         for task in (*self._tasks.values(), *filter(None, [self._closing])):
             task.cancel()
         if self._endpoint is not None:
             await self._endpoint.close()
-        self._events.put_nowait(None)
+        self._outbox.end()
 
     def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
-        """The answer to `op`. Raises EndpointError."""
+        """Yield the answer to `op`, piece by piece. Raises EndpointError."""
         raise NotImplementedError
 
     def _spawn(self, op: api.Op) -> None:
@@ -132,6 +160,7 @@ class RemoteEngine:
             self._ops.pop(op.id, None)
 
     async def _run(self, op: api.Op) -> None:
+        """Send the op, again after each Retry-After, until it is answered or fails."""
         waits = 0
         while True:
             answer = _Answer(time.monotonic())
@@ -143,24 +172,24 @@ class RemoteEngine:
                 delivered = answer.pieces > 0
                 pause = error.retry_after_s
                 if pause is None or delivered or waits == MOST_WAITS or pause > LONGEST_PAUSE_S:
-                    await self._give_back(op, error, delivered)
+                    await self._fail_with(op, error, delivered)
                     return
                 waits += 1
                 await asyncio.sleep(pause)
             else:
                 if self._breaker.succeeded():
-                    self._say(available=True)
+                    self._announce(available=True)
                 return
 
     async def _answer(self, op: api.Op, answer: _Answer) -> None:
-        """Pass the pieces of one request on as they come, and its end."""
+        """Send one request and emit its pieces as they arrive, then Finished."""
         async for piece in self._pieces(op):
             if answer.filled is None:
                 answer.filled = time.monotonic()
             answer.counts = piece.counts or answer.counts
             if piece.text or piece.tokens:
                 part = api.Part(
-                    **self._head(op),
+                    **self._outbox.head(op.id, op.attempt),
                     offset=answer.tokens,
                     tokens=piece.tokens,
                     text=piece.text,
@@ -170,7 +199,7 @@ class RemoteEngine:
                 )
                 answer.tokens += len(piece.tokens)
                 answer.pieces += 1
-                self._emit(part)
+                self._outbox.put(part)
             answer.reason = piece.reason or answer.reason
         if answer.reason is None:
             raise EndpointError(
@@ -188,12 +217,14 @@ class RemoteEngine:
             started=answer.started,
             filled=answer.filled or time.monotonic(),
         )
-        self._emit(api.Finished(**self._head(op), reason=answer.reason, usage=usage))
+        head = self._outbox.head(op.id, op.attempt)
+        self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
 
-    async def _give_back(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
+    async def _fail_with(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
+        """Fail the op. It is retryable only if none of its answer was delivered."""
         message = str(error)
         if delivered:
-            message += "; part of the answer had been delivered, so it was not asked again"
+            message += "; it was not retried, because part of the answer had been delivered"
         again = error.retryable and not delivered and error.retry_after_s is None
         if again and self._breaker.state is not BreakerState.OPEN:
             await asyncio.sleep(PAUSE_S * 2**op.attempt)
@@ -202,45 +233,27 @@ class RemoteEngine:
     def _count_failure(self, reason: str) -> None:
         if not self._breaker.failed(time.monotonic()):
             return
-        self._say(available=False, reason=reason)
+        self._announce(available=False, reason=reason)
         self._closing = asyncio.create_task(self._wait_for_endpoint())
 
     async def _wait_for_endpoint(self) -> None:
-        """After the breaker's pause, let calls through again; the first one decides."""
+        """After the breaker's pause, let calls through again. The first result decides."""
         await asyncio.sleep(self._breaker.until - time.monotonic())
         self._breaker.try_again(max(time.monotonic(), self._breaker.until))
-        self._say(available=True)
+        self._announce(available=True)
 
     def fail(self, op: api.Op, error: str, message: str, *, retryable: bool = False) -> None:
-        head = self._head(op)
-        self._emit(api.Failed(**head, error=error, message=message, retryable=retryable))
+        """Emit Failed; `error` names a type of weftline.errors."""
+        head = self._outbox.head(op.id, op.attempt)
+        self._outbox.put(api.Failed(**head, error=error, message=message, retryable=retryable))
 
-    def _say(self, *, available: bool, reason: str = "") -> None:
-        self._sequence += 1
-        self._emit(
-            api.Availability(
-                op="",
-                attempt=0,
-                sequence=self._sequence,
-                time=time.monotonic(),
-                available=available,
-                reason=reason,
-            )
-        )
-
-    def _head(self, op: api.Op) -> _Head:
-        self._sequence += 1
-        return _Head(op=op.id, attempt=op.attempt, sequence=self._sequence, time=time.monotonic())
-
-    def _emit(self, event: api.Event) -> None:
-        """Tell it with all else that this turn of the loop brings: who hears is woken once."""
-        self._batch.append(event)
-        if len(self._batch) == 1:
-            self._events.put_nowait(self._batch)
+    def _announce(self, *, available: bool, reason: str = "") -> None:
+        head = self._outbox.head("", 0)
+        self._outbox.put(api.Availability(**head, available=available, reason=reason))
 
 
 def _guess(op: api.Op) -> int:
-    """Tokens of a prompt whose endpoint does not count: ids, or four characters a token."""
+    """Estimate a prompt's tokens for an endpoint that does not count: four characters a token."""
     if op.tokens is not None:
         return len(op.tokens)
     texts = (op.text or "", *(content for _, content in op.messages or ()))

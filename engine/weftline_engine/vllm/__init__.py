@@ -1,1 +1,1 @@
-"""The vllm engine: vLLM in an interpreter of its own, or one that runs already."""
+"""The vllm engine: starts vLLM in its own interpreter, or connects to one that runs."""

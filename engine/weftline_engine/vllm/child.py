@@ -1,4 +1,4 @@
-"""vLLM as a child process: started in its own interpreter, waited for, and ended with us."""
+"""Starts vLLM as a child process in its own interpreter, waits for it, and ends it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from weftline_engine.api import EngineDied
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.vllm.config import VLLMConfig
 
-POLL_S = 0.25
-KEPT_LINES = 40  # of what it says, for the sentence that tells why it did not start
+POLL_S = 0.25  # seconds between two checks whether vLLM answers
+KEPT_LINES = 40  # last lines of its standard error, to find the reason of a failed start
 
 
 class Child:
-    """One vLLM server behind a unix socket that only this user may open."""
+    """One vLLM server on a unix socket that only this user can open."""
 
     def __init__(self, config: VLLMConfig) -> None:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="weftline-vllm-"))  # mode 0700
         self._process: asyncio.subprocess.Process | None = None
-        self._said: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id; vLLM is its child."""
+        """Process id of the guard (weftline_engine.vllm.guard), whose child vLLM is."""
         return None if self._process is None else self._process.pid
 
     @property
     def endpoint(self) -> EndpointConfig:
+        """Where vLLM listens."""
         return EndpointConfig(url="http://vllm/v1", socket=str(self._folder / "http"))
 
     async def start(self) -> None:
-        """Start it and wait until it answers. Raises EngineDied with its own last error."""
+        """Start vLLM and wait until it answers. Raises EngineDied with vLLM's last error."""
         guard = (sys.executable, "-m", "weftline_engine.vllm.guard")
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -62,12 +63,12 @@ class Child:
             raise
 
     async def wait(self) -> str:
-        """Its end, in words."""
+        """Wait for the end of the process, and return it as a sentence."""
         assert self._process is not None
         return f"vLLM ended by itself (exit code {await self._process.wait()})"
 
     async def close(self) -> None:
-        """End it with all its processes, and remove its socket."""
+        """End vLLM with all its processes, and remove its socket."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             await self._process.wait()
@@ -84,33 +85,32 @@ class Child:
                     if (await endpoint.get("/health"))[0] == 200:
                         return
                 except EndpointError:
-                    pass  # it does not listen yet
+                    pass  # vLLM does not listen yet
                 await asyncio.sleep(POLL_S)
         finally:
             await endpoint.close()
         raise EngineDied(f"the engine did not start: {await self._reason()}")
 
     async def _reason(self) -> str:
-        """The last line of a Python error among what it said."""
+        """Return the last error line of its output, else the last line."""
         assert self._reader is not None
         await self._reader
-        errors = [line for line in self._said if "Error" in line]
-        last = errors[-1] if errors else (self._said[-1] if self._said else "it said nothing")
+        errors = [line for line in self._lines if "Error" in line]
+        last = (errors or list(self._lines) or ["it printed nothing"])[-1]
         return f"vLLM ended while loading: {last[-300:]}"
 
     async def _read(self) -> None:
-        """Pass on to our standard error what it says, and keep the last lines."""
+        """Keep the last lines of its standard error, and copy errors to ours."""
         assert self._process is not None and self._process.stderr is not None
         while line := await self._process.stderr.readline():
             text = line.decode(errors="replace").rstrip()
-            self._said.append(text)
+            self._lines.append(text)
             if " ERROR " in text or "Error" in text:
                 print(f"vllm: {text}", file=sys.stderr)
 
     @staticmethod
     def _environment() -> dict[str, str]:
-        """Ours without what would lead another interpreter to our packages."""
+        """Our environment without our key and without paths that lead to our packages."""
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
         found = {key: value for key, value in os.environ.items() if key not in without}
-        # The guard is ours and finds our packages by where this file lies.
         return {**found, "PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -1,4 +1,4 @@
-"""What the operator decides about vLLM, and the command line that this makes."""
+"""The settings of a vllm engine, and the command line that starts vLLM with them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from weftline_engine.openai.endpoint import EndpointConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMConfig:
-    """`model` is the directory, whose tokenizer and template the server uses. Either `python`, the
-    interpreter that has vLLM, or `connect`, the address of one that runs; such a one is asked for
-    `served`, its name for the model (None: its first). `arguments` go to a child as they are.
+    """Settings of a vllm engine. Raises ValueError unless one of `python` and `connect` is given.
+
+    `model` is the model's directory; the server uses its tokenizer and chat template. `python` is
+    an interpreter that has vLLM, to start it as a child. `connect` is the address of a vLLM that
+    already runs, and `served` its name of the model (None: the first one it lists). `arguments`
+    are added to the child's command line.
     """
 
     model: Path
@@ -26,7 +29,7 @@ class VLLMConfig:
     max_running: int = 64
     tensor_parallel: int = 1
     arguments: tuple[str, ...] = ()
-    ready_s: float = 900.0  # for loading weights, and on GPUs for compiling
+    ready_s: float = 900.0  # seconds for loading weights and, on a GPU, compiling
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
@@ -35,22 +38,32 @@ class VLLMConfig:
 
     @property
     def announced(self) -> str:
+        """The model's name for clients."""
         return self.name or self.model.name
 
     def command(self, socket: Path) -> list[str]:
-        """The child's command line: it listens on `socket` alone."""
+        """Return the child's command line. vLLM listens only on the unix socket `socket`."""
         assert self.python is not None
-        words = [
-            *(self.python, "-m", "vllm.entrypoints.openai.api_server", "--uds", str(socket)),
-            *("--model", str(self.model), "--served-model-name", self.announced),
-            *("--dtype", self.dtype, "--max-num-seqs", str(self.max_running)),
-            # Numbers from the plan decide there, too; without this vLLM refuses a priority.
-            *("--scheduling-policy", "priority"),
-            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
-            *("--disable-uvicorn-access-log", "--disable-access-log-for-endpoints", "/health"),
-        ]
+        options = {
+            "--uds": str(socket),
+            "--model": str(self.model),
+            "--served-model-name": self.announced,
+            "--dtype": self.dtype,
+            "--max-num-seqs": str(self.max_running),
+            "--scheduling-policy": "priority",  # without it vLLM refuses a request's priority
+            "--disable-access-log-for-endpoints": "/health",
+        }
         if self.max_model_len is not None:
-            words += ["--max-model-len", str(self.max_model_len)]
+            options["--max-model-len"] = str(self.max_model_len)
         if self.tensor_parallel > 1:
-            words += ["--tensor-parallel-size", str(self.tensor_parallel)]
-        return [*words, *self.arguments]
+            options["--tensor-parallel-size"] = str(self.tensor_parallel)
+        return [
+            self.python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *(word for option in options.items() for word in option),
+            "--enable-prefix-caching",
+            "--enable-prompt-tokens-details",
+            "--disable-uvicorn-access-log",
+            *self.arguments,
+        ]

@@ -1,17 +1,20 @@
-"""The vllm engine: token ids both ways, contexts on vLLM's automatic prefix caching.
+"""The vllm engine: token ids in and out, with contexts on top of vLLM's prefix caching.
 
-A context is the list of its tokens. vLLM finds by itself what of them is still in its blocks, so a
-fill is a request for one token that leaves its blocks behind, a fork is a prompt that begins alike,
-and freeing and keeping are advice that it has no ear for.
+A context is the list of its tokens. vLLM itself finds the KV blocks that it still holds for a
+prompt. So a fill is a request for one token, which leaves the prompt's blocks in the cache, and a
+fork is a prompt with the same prefix. vLLM has no call to keep or free blocks, so `retain` does
+nothing and `free` only forgets the tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from weftline_engine import api
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
@@ -27,21 +30,20 @@ from weftline_engine.openai.engine import (
 from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.pool import kv_tokens
 
-# A block of vLLM's on a CPU, and some on a GPU: of an open prompt only whole ones are worth a
-# request, as the call itself computes again what is left over.
+# An open prompt is filled early in multiples of 128 tokens: one KV block of vLLM on a CPU, several
+# on a GPU. The call itself recomputes an incomplete block, so filling part of one gains nothing.
 WARM_TOKENS = 128
-# One second of an application's age is worth so many tokens of work: it cannot starve.
+# Tokens of work that one second of an application's age counts for. It prevents starvation.
 AGE_TOKENS = 256
-# A throughput call comes after every latency call of the minute before and after it.
+# A throughput call is ordered as if it arrived a minute later.
 THROUGHPUT_TOKENS = 60 * AGE_TOKENS
-DEEPEST = 63
+DEEPEST = 63  # larger depths count as this one
 
 
 @dataclass(slots=True)
 class _Open:
-    """A prompt that is still growing; `warmed` of its tokens have been sent ahead."""
+    """An open op: its tokens so far, of which `warmed` have been sent in early fills."""
 
     op: api.Op
     tokens: list[int]
@@ -56,7 +58,7 @@ class VLLMEngine(RemoteEngine):
         super().__init__(config.breaker)
         self._config = config
         self._child: Child | None = None
-        self._root: Endpoint | None = None  # /metrics stands outside /v1
+        self._root: Endpoint | None = None  # for /metrics, which is not under /v1
         self._watch: asyncio.Task[None] | None = None
         self._model = ""
         self._contexts: dict[str, tuple[int, ...]] = {}
@@ -64,7 +66,7 @@ class VLLMEngine(RemoteEngine):
         self._priority = config.connect is None
 
     async def start(self) -> api.Description:
-        """Start vLLM, or find the one that runs, and describe it. Raises EngineDied."""
+        """Start vLLM, or connect to a running one, and describe it. Raises EngineDied."""
         connect = self._config.connect
         if connect is None:
             self._child = Child(self._config)
@@ -101,7 +103,7 @@ class VLLMEngine(RemoteEngine):
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
         found = self._open.get(op)
         if found is None:
-            return  # it was cancelled
+            return  # the op was cancelled
         assert not isinstance(part, str), "this engine takes token ids"
         found.tokens += part
         if not last:
@@ -119,16 +121,16 @@ class VLLMEngine(RemoteEngine):
         super().cancel(op)
 
     def free(self, context: str) -> None:
-        """Forget the context's tokens; its blocks are the first that vLLM takes when it needs."""
+        """Forget the context's tokens. vLLM evicts its blocks when it needs memory."""
         self._contexts.pop(context, None)
 
     @property
     def socket(self) -> str | None:
-        """Where the child listens."""
+        """Path of the child's unix socket, or None without a child."""
         return None if self._child is None else self._child.endpoint.socket
 
     async def metrics(self) -> bytes:
-        """vLLM's own, under its own names."""
+        """Return vLLM's own metrics, or b"" if it does not answer."""
         assert self._root is not None, "metrics before start"
         try:
             status, body = await self._root.get("/metrics")
@@ -164,7 +166,7 @@ class VLLMEngine(RemoteEngine):
         )
 
     async def _takes_priority(self) -> bool:
-        """Whether a vLLM that is not ours schedules by priority: others refuse one with 400."""
+        """Return whether a vLLM that we did not start schedules by priority. Others answer 400."""
         try:
             await self.endpoint.post("/completions", self._fill_body((1,), "") | {"priority": 1})
         except EndpointError as error:
@@ -174,13 +176,13 @@ class VLLMEngine(RemoteEngine):
         return True
 
     async def _watch_child(self, child: Child) -> None:
-        self._events.put_nowait(api.EngineDied(await child.wait()))
+        self._outbox.end(api.EngineDied(await child.wait()))
 
     def _warm(self, found: _Open) -> None:
-        """Send what is known ahead, one request at a time; nobody waits for it."""
+        """Fill the known prefix of an open prompt early, one request at a time."""
         busy = found.warming is not None and not found.warming.done()
-        # vLLM computes the last token of every prompt, with its whole block: one more token saves
-        # that where several calls begin alike, of which the first has left the blocks behind.
+        # vLLM always recomputes the last token of a prompt, with its whole block. One token more
+        # avoids that when the prefix is shared and another call has left the blocks in the cache.
         whole = (len(found.tokens) - 1) // WARM_TOKENS * WARM_TOKENS
         if busy or whole <= found.warmed:
             return
@@ -192,7 +194,7 @@ class VLLMEngine(RemoteEngine):
         try:
             await self.endpoint.post("/completions", body)
         except EndpointError as error:
-            # The call itself will meet the same, and tells.
+            # Nothing to report: the call itself will get the same error.
             if error.broken:
                 self._count_failure(str(error))
 
@@ -214,7 +216,7 @@ class VLLMEngine(RemoteEngine):
             self._contexts[op.context] = (*tokens, *made)
 
     def _body(self, op: api.Op, tokens: tuple[int, ...]) -> dict[str, Any]:
-        assert op.sampling is not None, "a generate says how to sample"
+        assert op.sampling is not None, "a generate has sampling parameters"
         body = {
             "model": self._model,
             "prompt": tokens,
@@ -225,7 +227,7 @@ class VLLMEngine(RemoteEngine):
             **extra_sampling(op.sampling),
         }
         if op.sampling.top_k == 0:
-            body["top_k"] = 0  # else the model's own would be taken
+            body["top_k"] = 0  # without it vLLM uses the default of the model's config
         if op.sampling.logprobs is not None:
             body |= {"logprobs": op.sampling.logprobs, "return_tokens_as_token_ids": True}
         if op.sampling.constraint is not None:
@@ -237,13 +239,13 @@ class VLLMEngine(RemoteEngine):
         return body
 
     def _fill_body(self, tokens: tuple[int, ...], salt: str) -> dict[str, Any]:
-        """A request that leaves the prompt's blocks behind; vLLM cannot generate less than one."""
+        """Return a request that only fills the prompt. vLLM generates at least one token."""
         body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0}
         return {**body, "cache_salt": salt} if salt else body
 
 
 def capabilities(child: bool, priority: bool) -> tuple[api.Capability, ...]:
-    """What vLLM can do: only our own child is sure to run with what makes it count its cache."""
+    """Return what vLLM can do. Only a child of ours is sure to report its cached tokens."""
     lacks = {api.Capability.RETENTION}
     if not child:
         lacks.add(api.Capability.USAGE)
@@ -253,10 +255,10 @@ def capabilities(child: bool, priority: bool) -> tuple[api.Capability, ...]:
 
 
 def priority(hints: api.Hints) -> int:
-    """The plan as vLLM's number, of which the lower goes first.
+    """Return the hints as vLLM's priority number. Lower numbers go first.
 
-    Like the policy's order: the application with the least work left, in it the call furthest from
-    the answer; an application that came earlier by a second counts as shorter by AGE_TOKENS.
+    The order is the server policy's: the application with the least work left goes first, and
+    within it the deepest call. Each second of earlier arrival counts as AGE_TOKENS less work.
     """
     work = hints.work_left + int(AGE_TOKENS * hints.arrival)
     if hints.criterion == "throughput":
@@ -276,7 +278,7 @@ def _piece(event: dict[str, Any], alternatives: int | None) -> Piece | None:
     text, tokens = choice.get("text"), choice.get("token_ids")
     if not isinstance(text, str) or not isinstance(tokens, list):
         raise EndpointError(
-            "EngineFailed", "vLLM returned no token ids: it is too old", broken=True
+            "EngineFailed", "vLLM returned no token ids: use a newer vLLM", broken=True
         )
     reason = finish_reason(choice.get("finish_reason"))
     if alternatives is None:
@@ -295,6 +297,43 @@ def _piece(event: dict[str, Any], alternatives: int | None) -> Piece | None:
 
 
 def _likeliest(top: dict[str, float], count: int) -> list[tuple[int, float]]:
-    """The `count` best of vLLM's {"token_id:7": -0.1, …}, which holds the sampled one besides."""
+    """Return the `count` likeliest of vLLM's {"token_id:7": -0.1, …}.
+
+    The object has one entry more if the sampled token is not among them.
+    """
     best = sorted(top.items(), key=lambda one: -one[1])[:count]
     return [(int(name.removeprefix("token_id:")), value) for name, value in best]
+
+
+def kv_tokens(metrics: bytes) -> int | None:
+    """Return the tokens that vLLM's KV cache holds, over all data-parallel engines.
+
+    `metrics` is the text of GET /metrics. None if it does not state the size, or is not valid.
+    """
+    try:
+        families = [
+            family
+            for family in text_string_to_metric_families(metrics.decode(errors="replace"))
+            if family.name == "vllm:cache_config_info"
+        ]
+    except (ValueError, KeyError, IndexError):  # the parser's errors for other text
+        return None
+    sizes = [_cache_tokens(sample.labels) for family in families for sample in family.samples]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _cache_tokens(labels: Mapping[str, str]) -> int | None:
+    """Return the tokens of one engine's cache, or None if they are not stated.
+
+    vLLM 0.32 states tokens. Earlier versions state blocks and tokens per block, which gives the
+    same number if all layers of the model are alike.
+    """
+    if tokens := _count(labels.get("kv_cache_size_tokens")):
+        return tokens
+    blocks, size = _count(labels.get("num_gpu_blocks")), _count(labels.get("block_size"))
+    return blocks * size if blocks and size else None
+
+
+def _count(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isascii() and value.isdigit() else None

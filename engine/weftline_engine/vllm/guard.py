@@ -1,7 +1,7 @@
-"""Runs a command in a process group of its own and ends it all when standard input closes.
+"""Runs a command in its own process group, and ends the whole group when standard input closes.
 
-`python -m weftline_engine.vllm.guard COMMAND…`: vLLM has children of its own, and no wish to end
-with a parent that was killed; this process is what the parent's death reaches.
+`python -m weftline_engine.vllm.guard COMMAND…`: vLLM and its children do not end when their parent
+is killed. The parent's death closes this program's standard input, and this program ends them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 import threading
 import time
 
-GRACE_S = 5.0  # between asking the group to end and ending it
+GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 def main() -> None:
-    """Run until the command or standard input ends; the command's exit code."""
+    """Run until the command or standard input ends. Exit with the command's exit code."""
     child = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, stdout=sys.stderr
     )
     for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)  # who started us closes our standard input
+        signal.signal(ignored, signal.SIG_IGN)  # only the end of standard input counts
     threading.Thread(target=_watch, args=(child.pid,), daemon=True).start()
     code = child.wait()
-    _signal(child.pid, signal.SIGKILL)  # what it left behind
+    _signal(child.pid, signal.SIGKILL)  # the command's children that still run
     sys.exit(code if code >= 0 else 128 - code)
 
 

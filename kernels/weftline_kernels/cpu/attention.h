@@ -1,28 +1,29 @@
-/* Attention over pages by work items, partial results, and their merge by log-sum-exp. */
+/* Attention of work items over pages of the KV cache, and the merge of their partial results. */
 #pragma once
 
 #include "step.h"
 
-#define SCORES 128  /* tokens whose scores are kept before they are weighed */
-#define MOST_ROWS 384 /* that share a block: their queries lie on the stack, 400 KB at most */
-#define QUERIES TILE /* rows (query x head of a group) of attention at once */
+#define SCORES 128  /* tokens whose scores are computed before their values are added */
+#define MOST_ROWS 384 /* rows that share a block; their queries take at most 400 KB of stack */
+#define QUERIES TILE /* rows (query x head of a group) that are computed at once */
 
-/* A page holds its keys as words of two components, 16 tokens of them side by side, and its values
- * as words of two tokens, all components side by side: both are what `pairs` multiplies. */
+/* The layout of a page fits `pairs`, which multiplies words of two numbers. A word of keys holds two
+ * components of a token, and the words of 16 tokens are adjacent. A word of values holds a component
+ * of two tokens, and the words of all components are adjacent. */
 INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * PAGE + token * 2 + i % 2; }
 
 INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
     return token / 2 * 2 * size + i * 2 + token % 2;
 }
 
-/* Lay `rows` queries of a batch side by side: two components of each, the next two of each, ... */
+/* Interleaves `rows` queries: two components of each, then the next two of each, and so on. */
 static void lay(const float *const q[], int rows, int64_t size, act *laid) {
     for (int64_t i = 0; i < size; i += 2)
         for (int r = 0; r < rows; r++, laid += 2)
             laid[0] = act_of(q[r][i]), laid[1] = act_of(q[r][i + 1]);
 }
 
-/* Scores of `rows` laid queries for two pages of keys: sums[r] holds 16 tokens of each. */
+/* Computes the scores of `rows` interleaved queries for two pages: sums[r] holds 16 of each. */
 INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *right,
                   int64_t size, v16 sums[][2]) {
     v16 totals[QUERIES][2];
@@ -39,7 +40,7 @@ INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *r
     for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
 }
 
-/* out[r] (n vectors from `at` on) += weights of a row times values, over all pages of a block. */
+/* Adds weights times values of a block to n vectors of out[r], from component `at` on. */
 INLINE void weigh(float *const out[], const int rows, const int n, const act *weights,
                   const u16 *const page[], int64_t size, int64_t at, int tokens) {
     v16 totals[QUERIES][2];
@@ -47,7 +48,7 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < n; v++) totals[r][v] = load(out[r] + at + v * LANES);
-    for (int t = 0; t < tokens; t += 2) { /* past the last token, a weight is 0 */
+    for (int t = 0; t < tokens; t += 2) { /* the weights after the last token are 0 */
         const u16 *values = page[t / PAGE] + value_at(t % PAGE, at, size);
         const act *of[QUERIES];
         w16 words[2] = {load_words(values), n == 2 ? load_words(values + 2 * LANES) : (w16){}};
@@ -61,13 +62,13 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
         for (int v = 0; v < n; v++) store(out[r] + at + v * LANES, totals[r][v]);
 }
 
-/* The weights exp(score - highest score so far) of one row's `tokens` scores, of which it sees the
- * first `own`; what it has summed so far is scaled to the new highest one. */
+/* Computes the weights exp(score - highest score so far) of one row's `tokens` scores. The row sees
+ * the first `own` of them. Scales the row's sums so far to the new highest score. */
 INLINE void soften(float *row, act *weights, int tokens, int own, float *out, float *top,
                    float *weight, int64_t size) {
     int even_pages = (tokens + 2 * PAGE - 1) / (2 * PAGE) * (2 * PAGE);
     for (int t = own; t < even_pages; t++) row[t] = -INFINITY;
-    v16 highs = all(*top); /* NaN is left to exp16, and comes out in the weight */
+    v16 highs = all(*top); /* `larger` drops NaN here, but exp16 returns NaN for it */
     for (int t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
     float high = largest(highs);
     v16 total = {};
@@ -76,7 +77,7 @@ INLINE void soften(float *row, act *weights, int tokens, int own, float *out, fl
         total += p;
         put_act(weights + t, p);
     }
-    if (high != *top) { /* seldom, after the first blocks */
+    if (high != *top) { /* rare after the first blocks */
         float keep = expf(*top - high);
         *weight *= keep;
         for (int64_t i = 0; i < size; i += LANES) store(out + i, load(out + i) * keep);
@@ -85,20 +86,20 @@ INLINE void soften(float *row, act *weights, int tokens, int own, float *out, fl
     *weight += sum(total);
 }
 
-/* Some rows (query x head of the group, in that order) of an item and one KV head. */
+/* Rows (query x head of the group, in that order) of an item for one KV head. */
 typedef struct {
     const float *q[QUERIES];
     float *out[QUERIES], *top[QUERIES], *weight[QUERIES];
     int32_t seen[QUERIES], most;
 } Rows;
 
-/* A block of tokens: its pages, and which token of the item is its first. */
+/* Up to SCORES tokens of an item: their pages, and the number of the first token. */
 typedef struct {
     const u16 *key[SCORES / PAGE], *value[SCORES / PAGE];
     int32_t begin;
 } Block;
 
-/* Attention of a batch of rows to a block. */
+/* Computes the attention of a batch of rows to a block. */
 INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, const Block *block,
                         int32_t tokens, int64_t size) {
     float scores[QUERIES * SCORES], scale = 1.0f / sqrtf((float)size);
@@ -124,7 +125,7 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
     if (i < size) weigh(batch->out, rows, 1, weights, block->value, size, i, tokens);
 }
 
-/* One copy of the code for each number of rows, so that sums stay in registers. */
+/* A copy of the code for each number of rows, so that the sums stay in registers. */
 #define OF(n) static __attribute__((noinline)) void \
     attend##n(const Rows *rows, const act *laid, const Block *block, int32_t tokens, \
               int64_t size) { attend_rows(rows, n, laid, block, tokens, size); }
@@ -134,7 +135,7 @@ OF(4) OF(6) OF(8) OF(12)
 #endif
 #undef OF
 
-/* As many of `left` rows as there is code for. */
+/* Returns the largest batch of at most `left` rows for which there is a copy of the code. */
 INLINE int batch_of(int64_t left) {
     if (TILE == 3) return left >= 3 ? 3 : 1;
     return left >= 12 ? 12 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 3 ? 3 : 1;
@@ -157,7 +158,8 @@ static void find_rows(const Model *m, const Step *s, const Item *item, int64_t k
     }
 }
 
-/* Rows `from` to `from + count` of one item and one KV head: a block stays in the cache for all. */
+/* Computes `count` rows of an item, from `from` on, for one KV head. It goes block by block, so a
+ * block stays in the processor's cache for all rows. */
 static void attend_some(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t from,
                         int64_t count, const u16 *keys, const u16 *values) {
     int64_t size = m->head_size;
@@ -197,7 +199,7 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
     }
 }
 
-/* All rows of one item and one KV head. */
+/* Computes all rows of an item for one KV head. */
 static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, const u16 *keys,
                    const u16 *values) {
     int64_t count = item->queries * (m->heads / m->kv_heads);
@@ -207,7 +209,7 @@ static void attend(const Model *m, const Step *s, const Item *item, int64_t kv, 
     }
 }
 
-/* Merge a row's partial results, each weighted by exp(its top - the highest top). */
+/* Merges a row's partial results, each weighted by exp(its top - the highest top). */
 static void merge(const Model *m, const Step *s, int64_t row) {
     int64_t size = m->head_size;
     act *out = s->attended + row * stride_of(m->heads * size);
@@ -218,7 +220,7 @@ static void merge(const Model *m, const Step *s, int64_t row) {
             float top = s->top[(int64_t)s->part[i] * m->heads + head];
             if (top > high || top != top) high = top;
         }
-        for (int32_t i = begin; i < end; i++) { /* from here on, a part's top is its share */
+        for (int32_t i = begin; i < end; i++) { /* replace each top by its weight */
             int64_t slot = (int64_t)s->part[i] * m->heads + head;
             s->top[slot] = expf(s->top[slot] - high);
             total += s->weight[slot] * s->top[slot];

@@ -1,9 +1,9 @@
 /* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
  *
- * Weights are bfloat16 in panels of 32 columns, the residual stream float32, the KV cache bfloat16.
- * Keys lie transposed in their page, so that a vector holds components of 16 tokens and a score
- * needs no sum across lanes. GCC's vector extension makes the same source run on AVX-512, AVX2 and
- * NEON; only the product of bfloat16 pairs, where the processor has one, is an intrinsic.
+ * Weights are bfloat16 in panels of 32 columns. The residual stream is float32, the KV cache
+ * bfloat16. A page is a KV block of 16 tokens. Keys are stored transposed in their page: a vector
+ * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
+ * compiles the same source for AVX-512, AVX2 and NEON. A few steps use AVX-512 intrinsics.
  *
  * T = tokens of the step, C = hidden, N = query heads, K = KV heads, G = N / K, H = head size.
  */
@@ -12,7 +12,7 @@
 
 #include "attention.h"
 
-/* What makes the root mean square of x 1. */
+/* Returns the factor that makes the root mean square of x equal to 1. */
 static float scale_of(const float *x, int64_t width, float eps) {
     v16 squares = {};
     int64_t i = 0;
@@ -29,7 +29,7 @@ static void normalise(const float *x, const float *weight, int64_t width, float 
     for (; i < width; i++) out[i] = act_of(x[i] * scale[0] * weight[i]);
 }
 
-/* Normalise a head where the model does, then turn it by its position. */
+/* Normalises a head if the model does so, then rotates it by its position (RoPE). */
 static void turn(float *head, const float *norm, const float *cosine, const float *sine,
                  int64_t size, float eps) {
     int64_t half = size / 2;
@@ -44,7 +44,7 @@ static void turn(float *head, const float *norm, const float *cosine, const floa
     }
 }
 
-/* Turn a token's heads and write its keys (transposed) and values. */
+/* Rotates a token's heads, and writes its keys (transposed) and values to the cache. */
 static void place(const Model *m, const Layer *layer, const Step *s, int64_t token, u16 *keys,
                   u16 *values) {
     int64_t size = m->head_size, wide = (m->heads + 2 * m->kv_heads) * size;

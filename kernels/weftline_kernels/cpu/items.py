@@ -1,4 +1,7 @@
-"""A work list as the flat arrays that the C decoder reads, cut so that all cores have work."""
+"""Turns a work list into flat arrays for the C decoder, cut so that all cores have work.
+
+The C decoder calls a KV block a page.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ from weftline_kernels.work_list import Ints, WorkList
 
 Int32s = npt.NDArray[np.int32]
 
-# One sequence alone has as many tasks as KV heads (3 in SmolLM2, for 2 threads); its context is cut
-# so that the last task to end is short. A cut costs a partial result, 64 numbers a head.
+# Pages of a task for a few queries. Without the cut, a single sequence has one task per KV head
+# (3 in SmolLM2, for 2 threads), and a thread is idle while the last one runs. A cut costs one more
+# partial result: 64 numbers per head.
 _PAGES = 16
-# Queries of a chunk in one task, at least: 16 are the fewest for which a context is read once. With
-# 64 of SmolLM2's, 192 rows, a context of 2,560 tokens is attended 1.2 times as fast. The most such
-# that each thread gets so many tasks, so that no core is idle for long at the end of a layer.
+# Fewest and most queries of a chunk in one task. With 16 or more queries a context is read only
+# once. With 64 (192 rows of SmolLM2), attention to 2,560 tokens is 1.2 times as fast as with 16.
 _QUERIES = 16
 _MOST_QUERIES = 128
+# Tasks that each thread should get, so that no core is idle for long at the end of a layer.
 _TASKS = 8
 
 
 def queries_of_task(tokens: int, kv_heads: int, threads: int) -> int:
-    """How many queries of a step of `tokens` one task should take."""
+    """Return the queries per task for a step of `tokens`."""
     queries = _MOST_QUERIES
     while queries > _QUERIES and tokens * kv_heads < _TASKS * threads * queries:
         queries //= 2
@@ -31,8 +35,11 @@ def queries_of_task(tokens: int, kv_heads: int, threads: int) -> int:
 
 
 class Flat(NamedTuple):
-    """Items (page_at, length, query_at, queries), what they point to, and for each row of the step
-    the query slots that hold its partial results: part[part_at[r] : part_at[r + 1]]."""
+    """The arrays of a step.
+
+    Columns of `item`: page_at, length, query_at, queries, with offsets into `page` and `query`.
+    The partial results of row r are in the query slots part[part_at[r] : part_at[r + 1]].
+    """
 
     item: Int32s
     page: Int32s
@@ -43,12 +50,12 @@ class Flat(NamedTuple):
 
 
 def flatten(work: WorkList, page_size: int = 16, queries: int = _QUERIES) -> Flat:
-    """Cut items of many queries into parts of so many `queries`, and long ones of few by page; the
-    longest come first.
+    """Return the work list as arrays, cut into parts. The longest parts come first.
 
-    I = items, P = parts of them, Q = queries of all items, S = query slots of all parts.
+    An item of many queries is cut into parts of `queries` each. A long item of few queries is cut
+    into parts of _PAGES pages. I = items, P = their parts, S = query slots of all parts.
     """
-    pages_I = np.array([len(item.pages) for item in work.items])
+    pages_I = np.array([len(item.blocks) for item in work.items])
     length_I = np.array([item.length for item in work.items])
     queries_I = np.array([len(item.queries) for item in work.items])
     few_I = queries_I <= _QUERIES
@@ -70,7 +77,7 @@ def flatten(work: WorkList, page_size: int = 16, queries: int = _QUERIES) -> Fla
     order_P = np.argsort(-length_P * queries_P, kind="stable")
     return Flat(
         np.stack(columns, axis=1).astype(np.int32)[order_P],
-        np.concatenate([item.pages for item in work.items]).astype(np.int32),
+        np.concatenate([item.blocks for item in work.items]).astype(np.int32),
         query,
         np.minimum(np.maximum(seen_S, 0), length_P[part_S]).astype(np.int32),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
@@ -79,11 +86,11 @@ def flatten(work: WorkList, page_size: int = 16, queries: int = _QUERIES) -> Fla
 
 
 def spread(counts: Ints) -> tuple[Ints, Ints]:
-    """(which, how many before of the same) for `counts[i]` times each i."""
+    """Repeat each i `counts[i]` times. Return the i and, for each, its number among equal ones."""
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - _before(counts)[which]
 
 
 def _before(counts: Ints) -> Ints:
-    """The sum of all counts before each."""
+    """Return, for each count, the sum of those before it."""
     return np.asarray(np.cumsum(counts) - counts)

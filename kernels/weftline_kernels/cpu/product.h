@@ -1,27 +1,27 @@
-/* Products of rows with packed weights: panels of 32 columns, pairs of rows interleaved. */
+/* Products of rows with weights in panels of 32 columns, whose rows are interleaved in pairs. */
 #pragma once
 
 #include "vectors.h"
 
 #define PANEL 32
-/* Rows of a product at once: with AVX-512, 24 of 32 registers hold their sums. A row takes four
- * registers of AVX2 and eight of NEON, so that three are the most there. */
+/* Rows of a product that are computed at once. With AVX-512, the sums of 12 rows take 24 of 32
+ * registers. A row takes four registers of AVX2 and eight of NEON, so these compute three rows. */
 #ifdef __AVX512F__
 #define TILE 12
 #else
 #define TILE 3
 #endif
-#define BLOCK (96 / TILE) /* tiles of a task: 96 rows of 1,536 floats and a panel fit 1 MB */
-#define AHEAD 2048  /* weights fetched ahead, 4 KB: 12 % faster than none at one row */
+#define BLOCK (96 / TILE) /* tiles of a task: 96 rows of 1,536 floats and a panel fit in 1 MB */
+#define AHEAD 2048  /* weights to prefetch (4 KB): 12 % faster than no prefetch at one row */
 
-/* Elements from one row to the next: a line more than it holds, so that the rows of a tile do not
- * all fall into the same few sets of the cache (1,536 floats apart, 12 rows shared two). */
+/* Elements from one row to the next. Rows are padded by a cache line. Otherwise the rows of a tile
+ * map to few sets of the cache: 12 rows at a distance of 1,536 floats shared two sets. */
 INLINE int64_t stride_of(int64_t width) {
     return (width + 31) / 32 * 32 + 64 / (int64_t)sizeof(act);
 }
 
-/* sums[r] (32 columns) = row r of x times one panel. Each sum adds up in the order of `inner`,
- * however many rows there are, so that a row's result does not depend on its neighbours. */
+/* sums[r] (32 columns) = row r of x times one panel. Every sum is added in the order of `inner` for
+ * any number of rows, so a row's result does not depend on the other rows. */
 INLINE void product(const act *x, int64_t inner, const u16 *panel, const int rows, v16 sums[][2]) {
     int64_t stride = stride_of(inner);
     v16 totals[TILE][2];
@@ -42,7 +42,7 @@ INLINE void product(const act *x, int64_t inner, const u16 *panel, const int row
 
 typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, v16 sums[][2]);
 
-/* One copy of the code for each number of rows, so that sums stay in registers. */
+/* A copy of the code for each number of rows, so that the sums stay in registers. */
 #define OF(n) static __attribute__((noinline)) void \
     product##n(const act *x, int64_t inner, const u16 *panel, v16 sums[][2]) { \
         product(x, inner, panel, n, sums); }
@@ -87,7 +87,7 @@ INLINE void add(const void *to, int64_t row, int64_t panel, const v16 sums[2]) {
 INLINE void gate(const void *to, int64_t row, int64_t panel, const v16 sums[2]) {
     const Gated *gated = to;
     act *out = gated->out + row * gated->stride + panel * LANES;
-    v16 small = exp16(either(sums[0] < 0.0f, sums[0], -sums[0])); /* of -|gate| */
+    v16 small = exp16(either(sums[0] < 0.0f, sums[0], -sums[0])); /* exp(-|gate|) */
     v16 sigmoid = either(sums[0] < 0.0f, small, all(1)) / (1 + small);
     v16 value = sums[0] * sigmoid * sums[1];
     int64_t left = gated->width - panel * LANES;
@@ -95,8 +95,8 @@ INLINE void gate(const void *to, int64_t row, int64_t panel, const v16 sums[2]) 
     else for (int i = 0; i < left; i++) out[i] = act_of(value[i]);
 }
 
-/* All rows of x times all panels; `sink` takes a row of 32 sums. A task is some panels and a block
- * of tiles, so that a long prompt's rows stay in the core's own cache while panels pass by. */
+/* Multiplies all rows of x by all panels. `sink` receives 32 sums of a row. A task is a group of
+ * panels and a block of tiles, so the rows of a long prompt stay in the core's cache meanwhile. */
 INLINE void multiply(const act *x, int64_t rows, int64_t inner, const u16 *weights, int64_t panels,
                      Sink sink, const void *to) {
     int64_t tiles = (rows + TILE - 1) / TILE, blocks = (tiles + BLOCK - 1) / BLOCK;

@@ -4,11 +4,11 @@
 #include "product.h"
 
 #define PAGE 16
-#define MOST_SIZE 256 /* of a head */
+#define MOST_SIZE 256 /* largest head size */
 
 typedef struct {
     const float *attention_norm, *mlp_norm;
-    const float *qkv_bias, *q_norm, *k_norm; /* or NULL */
+    const float *qkv_bias, *q_norm, *k_norm; /* NULL if the model has none */
     const u16 *qkv, *out, *gate_up, *down;
 } Layer;
 
@@ -21,20 +21,20 @@ typedef struct {
     const Layer *layer;
 } Model;
 
-/* An item's pages stand at page_at, its queries (rows and what they see) at query_at. */
+/* An item's pages begin at page[page_at], its queries at query[query_at] and visible[query_at]. */
 typedef struct { int32_t page_at, length, query_at, queries; } Item;
 
 typedef struct {
     int32_t tokens, rows, items, threads;
-    int64_t pages; /* of the pool */
+    int64_t pages; /* pages of the pool */
     const int64_t *ids, *slots, *wanted;
     const float *cosine, *sine; /* T x H / 2 */
     const Item *item;
     const int32_t *page, *query, *visible;
-    const int32_t *part_at, *part; /* the query slots of each row */
+    const int32_t *part_at, *part; /* query slots of each row */
     u16 *cache;                    /* L x 2 x K x pages x (H * 16) */
     float *x, *qkv;                 /* scratch, T rows each */
-    act *normed, *attended, *gated; /* the same, rows `stride_of` apart */
-    float *partial, *top, *weight;              /* scratch, a row for each query slot */
+    act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
+    float *partial, *top, *weight;              /* scratch, a row per query slot */
     float *logits;
 } Step;

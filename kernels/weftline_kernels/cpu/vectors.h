@@ -1,4 +1,4 @@
-/* Vectors of 16 floats, bfloat16 to and from float, products of bfloat16 pairs, exp. */
+/* Vectors of 16 floats: conversion from and to bfloat16, products of bfloat16 pairs, exp. */
 #pragma once
 
 #include <math.h>
@@ -16,15 +16,14 @@ typedef float v16 __attribute__((vector_size(64)));
 typedef uint32_t w16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef u16 h16 __attribute__((vector_size(32)));
-/* The same in memory, at any address. memcpy would do, but GCC 12 sends it through the stack. */
+/* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
 typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t w16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef u16 h16u __attribute__((vector_size(32), aligned(2), may_alias));
 
-/* Where the processor multiplies pairs of bfloat16, what enters a product is rounded to bfloat16,
- * as in any bfloat16 model; elsewhere it stays float32. Sums are float32 in both cases, and so are
- * the residual stream and the softmax. WEFTLINE_PAIRS takes the first way without the instruction,
- * for the tests. */
+/* If the processor multiplies pairs of bfloat16, the inputs of a product are rounded to bfloat16, as
+ * in any bfloat16 model. Otherwise they stay float32. Sums, the residual stream and the softmax are
+ * always float32. WEFTLINE_PAIRS rounds inputs without that instruction, for the tests. */
 #if defined __AVX512BF16__ || defined WEFTLINE_PAIRS
 #define PAIRS 1
 typedef u16 act;
@@ -43,10 +42,11 @@ INLINE w16 load_words(const u16 *from) { return *(const w16u *)from; }
 
 INLINE void store(float *to, v16 value) { *(v16u *)to = value; }
 
-/* GCC 12 makes five instructions of what AVX-512 does in one: comparison and choice. */
+/* mask ? a : b, lane by lane. GCC 12 emits five instructions for a comparison and this. AVX-512 has
+ * one, so the functions below use intrinsics. */
 INLINE v16 either(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
 
-/* a where it is larger, else b: b too where one of them is NaN. */
+/* a > b ? a : b, lane by lane. So it is b if a or b is NaN. */
 INLINE v16 larger(v16 a, v16 b) {
 #ifdef __AVX512F__
     return (v16)_mm512_max_ps((__m512)a, (__m512)b);
@@ -55,7 +55,7 @@ INLINE v16 larger(v16 a, v16 b) {
 #endif
 }
 
-/* By halves where one instruction can: lane by lane each sum waits for the one before. */
+/* The sum of all lanes. AVX-512 adds halves; otherwise each addition waits for the last one. */
 INLINE float sum(v16 value) {
 #ifdef __AVX512F__
     return _mm512_reduce_add_ps((__m512)value);
@@ -66,7 +66,7 @@ INLINE float sum(v16 value) {
 #endif
 }
 
-/* Of values that are no NaN. */
+/* The largest lane. No lane may be NaN. */
 INLINE float largest(v16 value) {
 #ifdef __AVX512F__
     return _mm512_reduce_max_ps((__m512)value);
@@ -84,12 +84,12 @@ INLINE float widen(u16 half) {
     return value;
 }
 
-/* Of a word of two bfloat16, the one at the lower and the one at the higher address. */
+/* `even` returns the first bfloat16 of each word in memory, `odd` the second one. */
 INLINE v16 even(w16 words) { return (v16)(words << 16); }
 
 INLINE v16 odd(w16 words) { return (v16)(words & 0xffff0000u); }
 
-INLINE u16 narrow(float value) { /* to nearest even; NaN stays NaN */
+INLINE u16 narrow(float value) { /* rounds to nearest even; NaN stays NaN */
     uint32_t word;
     memcpy(&word, &value, 4);
     if ((word & 0x7fffffff) > 0x7f800000) return (u16)((word >> 16) | 0x40);
@@ -106,7 +106,7 @@ INLINE h16 narrow16(v16 value) {
 #endif
 }
 
-/* Store what will enter a product. */
+/* Stores an input of a product. */
 INLINE void put_act(act *to, v16 value) {
 #if PAIRS
     *(h16u *)to = narrow16(value);
@@ -123,8 +123,8 @@ INLINE act act_of(float value) {
 #endif
 }
 
-/* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words each:
- * the heart of every product here. All loops are unrolled, so that totals stay in registers. */
+/* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words. All
+ * products use it. All loops are unrolled, so that totals stay in registers. */
 INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const x[],
                   const w16 words[2]) {
 #if PAIRS
@@ -159,14 +159,14 @@ INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const
 #endif
 }
 
-/* exp of values that are at most 0, within 2 units in the last place: 2^n by the exponent's bits,
- * 2^f by its series of degree 6. What lies below -87 becomes 0. */
+/* exp of values that are at most 0, within 2 units in the last place. It is 2^n, by the exponent's
+ * bits, times 2^f, by a series of degree 6. Values below -87 give 0. */
 INLINE v16 exp16(v16 x) {
     v16 y = larger(all(-126.0f), x * 1.44269504f); /* NaN stays NaN */
 #ifdef __AVX512F__
     v16 whole = (v16)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
 #else
-    i16 n = __builtin_convertvector(y - 0.5f, i16); /* towards zero: y <= 0, so this rounds */
+    i16 n = __builtin_convertvector(y - 0.5f, i16); /* truncation rounds, because y <= 0 */
     v16 whole = __builtin_convertvector(n, v16);
 #endif
     v16 f = (y - whole) * 0.693147181f;

@@ -1,1 +1,1 @@
-"""The sub-commands of `weftline`: one module each, with `add_arguments(parser)` and `run(args)`."""
+"""The commands of `weftline`: a module each, with `add_arguments(parser)` and `run(args)`."""

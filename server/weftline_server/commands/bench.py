@@ -1,4 +1,4 @@
-"""`weftline bench NAME`: runs a benchmark of the source checkout that this weftline comes from."""
+"""`weftline bench NAME`: runs a benchmark of the source checkout that holds this weftline."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from pathlib import Path
 
 from weftline.errors import InvalidRequest
 
-# Of the harness beside its workloads: run all of them, and draw what they found.
+# Names that the harness takes beside its workloads: run all workloads, and draw the results.
 HARNESS = ("all", "report")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="which one; without it, the list")
+    """Declare the arguments of the command."""
     parser.add_argument(
-        "arguments", metavar="...", nargs=argparse.REMAINDER, help="passed on to the benchmark"
+        "name", metavar="NAME", nargs="?", help="the benchmark to run (default: list them)"
+    )
+    parser.add_argument(
+        "arguments",
+        metavar="...",
+        nargs=argparse.REMAINDER,
+        help="arguments for the benchmark itself",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """The benchmark's own exit code. Raises InvalidRequest where `pick` does."""
+    """Run the benchmark, or list all. Return its exit code. Raises InvalidRequest."""
     folder = find_benchmarks(Path(__file__))
     if args.name is None and folder is not None:
         print("\n".join(benchmarks(folder)) or "there are no benchmarks yet")
@@ -35,14 +40,17 @@ def run(args: argparse.Namespace) -> int:
     process = subprocess.Popen(
         [sys.executable, *words, *args.arguments], env={**os.environ, "PYTHONPATH": path}
     )
-    # Ctrl-C reaches the benchmark, too, which stops its servers first: it says when it is done.
+    # Ctrl-C also reaches the benchmark. It stops its servers first, so wait until it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
     return process.wait()
 
 
 def pick(folder: Path | None, name: str | None) -> list[str]:
-    """What Python runs for `name`. Raises InvalidRequest outside a checkout, or without it."""
+    """Return Python's arguments for benchmark `name`.
+
+    Raises InvalidRequest outside a checkout, or if there is no such benchmark.
+    """
     if folder is None:
         raise InvalidRequest(
             "benchmarks are run in a source checkout: clone the repository and run `make bench`"
@@ -55,14 +63,14 @@ def pick(folder: Path | None, name: str | None) -> list[str]:
 
 
 def find_benchmarks(here: Path) -> Path | None:
-    """The bench folder of the checkout that holds `here`, or None outside of one."""
+    """Return the bench folder of the checkout that holds `here`, or None outside a checkout."""
     root = here.resolve().parents[3]
     folder = root / "bench"
     return folder if folder.is_dir() and (root / "pyproject.toml").is_file() else None
 
 
 def benchmarks(folder: Path) -> dict[str, list[str]]:
-    """By name, what Python runs: bench/bench_NAME.py, and what the harness knows to run."""
+    """Return Python's arguments by name: for each bench/bench_NAME.py and each harness workload."""
     programs = {path.stem.removeprefix("bench_"): [str(path)] for path in folder.glob("bench_*.py")}
     workloads = [path.stem for path in folder.glob("workloads/[!_]*.py")]
     harness = [*HARNESS, *workloads] if workloads else []

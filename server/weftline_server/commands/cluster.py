@@ -1,4 +1,4 @@
-"""`weftline serve --cluster ray`: replicas of one engine, placed by Ray over a cluster's nodes."""
+"""`weftline serve --cluster ray`: replicas of one engine that Ray places on a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from weftline_server.schedule.dispatcher import Dispatcher
 
 log = logging.getLogger("weftline.cluster")
 
-TICK_S = 1.0
-LEAVE_S = 30.0
-RETRY_S = 5.0  # before a replica whose engine does not start is tried again
+TICK_S = 1.0  # seconds between two looks at the replicas
+LEAVE_S = 30.0  # seconds that a leaving replica may still run calls
+RETRY_S = 5.0  # seconds before a replica whose engine did not start is started again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Between `least` and `most` replicas; one more when each has `queue` calls waiting for it, one
-    fewer when one has had nothing to do for `idle_s`. Each takes these of a node's resources; a
-    replica with several GPUs gets them on one node, for tensor parallelism within its vLLM."""
+    """How many replicas to run, and the resources of each. Raises InvalidRequest for a bad range.
+
+    There are `least` to `most` replicas. One is added when more than `queue` calls per replica
+    wait. One is removed when a replica has been idle for `idle_s` seconds. `cpus`, `gpus` and
+    `resources` are what each replica takes of a node. A replica with several GPUs gets them on
+    one node, for tensor parallelism in its vLLM.
+    """
 
     least: int = 1
     most: int = 1
@@ -44,14 +48,16 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise InvalidRequest(
-                f"{self.least} to {self.most} replicas make no range: write --replicas 1:4",
+                f"{self.least} to {self.most} replicas is not a range: write --replicas 1:4",
                 param="replicas",
             )
 
 
 def wanted(config: ClusterConfig, now: int, queued: int, idle_s: float) -> int:
-    """How many replicas there should be, when there are `now`, `queued` calls wait, and for
-    `idle_s` seconds one of the replicas at least has had nothing to do."""
+    """Return how many replicas there should be.
+
+    There are `now`, `queued` calls wait, and at least one replica has been idle for `idle_s`.
+    """
     if queued > config.queue * now:
         now += 1
     elif queued == 0 and idle_s >= config.idle_s:
@@ -60,21 +66,55 @@ def wanted(config: ClusterConfig, now: int, queued: int, idle_s: float) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command line says of a cluster."""
-    group = parser.add_argument_group("a cluster of replicas, each one engine as described above")
-    group.add_argument("--cluster", choices=("ray",), help="who places them on nodes")
-    group.add_argument("--replicas", metavar="N|LEAST:MOST", default="1")
-    group.add_argument("--replica-cpus", type=float, default=1.0, metavar="N")
-    group.add_argument("--replica-gpus", type=float, default=0.0, metavar="N")
+    """Declare the arguments that describe a cluster."""
+    group = parser.add_argument_group("a cluster of replicas of the engine described above")
     group.add_argument(
-        "--replica-resources", metavar="JSON", default="{}", help='Ray\'s own, as {"slot": 1}'
+        "--cluster", choices=("ray",), help="what places replicas on nodes (default: no cluster)"
     )
-    group.add_argument("--scale-queue", type=int, default=8, metavar="CALLS", help="see the docs")
-    group.add_argument("--scale-idle-s", type=float, default=60.0, metavar="S", help="see the docs")
+    group.add_argument(
+        "--replicas",
+        metavar="N|LEAST:MOST",
+        default="1",
+        help="number of replicas, or the range to scale within (default: %(default)s)",
+    )
+    group.add_argument(
+        "--replica-cpus",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="CPU cores of each replica (default: %(default)s)",
+    )
+    group.add_argument(
+        "--replica-gpus",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="GPUs of each replica (default: %(default)s)",
+    )
+    group.add_argument(
+        "--replica-resources",
+        metavar="JSON",
+        default="{}",
+        help='custom Ray resources of each replica, such as {"slot": 1} (default: none)',
+    )
+    group.add_argument(
+        "--scale-queue",
+        type=int,
+        default=8,
+        metavar="CALLS",
+        help="add a replica when more calls per replica wait than this (default: %(default)s)",
+    )
+    group.add_argument(
+        "--scale-idle-s",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="remove a replica after this many seconds without work (default: %(default)s)",
+    )
 
 
 def from_arguments(args: argparse.Namespace) -> ClusterConfig | None:
-    """The cluster that the command line describes, if any. Raises InvalidRequest."""
+    """Return the cluster that the command line describes, or None. Raises InvalidRequest."""
     if args.cluster is None:
         return None
     least, _, most = args.replicas.partition(":")
@@ -97,7 +137,7 @@ def from_arguments(args: argparse.Namespace) -> ClusterConfig | None:
 
 
 class RayCluster:
-    """Keeps the replicas; Ray itself starts one again elsewhere when its node dies."""
+    """Starts and ends replicas. When a node dies, Ray itself restarts its replicas elsewhere."""
 
     def __init__(self, config: ClusterConfig, spec: EngineSpec, dispatcher: Dispatcher) -> None:
         self._config = config
@@ -112,11 +152,11 @@ class RayCluster:
         self._key = ""
 
     async def connect(self) -> str:
-        """Join the Ray cluster; this node's address in it. Raises InvalidRequest."""
+        """Join the Ray cluster, and return this node's address in it. Raises InvalidRequest."""
         return await asyncio.to_thread(_connect)
 
     async def run(self, host: str, port: int, key: str) -> None:
-        """Keep as many replicas as are wanted, for ever; they join at `host` and `port`."""
+        """Keep the wanted number of replicas until cancelled. They join at `host` and `port`."""
         self._address, self._key = (host, port), key
         while True:
             await self._tick()
@@ -138,7 +178,7 @@ class RayCluster:
             await self._end(self._least_busy())
 
     def _idle_s(self) -> float:
-        """For how long one replica could have been done without."""
+        """Return for how many seconds at least one replica has been idle."""
         busy = {name for name, (ops, _) in self._dispatcher.running().items() if ops}
         if self._dispatcher.queued or len(busy) == len(self._replicas):
             self._idle_since = None
@@ -163,13 +203,13 @@ class RayCluster:
             num_gpus=config.gpus,
             resources=config.resources,
             scheduling_strategy="SPREAD",
-            max_restarts=-1,
+            max_restarts=-1,  # Ray's number for no limit
             max_concurrency=2,  # `failure` answers while `leave` waits
         )
         self._replicas[name] = actor.remote(*self._address, self._key, name, self._spec)
 
     async def _replace_failed(self) -> None:
-        """Try again, after a pause, what cannot start; leave to Ray what died."""
+        """Remove replicas that failed to start, to start new ones later. Ray restarts dead ones."""
         import ray
         from ray.exceptions import RayError
 
@@ -179,7 +219,7 @@ class RayCluster:
             try:
                 failure = ray.get(ready[0]) if ready else ""
             except RayError as error:
-                # An actor that Ray is about to start again says so.
+                # The error of an actor that Ray is about to restart says so.
                 failure = "" if "restart" in str(error) else str(error).strip().splitlines()[-1]
             if failure:
                 log.error("replica %s: %s", name, failure)
@@ -188,7 +228,7 @@ class RayCluster:
                 del self._replicas[name]
 
     async def _end(self, name: str) -> None:
-        """Let a replica finish what it has, and give its place back."""
+        """Let a replica finish its calls, and release its resources."""
         import ray
         from ray.exceptions import RayError
 
@@ -198,7 +238,7 @@ class RayCluster:
         try:
             ray.kill(actor)
         except RayError as error:
-            log.debug("replica %s was gone already: %s", name, error)
+            log.debug("replica %s had already ended: %s", name, error)
 
 
 def _connect() -> str:
@@ -217,14 +257,14 @@ def _connect() -> str:
         )
     except ConnectionError as error:
         raise InvalidRequest(
-            "no Ray cluster answers: run `ray start --head`, or set RAY_ADDRESS, with the same "
-            "token here and there",
+            "no Ray cluster answers: run `ray start --head`, or set RAY_ADDRESS, and use the same "
+            "token here and on the cluster",
             param="cluster",
         ) from error
     if _open_to_all(ray.get_runtime_context().gcs_address):
         ray.shutdown()
         raise InvalidRequest(
-            "the Ray cluster takes connections without a token: start its nodes with "
+            "the Ray cluster accepts connections without a token: start its nodes with "
             "RAY_AUTH_MODE=token",
             param="cluster",
         )
@@ -232,7 +272,7 @@ def _connect() -> str:
 
 
 def _require_token() -> None:
-    """Who reaches a Ray cluster without authentication runs code on all of it."""
+    """Raise InvalidRequest without token authentication: Ray would let anybody run code on it."""
     default = Path.home() / ".ray" / "auth_token"
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if os.environ.get("RAY_AUTH_MODE") != "token" or not (named or default.exists()):
@@ -244,7 +284,7 @@ def _require_token() -> None:
 
 
 def _open_to_all(address: str) -> bool:
-    """Whether the cluster takes one who has no token: tried, in a process that has none."""
+    """Return whether the cluster accepts a client without a token, by trying it in a process."""
     without = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     environment = {key: value for key, value in os.environ.items() if key not in without}
     program = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
@@ -257,7 +297,7 @@ def _open_to_all(address: str) -> bool:
     ) as trial:
         assert trial.stderr is not None
         for line in trial.stderr:
-            if "Unauthenticated" in line:  # it would go on trying for 20 s
+            if "Unauthenticated" in line:  # Ray would retry for 20 s
                 trial.kill()
                 return False
     return trial.returncode == 0

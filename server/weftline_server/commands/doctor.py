@@ -1,6 +1,7 @@
-"""`weftline doctor`: what this machine can run, and what is missing; needs nothing but the client.
+"""`weftline doctor`: reports what this machine can run, and what is missing.
 
-Exit code 0 if at least one real engine can run here, else 1.
+It needs only the standard library. The exit code is 0 if at least one engine with a model can run
+here, else 1.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from weftline_server.extras import EXTRAS, install, versions
 
 _DEFAULT_PORT = 8600
 
-# By engine: the module that implements it, and the extras that it and the server need.
+# For each engine: its module, and the extras that it and the server need.
 _ENGINES = {
     "torch": ("weftline_engine.embedded", ("server", "engine")),
     "vllm": ("weftline_engine.vllm", ("server", "vllm")),
@@ -30,19 +31,19 @@ _ENGINES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    """Declare the arguments of the command."""
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, print, and judge."""
+    """Examine the machine and print the report."""
     report = examine()
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["can_serve"] else 1
 
 
 def examine() -> dict[str, Any]:
-    """What there is, as JSON data: machine, torch, extras, engines, model, port, can_serve."""
+    """Return the report as JSON data: machine, torch, extras, engines, model, port, can_serve."""
     extras = {extra: versions(extra) for extra in EXTRAS}
     torch = _torch()
     engines = {name: judge(name, extras, torch) for name in _ENGINES}
@@ -53,16 +54,14 @@ def examine() -> dict[str, Any]:
         "engines": engines,
         "model": {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None},
         "port": {"number": _DEFAULT_PORT, "free": _is_free(_DEFAULT_PORT)},
-        "can_serve": any(
-            engine["runs"] for name, engine in engines.items() if name != "null"
-        ),  # the null engine has no model
+        "can_serve": any(engine["runs"] for name, engine in engines.items() if name != "null"),
     }
 
 
 def judge(
     engine: str, extras: dict[str, dict[str, str | None]], torch: dict[str, Any]
 ) -> dict[str, Any]:
-    """Whether `engine` can run, on what, and what to do if it cannot."""
+    """Return whether `engine` can run, and as "why" on which devices or what to do."""
     module, needed = _ENGINES[engine]
     if importlib.util.find_spec(module) is None:
         return {"runs": False, "why": "not in this version of weftline"}
@@ -75,12 +74,12 @@ def judge(
         return {"runs": True, "why": "on " + ", ".join(["CPU", *torch["devices"]])}
     if engine == "vllm" and not torch["devices"]:
         return {"runs": False, "why": "needs a CUDA device"}
-    why = {"null": "no model: for tests", "openai": "needs the address of an endpoint"}
+    why = {"null": "for tests: it has no model", "openai": "needs the address of an endpoint"}
     return {"runs": True, "why": why.get(engine, "")}
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as a table of three columns: what, its state, more about it."""
+    """Return the report as a table of three columns: subject, state, details."""
     machine, torch = report["machine"], report["torch"]
     rows = [
         ("python", machine["python"], machine["platform"]),
@@ -100,32 +99,36 @@ def render(report: dict[str, Any]) -> str:
         rows.append((f"engine {name}", "can run" if engine["runs"] else "cannot", engine["why"]))
     model, port = report["model"], report["port"]
     rows.append(
-        ("model", "cached" if model["cached"] else "not yet", f"{model['name']} (weftline pull)")
+        ("model", "cached" if model["cached"] else "not cached", f"{model['name']} (weftline pull)")
     )
     rows.append((f"port {port['number']}", "free" if port["free"] else "taken", ""))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
-    verdict = "a model can be served here" if report["can_serve"] else "no real engine can run yet"
+    verdict = (
+        "this machine can serve a model"
+        if report["can_serve"]
+        else "no engine with a model can run yet"
+    )
     return "\n".join([*lines, "", verdict])
 
 
 def _machine() -> dict[str, Any]:
     home = default_home()
     there = next(path for path in (home, *home.absolute().parents) if path.is_dir())
-    page = os.sysconf("SC_PAGE_SIZE")
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": page * os.sysconf("SC_PHYS_PAGES"),
-        "available_bytes": _available_memory() or page * os.sysconf("SC_AVPHYS_PAGES"),
+        "memory_bytes": page_bytes * os.sysconf("SC_PHYS_PAGES"),
+        "available_bytes": _available_memory() or page_bytes * os.sysconf("SC_AVPHYS_PAGES"),
         "cache": str(home),
         "cache_free_bytes": shutil.disk_usage(there).free,
     }
 
 
 def _available_memory() -> int | None:
-    """What the kernel says can be had without swapping, in bytes; None where it does not say."""
+    """Return the bytes that can be used without swapping, or None if the kernel does not say."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None
@@ -136,13 +139,13 @@ def _available_memory() -> int | None:
 
 
 def _torch() -> dict[str, Any]:
-    """torch as it loads here: its version, the CUDA it was built for, the devices that it sees."""
+    """Return torch's version, the CUDA version it was built for, its devices, or its error."""
     found: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "error": None}
     if importlib.util.find_spec("torch") is None:
         return found
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a library that the wheel needs is missing
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
         return found | {"error": str(error).splitlines()[0][:200]}
     devices = range(torch.cuda.device_count())
     return found | {

@@ -1,4 +1,4 @@
-"""Which engines a server runs: from the command line or from `[[engine]]` tables to factories."""
+"""Reads the engines from the command line or `[[engine]]` tables, and makes their factories."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DIALECTS = ("chat", "completions", "both")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One engine as its operator describes it: a table of the configuration file, field by field.
+    """One engine as its operator describes it. The fields are those of an `[[engine]]` table.
 
-    `engine` is its kind and `name` its own; None takes the kind, numbered from the second on.
-    `model` is what to load; `served` is the name that an endpoint has for it, None its first.
-    `call_it` is the model's name for clients, `cores` are those that an embedded engine computes
-    on, all of them where none is named. `connect_key_env` names the
-    environment variable that holds the key of `connect`, so that no file has to.
+    `engine` is the kind of engine. `name` is its own name; None takes the kind, numbered from the
+    second on. `model` is the model to load. `served` is an endpoint's name of the model; None takes
+    the endpoint's first. `call_it` is the model's name for clients. `cores` are the CPU cores of
+    an embedded engine; empty means all. `connect_key_env` names the environment variable that
+    holds the key of `connect`, so that no file has to hold it. Raises InvalidRequest.
     """
 
     engine: str = "torch"
@@ -70,14 +70,14 @@ class EngineSpec:
             )
         if self.engine == "vllm" and (self.connect is None) == (self.engine_python is None):
             raise InvalidRequest(
-                "the vllm engine needs an interpreter that has vLLM (--engine-python) or one that "
-                "runs already (--connect URL), and not both",
+                "the vllm engine needs an interpreter that has vLLM (--engine-python PATH) or a "
+                "running vLLM (--connect URL), and not both",
                 param="engine_python",
             )
 
 
 def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:
-    """The `[[engine]]` tables of a configuration file. Raises InvalidRequest."""
+    """Return the engines of `[[engine]]` tables. Raises InvalidRequest."""
     return tuple(_from_table(table) for table in tables)
 
 
@@ -95,7 +95,7 @@ def _from_table(table: Mapping[str, Any]) -> EngineSpec:
 
 
 def _listed(key: str, value: Any, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """`value`, if it is a list of what the field holds."""
+    """Return `value` as a tuple. Raises InvalidRequest unless it is a list of the field's type."""
     kind = int if field.type == "tuple[int, ...]" else str
     if type(value) is not list or any(type(one) is not kind for one in value):
         raise InvalidRequest(f"{key} should be a list of {kind.__name__}, not {value!r}", param=key)
@@ -103,7 +103,7 @@ def _listed(key: str, value: Any, field: dataclasses.Field[Any]) -> tuple[Any, .
 
 
 def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """`value`, if it has the type of the field's default (text where that is None or text)."""
+    """Return `value`. Raises InvalidRequest unless it has the field's type."""
     numbers = ("kv_tokens", "max_running", "context_limit")
     kind = int if key in numbers else str if field.default is None else type(field.default)
     kind = float if key == "kv_fraction" else kind
@@ -115,15 +115,15 @@ def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
 
 
 def named(args: argparse.Namespace) -> bool:
-    """Whether the command line describes an engine, rather than leaving it to a file."""
+    """Return whether the command line describes an engine."""
     return any(value is not None for value in (args.model, args.engine, args.connect))
 
 
 def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
-    """The one engine that the command line describes."""
+    """Return the engine that the command line describes, or none if engines only join."""
     names = {field.name for field in dataclasses.fields(EngineSpec)}
     if getattr(args, "engines_on", None) and not named(args):
-        return ()  # they come by themselves
+        return ()
     given = {key: value for key, value in vars(args).items() if key in names and value is not None}
     if args.engine == "openai":
         given["served"] = given.pop("model", None)
@@ -132,14 +132,14 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
 
 
 def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:
-    """The engines with those of `names` left out that are an engine's to leave out."""
+    """Return `specs` with those optimisations of `names` off that engines implement."""
     if "tree_attention" not in names:
         return tuple(specs)
     return tuple(dataclasses.replace(spec, tree_attention=False) for spec in specs)
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
-    """What makes each engine, by its name. Downloads models that are not there yet."""
+    """Return the factory of each engine by its name. Downloads missing models."""
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
         name = spec.name or spec.engine
@@ -154,7 +154,7 @@ def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
 
 
 def factory(spec: EngineSpec) -> Callable[[], Engine]:
-    """What makes this engine, once and again after it has died."""
+    """Return a function that makes this engine, also again after it has died."""
     return {"torch": _torch, "vllm": _vllm, "openai": _openai, "null": _null}[spec.engine](spec)
 
 
@@ -170,12 +170,12 @@ def _null(spec: EngineSpec) -> Callable[[], Engine]:
     return lambda: NullEngine(config)
 
 
-# The other engines are imported where they are made: each needs packages that not all have.
+# The other engines are imported only when used: each needs packages that may not be installed.
 
 
 def _torch(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.embedded.config import EmbeddedConfig
-    from weftline_engine.process import ProcessEngine
+    from weftline_engine.transport.process import ProcessEngine
 
     try:
         config = EmbeddedConfig(
@@ -196,13 +196,13 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
 
 
 def _weights(spec: EngineSpec) -> Path:
-    """The model's directory; of a dummy, whose weights are random, one with a config.json."""
+    """Return the model's directory. A dummy model has random weights and needs only config.json."""
     if spec.load_format != "dummy":
         return resolve(spec.model or DEFAULT_MODEL, progress=for_stream())
     directory = Path(spec.model or ".")
     if not (directory / "config.json").is_file():
         raise InvalidRequest(
-            f"{directory} holds no config.json, of which a dummy model is made", param="model"
+            f"{directory} holds no config.json, which a dummy model is made from", param="model"
         )
     return directory.absolute()
 
@@ -255,44 +255,116 @@ def _endpoint(spec: EngineSpec) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command line can say of its one engine."""
-    parser.add_argument("--engine", choices=KINDS, help="torch (the default) is the embedded one")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"))
+    """Declare the arguments that describe one engine."""
+    parser.add_argument(
+        "--engine", choices=KINDS, help="kind of engine; torch is the embedded one (default: torch)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="type of weights, activations and KV cache (default: bfloat16)",
+    )
     torch = parser.add_argument_group("the embedded engine")
-    torch.add_argument("--device", choices=("auto", "cpu", "cuda"), help="auto: a GPU if any")
+    torch.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        help="where the model runs; auto takes a GPU if there is one (default: auto)",
+    )
     torch.add_argument(
         "--load-format",
         choices=("auto", "dummy"),
-        help="dummy: random weights for the config.json of the directory MODEL, to benchmark",
+        help="dummy makes random weights from MODEL/config.json, for benchmarks (default: auto)",
     )
-    torch.add_argument("--kv-tokens", type=int, help="size of the KV cache")
+    torch.add_argument(
+        "--kv-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="size of the KV cache in tokens (default: see --kv-fraction)",
+    )
     torch.add_argument(
         "--kv-fraction",
         type=float,
-        help="or its part of the memory that is free once the model is loaded (a GPU: 0.85)",
+        metavar="SHARE",
+        help="share of the memory, free after the model is loaded, that the KV cache takes "
+        "(default: 0.85 on a GPU; a third on the CPU, at most 65,536 tokens)",
     )
-    parser.add_argument("--call-it", metavar="NAME", help="the model's name for clients")
-    parser.add_argument("--max-running", type=int, metavar="N", help="calls on it at once")
-    other = parser.add_argument_group("engines behind HTTP: vllm and openai")
-    other.add_argument("--connect", metavar="URL", help="an endpoint that runs already")
+    parser.add_argument(
+        "--call-it", metavar="NAME", help="the model's name for clients (default: its own name)"
+    )
+    parser.add_argument(
+        "--max-running",
+        type=int,
+        metavar="CALLS",
+        help="most calls that the engine runs at once (default: 64; null engine: 1024)",
+    )
+    _add_http_arguments(parser.add_argument_group("engines behind HTTP: vllm and openai"))
+    _add_null_arguments(parser.add_argument_group("the null engine, which has no model"))
+
+
+def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
+    other.add_argument("--connect", metavar="URL", help="address of a running endpoint")
     other.add_argument(
-        "--engine-python", metavar="PATH", help="the interpreter that has vLLM, to start it with"
+        "--engine-python", metavar="PATH", help="interpreter that has vLLM, to start vLLM with"
     )
-    other.add_argument("--served", metavar="NAME", help="the endpoint's own name of the model")
-    other.add_argument("--dialect", choices=DIALECTS, help="how an openai endpoint is asked")
     other.add_argument(
-        "--extras", action="store_true", help="it knows top_k and what else local servers add"
+        "--served",
+        metavar="NAME",
+        help="the endpoint's name of the model (default: the first that it lists)",
     )
-    other.add_argument("--context-limit", type=int, metavar="TOKENS")
-    other.add_argument("--tensor-parallel", type=int, metavar="GPUS", help="of one vLLM")
+    other.add_argument(
+        "--dialect",
+        choices=DIALECTS,
+        help="which OpenAI API to call: chat/completions, completions, or the one that fits the "
+        "call (default: both)",
+    )
+    other.add_argument(
+        "--extras",
+        action="store_true",
+        help="send sampling parameters that OpenAI lacks, such as top_k (default: leave them out)",
+    )
+    other.add_argument(
+        "--context-limit",
+        type=int,
+        metavar="TOKENS",
+        help="longest prompt plus output in tokens (default: what the endpoint states, else 8192)",
+    )
+    other.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="GPUS",
+        help="number of GPUs that one vLLM uses (default: 1)",
+    )
     other.add_argument(
         "--vllm-arguments",
         nargs="*",
         metavar="WORD",
-        help="for vLLM's own command line, as they are",
+        help="words to add to vLLM's command line (default: none)",
     )
-    null = parser.add_argument_group("the null engine, which has no model")
-    null.add_argument("--null-mode", choices=tuple(NullMode), default=NullMode.ECHO)
-    null.add_argument("--null-script", help='JSON: [{"when": text, "reply": text}, …]')
-    null.add_argument("--null-fill-s", type=float, default=0.0, help="seconds a prompt token")
-    null.add_argument("--null-step-s", type=float, default=0.0, help="seconds an output token")
+
+
+def _add_null_arguments(null: argparse._ArgumentGroup) -> None:
+    null.add_argument(
+        "--null-mode",
+        choices=tuple(NullMode),
+        default=NullMode.ECHO,
+        help="echo the prompt, follow --null-script, or emit max_tokens words (default: echo)",
+    )
+    null.add_argument(
+        "--null-script",
+        metavar="FILE",
+        help='JSON file of replies: [{"when": text, "reply": text}, …]',
+    )
+    null.add_argument(
+        "--null-fill-s",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds that each prompt token takes (default: %(default)s)",
+    )
+    null.add_argument(
+        "--null-step-s",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds that each output token takes (default: %(default)s)",
+    )

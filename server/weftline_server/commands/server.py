@@ -1,7 +1,7 @@
-"""The HTTP server of `weftline serve`: says when it serves, and drains before it ends.
+"""The HTTP server of `weftline serve`: it prints when it is ready, and drains before it ends.
 
-The first SIGTERM or SIGINT starts the drain: `GET /health/ready` turns to 503, new work is refused,
-and what runs may finish. Only then are connections closed. A second signal ends it at once.
+The first SIGTERM or SIGINT starts the drain: `GET /health/ready` answers 503, new work is refused,
+and running calls may finish. Then connections are closed. A second signal ends the server at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from weftline_server.http.state import state_of
 
 log = logging.getLogger("weftline.server")
 
-POLL_S = 0.02  # how often a drain looks whether calls still run
-FLUSH_S = 3  # for the last answers, once nothing runs
-HURRY_S = 1.5  # after a second signal, whatever still holds
+POLL_S = 0.02  # seconds between two checks of a drain whether calls still run
+FLUSH_S = 3  # seconds to send the last responses after the drain
+HURRY_S = 1.5  # seconds from a second signal to a forced exit
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a drain of at most `drain_s` seconds before its shutdown."""
+    """uvicorn's server, which drains for at most `drain_s` seconds before it shuts down."""
 
     def __init__(self, url: str, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:
         super().__init__(config)
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
             print(f"weftline serves on {self._url}", flush=True)
 
     def _lacking(self) -> Iterator[str]:
-        """What the engines cannot do, said once; of the null engine nobody expects it."""
+        """Yield a line per engine that lacks a capability, except for the null engine."""
         driver = state_of(self._app).driver
         for slot in driver.dispatcher.slots:
             assert slot.description is not None, "the server has started"
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
                 yield f"engine {slot.name} " + "; ".join(slot.description.lacking)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second; runs between two lines of anything."""
+        """Drain at the first signal, end at the second. It may run between any two instructions."""
         self._signals += 1
         if sig == signal.SIGINT:
             self._captured_signals.append(sig)  # the command line reports the interrupt
@@ -72,13 +72,13 @@ class Server(uvicorn.Server):
             last.start()
 
     def on_stdin(self) -> None:
-        """Drain at the end of standard input; what it says before is not for us."""
+        """Drain at the end of standard input. Ignore its content."""
         if not os.read(sys.stdin.fileno(), 4096):
             asyncio.get_running_loop().remove_reader(sys.stdin)
             self.drain()
 
     def drain(self) -> None:
-        """Take no new work from now on, and exit when what runs has ended."""
+        """Take no new work from now on, and exit when the running calls have ended."""
         state_of(self._app).draining = True
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
@@ -87,15 +87,15 @@ class Server(uvicorn.Server):
         driver = state_of(self._app).driver
         try:
             async with asyncio.timeout(self._drain_s):
-                while driver.registry.busy():  # noqa: ASYNC110 - sessions tell nobody of an end
+                while driver.registry.busy():  # noqa: ASYNC110 - sessions do not signal their end
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            log.warning("calls still ran after %g s and are cancelled", self._drain_s)
+            log.warning("calls still run after %g s: they are cancelled", self._drain_s)
         await driver.shut_down()
         self.should_exit = True
 
     def _end_now(self) -> None:
-        log.warning("a second signal: ending without waiting for calls")
+        log.warning("second signal: ending without waiting for running calls")
         if self._draining is not None:
             self._draining.cancel()
         self.config.timeout_graceful_shutdown = 0

@@ -1,4 +1,4 @@
-"""The configuration file of `weftline serve`: TOML in, settings and engine tables out."""
+"""Reads the configuration file of `weftline serve`: TOML to settings and engine tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = ("debug", "info", "warning")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What belongs to the process and not to the server: its log, and how long it drains."""
+    """Settings of the process: its log, and for how many seconds it drains."""
 
     log_level: str = "warning"
     log_format: str = LogFormat.TEXT.value
@@ -40,7 +40,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a file and the flags say together."""
+    """The combined settings of the file and the flags."""
 
     server: ServerConfig
     process: Process
@@ -48,7 +48,7 @@ class Settings:
 
 
 def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
-    """The file's settings with `flags` before them; a flag that is None was not given.
+    """Return the file's settings, with `flags` taking precedence. A flag of None was not given.
 
     Raises InvalidRequest for a file that cannot be read, an unknown name or a wrong type.
     """
@@ -77,14 +77,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _keys(table: Any) -> dict[str, str]:
-    """Tenants by key; `$NAME` is a key that stands in the environment."""
+    """Return tenants by key. A value `$NAME` is the key in that environment variable."""
     found: dict[str, str] = {}
     for tenant, key in table.items() if isinstance(table, dict) else ():
         if isinstance(key, str) and key.startswith("$"):
             key = os.environ.get(key[1:])
         if not isinstance(key, str) or not key:
             raise InvalidRequest(
-                f"keys.{tenant} is neither a key nor $NAME of a variable that is set", param="keys"
+                f"keys.{tenant} is neither a key nor the $NAME of a set variable", param="keys"
             )
         if key in found:
             raise InvalidRequest(f"{tenant} and {found[key]} have the same key", param="keys")
@@ -95,7 +95,10 @@ def _keys(table: Any) -> dict[str, str]:
 def _make(
     cls: type[Any], values: Mapping[str, Any], where: str, also: set[str] | None = None
 ) -> Any:
-    """A frozen dataclass out of a table, its nested ones out of the tables in it."""
+    """Make a dataclass from a table, and nested dataclasses from the tables in it.
+
+    `where` is the table's path for errors; `also` are further names to suggest for a typo.
+    """
     hints = get_type_hints(cls)
     made: dict[str, Any] = {}
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""`weftline trace SESSION`: what a session's calls did, as text and as an SVG in this folder."""
+"""`weftline trace SESSION`: shows the timeline of a session's calls, as text and as an SVG file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from weftline.client import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
-    parser.add_argument("session", metavar="SESSION", help="the session's id")
-    parser.add_argument("--base-url", help="the server (default: WEFTLINE_BASE_URL, or this one)")
-    parser.add_argument("--output", type=Path, help="the picture (default: SESSION.svg)")
+    """Declare the arguments of the command."""
+    parser.add_argument("session", metavar="SESSION", help="id of the session")
+    parser.add_argument(
+        "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
+    )
+    parser.add_argument("--output", type=Path, help="SVG file to write (default: SESSION.svg)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the chart, write the picture, and say where it is."""
+    """Print the timeline, write the picture, and print its path."""
     with Client(args.base_url) as client:
         graph = Session(client, args.session).graph()
     print(timeline.text(graph))

@@ -1,4 +1,4 @@
-"""The other host's side: runs an engine, joins a server with it, and joins again when cut off."""
+"""Runs an engine on this machine, joins a server with it, and joins again after a disconnect."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weftline_engine import api, wire
-from weftline_engine.tcp.handshake import (
+from weftline_engine import api
+from weftline_engine.transport import wire
+from weftline_engine.transport.tcp.handshake import (
     HANDSHAKE_S,
     HEARTBEAT_S,
     LOST_S,
@@ -22,13 +23,16 @@ from weftline_engine.tcp.handshake import (
 
 log = logging.getLogger("weftline.host")
 
-PAUSES_S = (0.2, 1.0, 3.0)  # between attempts to join, then 3 s for ever
-DRAIN_S = 30.0
+PAUSES_S = (0.2, 1.0, 3.0)  # seconds between attempts to join; the last one repeats
+DRAIN_S = 30.0  # seconds that ops may still run after `leave`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """Where to join, as whom, and what node to be named as in health and graphs."""
+    """The server's address and key, the engine's name, and this machine's name.
+
+    `node` is shown in health reports and session graphs. Raises ValueError for a short key.
+    """
 
     host: str
     port: int
@@ -41,24 +45,26 @@ class HostConfig:
 
 
 class EngineHost:
-    """Keeps one engine joined to one server until it is told to leave."""
+    """Keeps one engine joined to one server until `leave`."""
 
     def __init__(self, config: HostConfig, make: Callable[[], api.Engine]) -> None:
         self._config = config
         self._make = make
         self._leave = asyncio.Event()
-        self._ops: dict[str, str] = {}  # op that runs → its context
-        self._contexts: set[str] = set()
-        self._ended = asyncio.Event()  # perhaps the last op that ran
+        self._running: set[str] = set()  # ids of ops that have not ended
+        self._contexts: set[str] = set()  # ids of contexts that have not been freed
+        self._ended = asyncio.Event()  # an op may have ended
         self.joined = False
 
     def leave(self) -> None:
-        """Take no new work, finish what there is, and end."""
+        """Take no new ops, finish the running ones, and end `run`."""
         self._leave.set()
 
     async def run(self) -> None:
-        """Serve until `leave`. Raises EngineDied if the engine cannot start, Rejected if the server
-        does not take it."""
+        """Serve until `leave`. A dead engine is replaced by a new one.
+
+        Raises EngineDied if the engine cannot start, and Rejected if the server refuses it.
+        """
         while not self._leave.is_set():
             engine = self._make()
             description = replace(await engine.start(), node=self._config.node)
@@ -66,9 +72,9 @@ class EngineHost:
             try:
                 await self._stay_joined(engine, description, events)
             except api.EngineDied as error:
-                log.error("the engine died: %s", error)  # a new one joins as a new one
+                log.error("the engine died: %s", error)
             finally:
-                self._ops.clear()
+                self._running.clear()
                 self._contexts.clear()
                 await events.close()
                 await engine.close()
@@ -82,7 +88,7 @@ class EngineHost:
                 async with asyncio.timeout(HANDSHAKE_S):
                     line = await self._join(description)
             except (OSError, TimeoutError) as error:
-                log.warning("the server cannot be reached: %s", error)
+                log.warning("cannot reach the server: %s", error)
                 await self._pause(failures)
                 failures += 1
                 continue
@@ -112,7 +118,7 @@ class EngineHost:
         raise OSError("the server closed the connection")
 
     async def _serve(self, engine: api.Engine, line: Line, events: _Events) -> None:
-        """Verbs down, events up, until the line is lost or all is done."""
+        """Perform verbs and send events until the connection is lost or the last op has ended."""
         tasks = [
             asyncio.create_task(one)
             for one in (
@@ -125,9 +131,9 @@ class EngineHost:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # an engine that died, or a word that is none
+                task.result()  # raises EngineDied, Rejected or WireError
         except wire.WireError as error:
-            log.error("the server sent nonsense: %s", error)
+            log.error("the server sent an invalid frame: %s", error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -148,7 +154,7 @@ class EngineHost:
     def _perform(self, engine: api.Engine, line: Line, verb: wire.Message) -> None:
         match verb:
             case wire.Submit(op):
-                self._ops[op.id] = op.context
+                self._running.add(op.id)
                 self._contexts.add(op.context)
                 engine.submit(op)
             case wire.Feed(op, offset, tokens, text, last):
@@ -170,7 +176,7 @@ class EngineHost:
             batch = await events.next()
             for event in batch:
                 if isinstance(event, (api.Finished, api.Failed)):
-                    self._ops.pop(event.op, None)
+                    self._running.discard(event.op)
             line.send(*batch)
             self._ended.set()
 
@@ -180,7 +186,7 @@ class EngineHost:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _wait_to_leave(self, line: Line) -> None:
-        """After the word to leave, end when the last op has."""
+        """Return once `leave` was called and the last op has ended, or after DRAIN_S."""
         await self._leave.wait()
         now = time.monotonic()
         line.send(
@@ -188,20 +194,20 @@ class EngineHost:
         )
         try:
             async with asyncio.timeout(DRAIN_S):
-                while self._ops:
+                while self._running:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            log.warning("ops still ran after %g s and are given up", DRAIN_S)
+            log.warning("some ops still ran after %g s: they are dropped", DRAIN_S)
         await line.writer.drain()
 
     def _drop_all(self, engine: api.Engine) -> None:
-        """The server has given what we ran to others: end it, and keep nothing of it."""
-        for op in list(self._ops):
+        """Cancel all ops and free all contexts. The server has retried the ops on other engines."""
+        for op in list(self._running):
             engine.cancel(op)
         for context in self._contexts:
             engine.free(context)
-        self._ops.clear()
+        self._running.clear()
         self._contexts.clear()
 
     async def _pause(self, failures: int) -> None:
@@ -213,14 +219,14 @@ class EngineHost:
 
 
 class _Events:
-    """An engine's events in a queue, so that they outlive a connection."""
+    """Queues an engine's events, so that they outlive a connection."""
 
     def __init__(self, engine: api.Engine) -> None:
         self._queue: asyncio.Queue[list[api.Event] | api.EngineDied] = asyncio.Queue()
         self._task = asyncio.create_task(self._read(engine.events()))
 
     async def next(self) -> list[api.Event]:
-        """The next step's. Raises EngineDied."""
+        """Return the events of the next step. Raises EngineDied."""
         found = await self._queue.get()
         if isinstance(found, api.EngineDied):
             raise found

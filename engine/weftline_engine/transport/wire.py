@@ -1,7 +1,8 @@
-"""Verbs and events as frames: a 4-byte length and a JSON object tagged with its dataclass's name.
+"""Encodes verbs and events as frames: a 4-byte length, then a JSON list of tagged objects.
 
-Both ends of a transport share this module. It decodes only the classes listed here, field by field
-with their types, and never more than MOST_BYTES; nothing is pickled or evaluated.
+The tag of an object is the name of its dataclass. Both ends of a transport use this module. It
+decodes only the classes listed in `_CLASSES`, checks the type of every field, and refuses frames
+longer than MOST_BYTES. Nothing is pickled or evaluated.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any, TypeAlias
 
 from weftline_engine import api
 
-# A prompt of a million tokens takes 7 MB; a longer frame is a mistake or an attack.
+# A prompt of a million tokens takes 7 MB, so a frame beyond 64 MiB is a mistake or an attack.
 MOST_BYTES = 64 * 1024 * 1024
-HEADER_BYTES = 4
+HEADER_BYTES = 4  # the length of the body, big-endian
 
 
 class WireError(Exception):
-    """A frame is too long, or does not say what it should."""
+    """A frame is too long, or it does not hold valid messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +65,21 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The engine could not start; one sentence for the user."""
+    """The engine could not start. `message` is one sentence for the user."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A server's first word to a host that wants to join."""
+    """The server's first message to a host that connects."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """A host's name, and the proof that it holds the key."""
+    """The host's name, its nonce, and the proof that it holds the key."""
 
     name: str
     nonce: str
@@ -87,14 +88,14 @@ class Prove:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The server's proof."""
+    """The server's proof that it holds the key."""
 
     proof: str
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What the host runs; the text of its tokenizer.json, which the server cannot open there."""
+    """The host's engine, and the text of its tokenizer.json, a file that the server cannot open."""
 
     description: api.Description
     tokenizer: str | None
@@ -102,19 +103,19 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The host's engine takes part from now on."""
+    """The server uses the host's engine from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It does not; one sentence for the host's operator."""
+    """The server does not take the engine. `message` is one sentence for the host's operator."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The sender's event loop runs; its monotonic clock."""
+    """The sender is alive. `time` is its monotonic clock in seconds."""
 
     time: float
 
@@ -141,17 +142,23 @@ _CLASSES: dict[str, type] = {
         api.Failed,
         api.ContextMoved,
         api.Availability,
-        *(Hello, Prove, Welcome, Describe, Admitted, Refused, Heartbeat),
+        Hello,
+        Prove,
+        Welcome,
+        Describe,
+        Admitted,
+        Refused,
+        Heartbeat,
     )
 }
 
 
-Reader: TypeAlias = Callable[[Any], Any]
+Reader: TypeAlias = Callable[[Any], Any]  # from a JSON value to a field's value
 _READERS: dict[type, dict[str, Reader]] = {}
 
 
 def encode(messages: typing.Sequence[Message]) -> bytes:
-    """One frame of these messages. Raises WireError where it would be too long."""
+    """Return one frame that holds `messages`. Raises WireError if it exceeds MOST_BYTES."""
     body = json.dumps(
         [{"is": type(one).__name__, **_plain(one)} for one in messages], separators=(",", ":")
     ).encode()
@@ -161,7 +168,7 @@ def encode(messages: typing.Sequence[Message]) -> bytes:
 
 
 def length(header: bytes) -> int:
-    """The length of the body that follows a header. Raises WireError where it is too long."""
+    """Return the body length that a header states. Raises WireError if it exceeds MOST_BYTES."""
     count = int.from_bytes(header, "big")
     if count > MOST_BYTES:
         raise WireError(f"a frame of {count} bytes exceeds {MOST_BYTES}")
@@ -169,7 +176,7 @@ def length(header: bytes) -> int:
 
 
 def decode(body: bytes) -> list[Message]:
-    """The messages of a frame's body. Raises WireError for anything else."""
+    """Return the messages of a frame's body. Raises WireError if the body is not valid."""
     try:
         return [_message(one) for one in json.loads(body)]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -184,7 +191,7 @@ def _message(value: Any) -> Message:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass; nested ones become objects (asdict would copy every token)."""
+    """Return a dataclass's fields as a dict. `dataclasses.asdict` would copy every token."""
     return {
         name: _plain(one) if dataclasses.is_dataclass(one) else one
         for name in _readers(type(value))
@@ -198,7 +205,7 @@ def _build(cls: type, value: dict[str, Any]) -> Any:
 
 
 def _readers(cls: type) -> dict[str, Reader]:
-    """How to read each field of a dataclass, worked out once."""
+    """Return the reader of each field of a dataclass, from a cache."""
     if cls not in _READERS:
         hints = typing.get_type_hints(cls)
         _READERS[cls] = {one.name: _reader(hints[one.name]) for one in dataclasses.fields(cls)}
@@ -206,7 +213,7 @@ def _readers(cls: type) -> dict[str, Reader]:
 
 
 def _reader(hint: Any) -> Reader:
-    """What turns JSON back into a field of this type; raises TypeError or ValueError."""
+    """Return a function from JSON to this type. It raises TypeError or ValueError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         (only,) = (_reader(one) for one in arguments if one is not types.NoneType)

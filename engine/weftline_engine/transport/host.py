@@ -1,7 +1,8 @@
-"""The child's side of the process boundary: `python -m weftline_engine.host --fd N --model DIR`.
+"""The program of the embedded engine's child process.
 
-Reads verbs in a thread and runs the engine in the main one, sending the events of a step as one
-frame. It ends at once when the other end of the socket closes, whatever the step is doing.
+`python -m weftline_engine.transport.host --fd N --model DIR`: a thread reads verbs from the socket.
+The main thread runs the engine, and sends the events of each step as one frame. The process ends at
+once when the other end of the socket closes, even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weftline_engine import wire
+from weftline_engine.transport import wire
 
 if TYPE_CHECKING:
     from weftline_engine.embedded.engine import Core
 
 
 def main() -> None:
-    """Load the model, announce it or why not, and serve until the socket closes."""
+    """Load the model, send its description or the failure, and serve until the socket closes."""
     options = _options()
     if options.cores:
         os.sched_setaffinity(0, map(int, options.cores.split(",")))
     connection = socket.socket(fileno=options.fd)
-    # Ctrl-C goes to the whole foreground group; it is the server that decides when we end.
+    # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
-    # Imported here, so that a parent that dies during the 2 s of importing torch is noticed.
+    # Importing torch takes 2 s. The listening thread already notices if the parent dies meanwhile.
     from weftline_engine.embedded.model_config import ModelError
     from weftline_engine.loading import load
 
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _serve(core: Core, connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
-    """One step after the other; sleeps while there is nothing to do."""
+    """Run step after step. Sleep while there is no work."""
     while True:
         if not core.busy:
             _perform(core, verbs.get())
@@ -57,7 +58,7 @@ def _serve(core: Core, connection: socket.socket, verbs: queue.SimpleQueue[wire.
             try:
                 connection.sendall(wire.encode(events))
             except ConnectionError:
-                sys.exit(0)  # the parent is gone
+                sys.exit(0)  # the parent has ended
 
 
 def _perform(core: Core, verb: wire.Message) -> None:
@@ -77,7 +78,7 @@ def _perform(core: Core, verb: wire.Message) -> None:
 
 
 def _listen(connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
-    """Read frames until the parent closes its end or dies; then end the process."""
+    """Read frames until the parent closes its end or dies, then end this process."""
     code = 0
     with connection.makefile("rb") as stream:
         try:
@@ -88,26 +89,28 @@ def _listen(connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -
             print(f"engine: {error}", file=sys.stderr, flush=True)
             code = 1
         except ConnectionError:
-            code = 0  # the parent was killed with something still in the pipe
+            code = 0  # the parent was killed while data was still in the socket
     os._exit(code)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="weftline_engine.host", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--name")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--kv-tokens", type=int)
-    parser.add_argument("--kv-fraction", type=float)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-running", type=int, default=64)
-    parser.add_argument("--step-tokens", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
-    parser.add_argument("--cores", help="by comma; default: all there are")
-    parser.add_argument("--no-tree-attention", action="store_true")
+    """Parse the command line that `EmbeddedConfig.arguments` writes."""
+    parser = argparse.ArgumentParser(prog="weftline_engine.transport.host", description=__doc__)
+    add = parser.add_argument
+    add("--fd", type=int, required=True, help="file descriptor of the socket to the parent")
+    add("--model", type=Path, required=True, help="the model's directory")
+    add("--name", help="name to announce (default: the directory's name)")
+    add("--dtype", default="bfloat16", help="type of weights, activations and KV cache")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--kv-tokens", type=int, help="size of the KV cache in tokens")
+    add("--kv-fraction", type=float, help="size of the KV cache as a share of the free memory")
+    add("--block-size", type=int, default=16, help="tokens of a KV block")
+    add("--max-running", type=int, default=64, help="most sequences in a batch")
+    add("--step-tokens", type=int, help="most tokens that one step computes")
+    add("--seed", type=int, default=0, help="seed for requests that bring none")
+    add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    add("--cores", help="comma-separated CPU cores to run on (default: all)")
+    add("--no-tree-attention", action="store_true", help="read shared prefixes once per sequence")
     return parser.parse_args()
 
 

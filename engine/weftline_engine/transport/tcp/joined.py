@@ -1,4 +1,4 @@
-"""The server's side: a gate that engines join by, and each of them as an `api.Engine`."""
+"""The server's side of joining: a gate that listens, and an `api.Engine` for each joined engine."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from weftline.errors import EngineUnavailable
-from weftline_engine import api, wire
-from weftline_engine.tcp import handshake
-from weftline_engine.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
+from weftline_engine import api
+from weftline_engine.transport import wire
+from weftline_engine.transport.tcp import handshake
+from weftline_engine.transport.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
 
 log = logging.getLogger("weftline.gate")
 
-MOST_UNPROVEN_HOSTS = 32  # connections that have not proved themselves; more are closed
+MOST_UNPROVEN_HOSTS = 32  # connections in the handshake; further ones are closed at once
 
-# Takes an engine in, by its name. Raises an exception with a sentence for its host.
+# Adds a joined engine to the server by its name. Raises an exception with a sentence for its host.
 Admit = Callable[[str, api.Engine, api.Description], Awaitable[None]]
 
 
 class JoinedEngine:
-    """An engine at the other end of a connection. When that ends, so does the engine: the host
-    joins again as a new one, and whatever comes late is read by nobody."""
+    """An engine at the other end of a connection.
+
+    The engine ends with its connection. Its host joins again as a new engine, so late events of the
+    old one are never read.
+    """
 
     def __init__(self, line: Line, description: api.Description) -> None:
         self._line = line
         self._description = description
-        self._ahead: float | None = None  # our clock's lead over the host's, in seconds
+        self._ahead: float | None = None  # seconds by which our clock is ahead of the host's
         self._leaving = False
         self._closing = False
 
@@ -59,7 +63,7 @@ class JoinedEngine:
         self._line.send(wire.Free(context))
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
-        """Until the host leaves. Raises EngineDied when it hangs or is gone."""
+        """Yield events until the host leaves. Raises EngineDied if it hangs or disconnects."""
         while True:
             try:
                 async with asyncio.timeout(LOST_S):
@@ -68,10 +72,10 @@ class JoinedEngine:
                 reason = f"its host hangs: no heartbeat for {LOST_S:g} s"
                 break
             except wire.WireError as error:
-                reason = f"its host sent nonsense: {error}"
+                reason = f"its host sent an invalid frame: {error}"
                 break
             if not messages:
-                reason = "its host is gone"
+                reason = "its host disconnected"
                 break
             events = [one for one in messages if isinstance(one, api.Event)]
             for message in messages:
@@ -90,7 +94,7 @@ class JoinedEngine:
         await self._line.close()
 
     def _learn_clock(self, theirs: float) -> None:
-        """The least lead that was seen holds the least of the network's delay."""
+        """Keep the smallest difference seen: it contains the least network delay."""
         ahead = time.monotonic() - theirs
         self._ahead = ahead if self._ahead is None else min(ahead, self._ahead)
 
@@ -107,7 +111,7 @@ class JoinedEngine:
 
 
 class Gate:
-    """Listens for engines that hold the key, and hands them to `admit`."""
+    """Listens for engines, checks that they hold the key, and passes them to `admit`."""
 
     def __init__(self, key: str, admit: Admit) -> None:
         handshake.check_key(key)
@@ -118,7 +122,7 @@ class Gate:
         self._tokenizers = Path(tempfile.mkdtemp(prefix="weftline-tokenizers-"))
 
     async def listen(self, host: str, port: int) -> int:
-        """Open the gate; the port, which 0 leaves to the system."""
+        """Start to listen, and return the port. With `port` 0 the system chooses one."""
         self._server = await asyncio.start_server(self._enter, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -144,10 +148,10 @@ class Gate:
             engine = JoinedEngine(line, description)
             line.send(wire.Admitted())
             await self._admit(name, engine, description)
-        except (TimeoutError, EngineUnavailable):  # the host may try again
+        except (TimeoutError, EngineUnavailable):  # the host tries again
             await line.close()
         except Exception as error:
-            # Rejected, WireError, or what `admit` says: the host's log should tell its operator.
+            # Rejected, WireError, or an error of `admit`. The host logs it for its operator.
             log.warning("engine %r may not join: %s", name[:64], error)
             line.send(wire.Refused(str(error)[:300]))
             await line.close()
@@ -160,10 +164,10 @@ class Gate:
             case [wire.Describe(description, tokenizer)]:
                 path = None if tokenizer is None else str(self._kept(tokenizer))
                 return replace(description, tokenizer=path)
-        raise Rejected("the host does not say what it runs")
+        raise Rejected("the host did not describe its engine")
 
     def _kept(self, tokenizer: str) -> Path:
-        """A host's tokenizer in a file of ours, one for all that have the same."""
+        """Write a host's tokenizer to a local file, one file for all equal ones, and return it."""
         data = tokenizer.encode()
         path = self._tokenizers / f"{hashlib.sha256(data).hexdigest()}.json"
         if not path.exists():

@@ -1,7 +1,8 @@
-"""The embedded engine behind a process boundary: starts the child and speaks `wire` with it.
+"""Runs the embedded engine in a child process, and exchanges frames with it over a socket.
 
-The model runs in a process of its own, so that a step never stops the server's event loop and a
-crash takes no server down. The child ends when this end of the socket closes, however we end.
+The model has its own process, so a step never blocks the server's event loop, and a crash of the
+engine does not end the server. The child ends when this end of the socket closes. That also happens
+when this process is killed.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 
-from weftline_engine import wire
 from weftline_engine.api import Description, EngineDied, Event, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
+from weftline_engine.transport import wire
 
 __all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
 
-
-# How often a thread looks whether the others have come to a barrier, of which a step has some 250,
-# before it sleeps: 50 us. OpenMP's own count, 300 times that, keeps a thread that shares its core
-# with one it waits for from ever letting that one run. Beside one busy process on 2 cores a step of
-# 8 rows took 1,060 ms so, and takes 38 ms; 20 ms on quiet cores, whatever the count from 300 on.
+# How many times an OpenMP thread polls at a barrier before it sleeps: 1,000 polls take 50 us. A
+# step has about 250 barriers. OpenMP's default is 300 times longer. With the default, a thread that
+# shares its core with a thread it waits for does not let that one run. Beside one busy process on
+# 2 cores, a step of 8 rows took 1,060 ms with the default and takes 38 ms with 1,000. On idle cores
+# it takes 20 ms with any count from 300 up.
 SPINS = 1000
 
 
 def environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """Of the child: what this process has, and how OpenMP waits unless that says it."""
-    says = "GOMP_SPINCOUNT" in outer or "OMP_WAIT_POLICY" in outer
-    return dict(outer) if says else {**outer, "GOMP_SPINCOUNT": str(SPINS)}
+    """Return the child's environment: `outer`, plus SPINS unless it sets how OpenMP waits."""
+    chosen = "GOMP_SPINCOUNT" in outer or "OMP_WAIT_POLICY" in outer
+    return dict(outer) if chosen else {**outer, "GOMP_SPINCOUNT": str(SPINS)}
 
 
 class ProcessEngine:
-    """An `api.Engine` in a child process. Use it from one event loop."""
+    """An `api.Engine` in a child process. Use it from a single event loop."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self._config = config
@@ -44,16 +45,17 @@ class ProcessEngine:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id while it runs."""
+        """The child's process id, or None while it does not run."""
         return self._child.pid if self._child and self._child.returncode is None else None
 
     async def start(self) -> Description:
-        """Start the child and wait until the model is loaded. Raises EngineDied with its reason."""
+        """Start the child and wait until the model is loaded. Raises EngineDied with a reason."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "weftline_engine.host"),
+                "-m",
+                "weftline_engine.transport.host",
                 *self._config.arguments(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=environment(os.environ),
@@ -92,7 +94,10 @@ class ProcessEngine:
         self._send(wire.Free(context))
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """The events of one step at a time. A killed child closes the socket, which ends this."""
+        """Yield the events of one step at a time, until `close`.
+
+        Raises EngineDied if the child ends by itself. A killed child closes its end of the socket.
+        """
         while messages := await self._read():
             yield [one for one in messages if isinstance(one, Event)]
         if not self._closing:
@@ -101,7 +106,7 @@ class ProcessEngine:
             raise EngineDied(f"the engine process ended by itself ({_ending(code)})")
 
     async def close(self) -> None:
-        """Close the socket, which ends the child; kill it where that takes more than 5 s."""
+        """Close the socket, which ends the child. Kill the child if it still runs after 5 s."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
@@ -114,12 +119,12 @@ class ProcessEngine:
             await self._child.wait()
 
     def _send(self, verb: wire.Verb) -> None:
-        # To a dead child this writes nothing: its end comes out of `events`.
+        # A dead child gets nothing. `events` reports that it is dead.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode([verb]))
 
     async def _read(self) -> list[wire.Message]:
-        """The messages of the next frame; none once the child is gone."""
+        """Return the messages of the next frame, or an empty list once the child has ended."""
         assert self._reader is not None, "events before start"
         try:
             header = await self._reader.readexactly(wire.HEADER_BYTES)

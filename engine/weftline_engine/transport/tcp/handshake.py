@@ -1,10 +1,10 @@
-"""How a server and an engine's host prove to each other that they hold the same key.
+"""The handshake by which a server and an engine's host prove that they hold the same key.
 
     server → Hello(nonce)      host → Prove(name, nonce, proof)      server → Welcome(proof)
     host → Describe(description, tokenizer)                          server → Admitted | Refused
 
-Neither sends the key, nor anything that helps to guess it faster than trying keys one by one. What
-follows is not encrypted: where others share the network, use a tunnel.
+The key itself is never sent. A proof is an HMAC, so a listener can only try keys one by one.
+The messages after the handshake are not encrypted. Use a tunnel on a network that others share.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ import secrets
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weftline_engine import wire
+from weftline_engine.transport import wire
 
 LEAST_KEY = 16  # characters
-HANDSHAKE_S = 10.0
-# Until the other side has proved itself, a frame holds a name and some hexadecimals.
-MOST_UNPROVEN = 4096
-HEARTBEAT_S = 1.0
-LOST_S = 5.0  # without a heartbeat, the other side hangs, or the network between is gone
-
+HANDSHAKE_S = 10.0  # seconds that the whole handshake may take
+MOST_UNPROVEN = 4096  # bytes of a frame before the proof: a name and hexadecimal digits
+HEARTBEAT_S = 1.0  # seconds between two heartbeats
+LOST_S = 5.0  # seconds without a heartbeat after which a connection counts as lost
 
 T = TypeVar("T", wire.Hello, wire.Prove, wire.Welcome)
 
 
 class Rejected(Exception):
-    """The other side does not take us, or we do not take it; one sentence says why."""
+    """The handshake failed, or one side refused the other. The message is one sentence."""
 
 
 @dataclass(slots=True)
 class Line:
-    """A connection that speaks frames of `wire`."""
+    """A TCP connection that carries frames of `wire`."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -44,7 +42,10 @@ class Line:
             self.writer.write(wire.encode(messages))
 
     async def receive(self, most: int = wire.MOST_BYTES) -> list[wire.Message]:
-        """The messages of the next frame; none at the end of the connection. Raises WireError."""
+        """Return the messages of the next frame, or an empty list at the end of the connection.
+
+        Raises WireError for a frame that is not valid, or longer than `most` bytes.
+        """
         try:
             size = wire.length(await self.reader.readexactly(wire.HEADER_BYTES))
             if size > most:
@@ -58,13 +59,13 @@ class Line:
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for a key that is no secret."""
+    """Raise ValueError if `key` is too short to be a secret."""
     if len(key) < LEAST_KEY:
         raise ValueError(f"the key that engines join with needs at least {LEAST_KEY} characters")
 
 
 async def challenge(line: Line, key: str) -> str:
-    """The server's side, up to its Welcome: the host's name. Raises Rejected."""
+    """Do the server's part up to Welcome, and return the host's name. Raises Rejected."""
     nonce = secrets.token_hex(16)
     line.send(wire.Hello(nonce))
     proof = await _expect(line, wire.Prove, MOST_UNPROVEN)
@@ -76,7 +77,7 @@ async def challenge(line: Line, key: str) -> str:
 
 
 async def respond(line: Line, key: str, name: str) -> None:
-    """The host's side, up to the server's Welcome. Raises Rejected."""
+    """Do the host's part up to the server's Welcome. Raises Rejected."""
     hello = await _expect(line, wire.Hello, MOST_UNPROVEN)
     nonce = secrets.token_hex(16)
     line.send(wire.Prove(name, nonce, _proof(key, "host", hello.nonce, nonce, name)))
@@ -86,7 +87,7 @@ async def respond(line: Line, key: str, name: str) -> None:
 
 
 def _proof(key: str, side: str, *parts: str) -> str:
-    # Lengths part what would else run together.
+    # The lengths keep ("ab", "c") and ("a", "bc") apart.
     text = "".join(f"{len(part)}:{part}" for part in (side, *parts))
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
@@ -98,5 +99,5 @@ async def _expect(line: Line, kind: type[T], most: int) -> T:
             raise Rejected(message)
         case [one] if isinstance(one, kind):
             return one
-    came = "another word" if messages else "nothing"
-    raise Rejected(f"instead of {kind.__name__} came {came}")
+    came = "another message" if messages else "nothing"
+    raise Rejected(f"expected {kind.__name__}, got {came}")

@@ -1,0 +1,1 @@
+"""The TCP transport: engines on other machines join a server that listens for them."""
