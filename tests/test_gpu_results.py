@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.gpu_report import RESULTS, kernel_hashes, stale
+from bench.gpu.results import RESULTS, kernel_hashes, stale
 
 
 def test_committed_results_are_of_these_kernels() -> None:

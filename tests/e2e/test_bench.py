@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import bench_server
 from bench.harness.systems import ABLATION
 from bench.harness.workload import load, names
+from bench.micro import server
 from bench.report import others
 from bench.report.page import write_headline, write_page
 
@@ -204,12 +204,12 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At small sizes: every curve is there, nothing is lost, and the report can be drawn of it."""
-    monkeypatch.setattr(bench_server, "LENGTHS", (10, 20))
+    monkeypatch.setattr(server, "LENGTHS", (10, 20))
     monkeypatch.setattr(
         "sys.argv",
-        ["bench_server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],
+        ["server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],
     )
-    bench_server.main()
+    server.main()
     report = json.loads((tmp_path / "server.json").read_text())
     assert {*report["place_ms_by_queue"]} == {"sharing", "alone", "full"}
     for curves in (report["place_ms_by_queue"], report["add_call_us_by_session"]):

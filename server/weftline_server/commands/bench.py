@@ -62,8 +62,11 @@ def find_benchmarks(here: Path) -> Path | None:
 
 
 def benchmarks(folder: Path) -> dict[str, list[str]]:
-    """By name, what Python runs: bench/bench_NAME.py, and what the harness knows to run."""
-    programs = {path.stem.removeprefix("bench_"): [str(path)] for path in folder.glob("bench_*.py")}
+    """The arguments of Python for each benchmark: the programs of bench/micro, and the names that
+    the harness runs."""
+    programs = {
+        path.stem: ["-m", f"bench.micro.{path.stem}"] for path in folder.glob("micro/[!_]*.py")
+    }
     workloads = [path.stem for path in folder.glob("workloads/[!_]*.py")]
     harness = [*HARNESS, *workloads] if workloads else []
     return dict(sorted((programs | {n: ["-m", "bench.harness", n] for n in harness}).items()))

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from bench.gpu_report import write
+from bench.gpu.results import write
 from bench.harness import machine, probe
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import spread

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from _engine_load import burst
+from bench.micro._engine_load import burst
 
 START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
 

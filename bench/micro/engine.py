@@ -24,11 +24,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _engine_load import MEASURES, OUTPUT, PROMPT, SHARED_OUTPUT, Measure, Prompts, decoding
-from _engine_servers import Server, System, vllm, weftline
-from gpu_report import ROOT, write
-
+from bench.gpu.results import ROOT, write
 from bench.harness.machine import slug
+from bench.micro._engine_load import (
+    MEASURES,
+    OUTPUT,
+    PROMPT,
+    SHARED_OUTPUT,
+    Measure,
+    Prompts,
+    decoding,
+)
+from bench.micro._engine_servers import Server, System, vllm, weftline
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
 STARTS = "starts"

@@ -1,6 +1,6 @@
 """Measures the embedded engine alone: prefill and decode tokens a second, shared prefixes, memory.
 
-    python bench/bench_engine_alone.py MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
+    python -m bench.micro.engine_alone MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
 
 Prints JSON. Every number is the best of its repeats: on a machine with neighbours the best is what
 the code can do, and all repeats are printed beside it.

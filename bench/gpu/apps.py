@@ -22,9 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gpu_step
 import torch
 
+from bench.gpu import llama
 from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
 from bench.simulator.world import World, serving
 from weftline_engine import api
@@ -41,12 +41,12 @@ POLICIES = ("app", "request")
 ROUND_TRIP_S = 0.25
 WORDS = 2048
 LLAMA_13B = replace(
-    gpu_step.LLAMA_7B, hidden=5120, layers=40, heads=40, kv_heads=40, mlp=13824, context_limit=16384
+    llama.LLAMA_7B, hidden=5120, layers=40, heads=40, kv_heads=40, mlp=13824, context_limit=16384
 )
-LLAMA_7B = replace(gpu_step.LLAMA_7B, context_limit=16384)
-TINY = replace(gpu_step.TINY, vocabulary=WORDS, context_limit=512)
+LLAMA_7B = replace(llama.LLAMA_7B, context_limit=16384)
+TINY = replace(llama.TINY, vocabulary=WORDS, context_limit=512)
 PAPER: Mapping[str, Any] = json.loads(
-    (Path(__file__).parent / "workloads" / "parrot_workloads.json").read_text()
+    (Path(__file__).parents[1] / "workloads" / "parrot_workloads.json").read_text()
 )
 
 
@@ -231,10 +231,10 @@ def measure(
 ) -> dict[str, Any]:
     """The point on an engine of its own, whose cache is cold."""
     running = 4 if dry else 64
-    model = DeviceModel(network, max_running=running, capture=gpu_step.captures(network.device))
+    model = DeviceModel(network, max_running=running, capture=llama.captures(network.device))
     config = SchedulerConfig(
         blocks=blocks,
-        block_size=gpu_step.PAGE,
+        block_size=llama.PAGE,
         max_running=running,
         step_tokens=64 if dry else 2048,
     )
@@ -258,11 +258,11 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[
     # The words are the simulator's, and the package that splits them may not be here.
     prompter._load_tokenizer = lambda path: WordTokenizer()  # type: ignore[assignment,return-value]
     config = TINY if dry else LLAMA_13B if figure in (11, 14) else LLAMA_7B
-    network = gpu_step.load(config, device)
+    network = llama.load(config, device)
     blocks = 64
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] - 6 * 2**30
-        blocks = free // (gpu_step.token_bytes(config) * gpu_step.PAGE)
+        blocks = free // (llama.token_bytes(config) * llama.PAGE)
     found: list[dict[str, Any]] = []
     longest = 0.0
     for point in points(figure, dry):

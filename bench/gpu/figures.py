@@ -1,8 +1,8 @@
 """Replays figures 11, 14, 15, 16, 17 and 18 of the Parrot paper on one CUDA device.
 
-    PYTHONPATH=client:server:engine:kernels:. python bench/gpu_figures.py --fig 15 [--dry-run]
+    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu.figures --fig 15 [--dry-run]
 
-Figures 11, 14, 17 and 18 are applications (gpu_apps.py), 15 and 16 decode behind one long common
+Figures 11, 14, 17 and 18 are applications (see apps.py); 15 and 16 decode behind one long common
 prefix. Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length:
 mean latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
 LLaMA-7B, tiles planned anew for every step; prompts count as filled before. Three ways: "tree"
@@ -24,12 +24,10 @@ from typing import Any
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
 
-import gpu_apps
-import gpu_attention
-import gpu_report
-import gpu_step
 import torch
 
+from bench.gpu import apps, attention, llama
+from bench.gpu.results import kernel_hashes, write
 from weftline_engine.embedded.model import TorchModel
 from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_kernels.work_list import Rows
@@ -55,14 +53,14 @@ def replay(
 ) -> dict[str, object] | str:
     """Decode all (prompt, output) at once; latencies, and the part of the roof that was reached."""
     copied, shared = MODES[mode]
-    tables = gpu_step.tables(prefix, [sum(one) for one in lengths], copied=copied)
-    if not gpu_step.fits(config, 1 + tables[-1][-1], model.device):
+    tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
+    if not llama.fits(config, 1 + tables[-1][-1], model.device):
         return "does not fit"
     whole = [
         Rows(table, i, 1, sum(one) - 1)
         for i, (table, one) in enumerate(zip(tables, lengths, strict=True))
     ]
-    decode = gpu_step.Decode(model, whole, shared=shared)
+    decode = llama.Decode(model, whole, shared=shared)
     decode.load(whole)
     decode.run()  # compiles and captures
     start, must, ends = time.perf_counter(), 0, [0.0] * len(lengths)
@@ -74,10 +72,10 @@ def replay(
         decode.run()
         tokens = sum(lengths[i][0] + step + 1 for i in alive)
         read = tokens - (len(alive) - 1) * prefix if shared else tokens
-        must += gpu_step.weight_bytes(config) + read * gpu_step.token_bytes(config)
+        must += llama.weight_bytes(config) + read * llama.token_bytes(config)
         finished = [i for i in alive if lengths[i][1] == step + 1]
         if finished:
-            gpu_step.synchronize(model.device)
+            llama.synchronize(model.device)
             for i in finished:
                 ends[i] = time.perf_counter() - start
     return {
@@ -99,7 +97,7 @@ def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    figures = sorted((*gpu_apps.FIGURES, *DECODING))
+    figures = sorted((*apps.FIGURES, *DECODING))
     parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--folder", type=Path, help="of the results; a dry run has none by itself")
@@ -113,17 +111,17 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
         "figure": figure,
-        "kernels": gpu_report.kernel_hashes(),
+        "kernels": kernel_hashes(),
     }
     if figure in DECODING:
         report |= decoding(figure, device, deadline, dry)
     else:
-        report["rows"] = gpu_apps.rows(figure, device, deadline, dry)
+        report["rows"] = apps.rows(figure, device, deadline, dry)
     print(json.dumps(report, indent=2))
     if options.folder:
-        gpu_report.write(report, report["date"], report["device"], name_of(figure), options.folder)
+        write(report, report["date"], report["device"], name_of(figure), options.folder)
     elif not dry:
-        gpu_report.write(report, report["date"], report["device"], name_of(figure))
+        write(report, report["date"], report["device"], name_of(figure))
 
 
 def name_of(figure: int) -> str:
@@ -135,9 +133,9 @@ def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> d
     """Figure 15 or 16, and what the device copies in a second."""
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
-    config = gpu_step.TINY if dry else gpu_step.LLAMA_7B
-    bandwidth = gpu_attention.copy_bandwidth(device)
-    model = gpu_step.load(config, device)
+    config = llama.TINY if dry else llama.LLAMA_7B
+    bandwidth = attention.copy_bandwidth(device)
+    model = llama.load(config, device)
     rows: list[dict[str, object]] = []
     for batch, lengths in points(figure, data, dry):
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 KERNELS = ROOT / "kernels" / "weftline_kernels"
 
@@ -20,8 +20,8 @@ KERNELS = ROOT / "kernels" / "weftline_kernels"
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
     """SHA-256 of each of our Python files that a device's speed depends on, by its name."""
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.glob("*.py"))
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.py"))
     }
 
 

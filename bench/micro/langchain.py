@@ -1,6 +1,6 @@
 """LangChain programs far from their server: how much the tiers bring, and what provenance costs.
 
-    make bench-langchain         (or: python bench/bench_langchain.py [--rtt-ms 250] [--repeat 3])
+    make bench-langchain [ARGS="--rtt-ms 250 --repeat 3"]
 
 One server with the embedded engine, and a proxy that adds the round trip. Each program runs in
 every tier in turn, after a round that warms the KV cache for all alike, so ratios compare runs that
@@ -21,25 +21,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
+from bench.harness import machine
+from bench.harness.results import RESULTS, write
+from bench.harness.texts import ROOT
 from langchain_weftline import ChatWeftline, provenance
 from weftline.delay import delayed
 from weftline.local import local_server
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cookbook" / "langchain"))
-
+# The programs of the cookbook import each other by script path.
+sys.path.insert(0, str(ROOT / "cookbook" / "langchain"))
 import refine
 from compare import TIERS, Build, run
-
-from bench.harness import machine
-from bench.harness.results import RESULTS, write
 
 CALLS = 400
 STEPS = 5
