@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.harness import machine, probe, runner
 from bench.harness.fleet import Fleet
-from bench.harness.results import RESULTS
+from bench.harness.results import RAW, RESULTS, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(write_page(args.folder or RESULTS))
             write_headline(args.folder or RESULTS)
             return 0
+        if args.name == "summarise":
+            print("\n".join(map(str, summarise_again(_newest(args.folder)))))
+            return 0
         return asyncio.run(_run(args))
     except (WeftlineError, ModelUnavailable) as error:
         print(f"weftline bench: {error}", file=sys.stderr)
@@ -61,7 +64,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = ("all", "report", *names())
+    known = ("all", "report", "summarise", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="small sizes, fewer points")
@@ -148,8 +151,7 @@ async def _run(args: argparse.Namespace) -> int:
                 warm=args.warm,
                 only=args.only,
                 first=args.first,
-                suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
-                same_texts=args.exact,
+                variant="exact" if args.exact else "ablation" if args.ablation else "",
                 vllm_probe_ms=probed,
                 machine=about,
                 resume=args.resume,
@@ -162,6 +164,12 @@ async def _run(args: argparse.Namespace) -> int:
             if not outcome.complete:
                 return _over(say)
     return 0
+
+
+def _newest(folder: Path | None) -> Path:
+    """`folder`, or the newest folder of the results that has raw runs."""
+    raw = sorted(RESULTS.glob(f"*/{RAW}"))
+    return folder or (raw[-1].parent if raw else RESULTS)
 
 
 def _setup(

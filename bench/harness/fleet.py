@@ -1,4 +1,4 @@
-"""The servers that are up, kept from workload to workload, and the relays in front of them."""
+"""The servers that are up, kept from workload to workload, and the proxies that delay them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
 from bench.harness.servers import Server, ServerSpec, Setup, phases, running
-from bench.harness.texts import ROOT
 
 JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
 
@@ -30,7 +29,7 @@ class Fleet:
         self._stack = AsyncExitStack()
         self._setup: Setup | None = None
         self._servers: dict[ServerSpec, Server] = {}
-        self._relays: dict[tuple[ServerSpec, int], str] = {}
+        self._addresses: dict[tuple[ServerSpec, int], str] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,34 +81,36 @@ class Fleet:
             busy = used > RESTING * (time.monotonic() - began)
 
     def url(self, spec: ServerSpec, delay_ms: int) -> str:
-        """The server's own address, or that of a relay which makes the way to it longer."""
-        url = self._servers[spec].url
-        if delay_ms == 0:
-            return url
-        if (spec, delay_ms) not in self._relays:
-            self._relays[spec, delay_ms] = self._start_relay(url, delay_ms)
-        return self._relays[spec, delay_ms]
+        """The address of the server of `spec`, behind a network of this mean round trip."""
+        if (spec, delay_ms) not in self._addresses:
+            far = self._stack.enter_context(behind(self._servers[spec].url, delay_ms))
+            self._addresses[spec, delay_ms] = far
+        return self._addresses[spec, delay_ms]
 
     async def _stop(self) -> None:
         await self._stack.aclose()
         self._servers.clear()
-        self._relays.clear()
+        self._addresses.clear()
         self._setup = None
 
-    def _start_relay(self, url: str, delay_ms: int) -> str:
-        low, high = delay_ms * (1 - JITTER), delay_ms * (1 + JITTER)
-        process = self._stack.enter_context(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "bench.harness.relay"),
-                    *("--to", url.removeprefix("http://")),
-                    *("--low-ms", str(low), "--high-ms", str(high)),
-                ],
-                stdin=subprocess.PIPE,  # closes with this process, which ends the relay
-                stdout=subprocess.PIPE,
-                cwd=ROOT,
-                start_new_session=True,
-            )
-        )
+
+@contextmanager
+def behind(url: str, delay_ms: int) -> Iterator[str]:
+    """The address of the server at `url`, behind a network of this mean round trip.
+
+    The proxy is a process of its own: what it computes is not the client's CPU time, and no long
+    computation of the client makes it late.
+    """
+    if delay_ms == 0:
+        yield url
+        return
+    words = ("--to", url, "--rtt-ms", str(delay_ms), "--jitter", str(JITTER))
+    with subprocess.Popen(
+        [sys.executable, "-m", "weftline.delay", *words],
+        stdin=subprocess.PIPE,  # closes with this process, which ends the proxy
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
-        return f"http://127.0.0.1:{int(process.stdout.readline())}"
+        yield process.stdout.readline().strip()

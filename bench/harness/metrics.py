@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.harness.stage import App
+from bench.harness.texts import Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +80,20 @@ def ms_per_token(kind: str | None = None) -> Metric:
 def apps_per_minute() -> Metric:
     """Finished applications by the makespan."""
     return Metric("apps/min", lambda apps: 60 * len(apps) / _span(apps), higher=True)
+
+
+def repeated_share(prompts: Sequence[str], count: Count) -> float:
+    """Tokens in paragraphs that stand in at least two prompts, by all tokens.
+
+    A paragraph is a line, so one long document in two prompts counts and a sentence in two
+    documents does not.
+    """
+    lines = [[line for line in prompt.splitlines() if line.strip()] for prompt in prompts]
+    seen = Counter(line for prompt in lines for line in set(prompt))
+    total = repeated = 0
+    for prompt in lines:
+        for line in prompt:
+            tokens = count(line)
+            total += tokens
+            repeated += tokens if seen[line] > 1 else 0
+    return repeated / total if total else 0.0

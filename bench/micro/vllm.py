@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import time
@@ -23,10 +22,10 @@ from typing import Any
 
 import httpx
 
-from bench.gpu.results import write
 from bench.harness import machine, probe
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import spread
+from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.servers import Kind, ServerSpec, Setup
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
@@ -129,7 +128,7 @@ async def compare(args: argparse.Namespace) -> dict[str, Any]:
     async with Fleet() as fleet:
         await fleet.need(Setup(model, vllm_dtype=dtype), WAYS)
         found = await measure(fleet, args)
-    return {**found, "dtype": dtype, "machine": machine.describe()}
+    return {**stamp(machine.describe()), "dtype": dtype, **found}
 
 
 def main() -> None:
@@ -140,9 +139,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     found = asyncio.run(compare(parser.parse_args()))
-    where = machine.slug(found["machine"]["cores"])
-    write(found, datetime.date.today().isoformat(), where, "vllm.json")
-    print(json.dumps(found, indent=1))
+    write(dated(found["machine"]), "vllm", found)
+    print(dumps(found))
 
 
 if __name__ == "__main__":

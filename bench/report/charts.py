@@ -44,7 +44,7 @@ def colours(report: Report) -> dict[str, str]:
 
 def bars(report: Report, metric: str, path: Path) -> Path:
     """A group of bars for each point and round trip, with quartiles; a failure is written on it."""
-    rows = [row for row in report["summary"] if metric in row["metrics"] and row["cache"] == "cold"]
+    rows = [row for row in report["rows"] if metric in row["metrics"] and row["cache"] == "cold"]
     places = list(dict.fromkeys((row["point"], row["delay_ms"]) for row in rows))
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(max(4.5, 1.7 * len(places) + 1.5), 3))
@@ -77,11 +77,7 @@ def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Pa
         for axes, metric in zip(all_axes[0], metrics, strict=True):
             for name, colour in colours(report).items():
                 rows = sorted(
-                    (
-                        r
-                        for r in report["summary"]
-                        if r["system"] == name and metric in r["metrics"]
-                    ),
+                    (r for r in report["rows"] if r["system"] == name and metric in r["metrics"]),
                     key=lambda row: row["x"],
                 )
                 found = [row["metrics"][metric] for row in rows]
@@ -100,23 +96,15 @@ def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Pa
 
 
 def distribution(report: Report, path: Path) -> Path:
-    """The share of applications done within so many seconds, at the first point, by kind."""
-    first = report["summary"][0]
-    runs = [r for r in report["runs"] if (r["point"], r["cache"]) == (first["point"], "cold")
-            and r["delay_ms"] == first["delay_ms"]]  # fmt: skip
-    kinds = list(dict.fromkeys(app["kind"] for run in runs for app in run["apps"]))
+    """The share of applications that are done after a time, at the first point, by kind."""
+    kinds = report["app_seconds"]
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
             1, len(kinds), figsize=(4 * len(kinds), 3), squeeze=False
         )
-        for axes, kind in zip(all_axes[0], kinds, strict=True):
+        for axes, (kind, by_system) in zip(all_axes[0], kinds.items(), strict=True):
             for name, colour in colours(report).items():
-                seconds = sorted(
-                    app["seconds"]
-                    for run in runs
-                    for app in run["apps"]
-                    if run["system"] == name and app["kind"] == kind and not app["error"]
-                )
+                seconds = by_system.get(name, [])
                 shares = [(i + 1) / len(seconds) for i in range(len(seconds))]
                 axes.step(seconds, shares, ".-", where="post", color=colour, markersize=2,
                           label=report["systems"][name]["title"])  # fmt: skip
@@ -134,7 +122,7 @@ def scatter(report: Report, path: Path) -> Path:
         figure, axes = pyplot.subplots(figsize=(4, 3.6))
         most = 0.0
         for name in others:
-            pairs = matched(report, base, name)
+            pairs = report["pairs"][name]
             most = max([most, *(value for pair in pairs for value in pair)])
             theirs, ours = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             axes.plot(theirs, ours, "o", color=colours(report)[name], markersize=3,
@@ -146,30 +134,9 @@ def scatter(report: Report, path: Path) -> Path:
         return _save(figure, path)
 
 
-def matched(report: Report, base: str, ours: str) -> list[tuple[float, float]]:
-    """The seconds of the same application of the same repetition on both, where both succeeded."""
-    runs = {(r["system"], r["point"], r["delay_ms"], r["repeat"], r["cache"]): r["apps"]
-            for r in report["runs"]}  # fmt: skip
-    return [
-        (theirs["seconds"], app["seconds"])
-        for (name, *where), apps in runs.items()
-        if name == ours and (base, *where) in runs
-        for theirs, app in zip(runs[base, *where], apps, strict=False)
-        if not theirs["error"] and not app["error"]
-    ]
-
-
 def timeline(report: Report, path: Path) -> Path:
     """Where every second of one run went, one panel a system, on one time axis."""
-    first = report["summary"][0]
-    runs = {
-        run["system"]: run
-        for run in report["runs"]
-        if (run["point"], run["repeat"], run["cache"]) == (first["point"], 0, "cold")
-        and run["delay_ms"] == first["delay_ms"]
-    }
-    calls = {name: [call for app in run["apps"] for call in app["calls"]]
-             for name, run in runs.items()}  # fmt: skip
+    calls = report["timeline"]
     rows = [max(1, len(found)) for found in calls.values()]
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
@@ -177,7 +144,7 @@ def timeline(report: Report, path: Path) -> Path:
             squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows},
         )  # fmt: skip
         for axes, (name, found) in zip(all_axes[:, 0], calls.items(), strict=True):
-            for row, call in enumerate(sorted(found, key=lambda call: call["start"])):
+            for row, call in enumerate(sorted(found, key=lambda call: call[0])):
                 _draw_call(axes, row, call)
             axes.set_title(report["systems"][name]["title"], loc="left", fontsize=9)
             axes.set_yticks([])
@@ -190,13 +157,18 @@ def timeline(report: Report, path: Path) -> Path:
         return _save(figure, path)
 
 
-def _draw_call(axes: Axes, row: int, call: Mapping[str, Any]) -> None:
-    at, rest = call["start"], call["seconds"]
-    if call["queue_s"] is not None:
-        for phase in ("queue", "fill"):
-            axes.barh(row, call[f"{phase}_s"], left=at, color=PHASES[phase])
-            at, rest = at + call[f"{phase}_s"], rest - call[f"{phase}_s"]
-    axes.barh(row, rest, left=at, color=PHASES["call" if call["queue_s"] is None else "generate"])
+def _draw_call(axes: Axes, row: int, call: Sequence[float | None]) -> None:
+    """One bar: `call` is its start, its seconds, and of these the ones in the queue and the fill,
+    which are None where the server reported nothing."""
+    at, rest, queue, fill = call
+    assert at is not None and rest is not None
+    last = "call"
+    if queue is not None and fill is not None:
+        for phase, seconds in (("queue", queue), ("fill", fill)):
+            axes.barh(row, seconds, left=at, color=PHASES[phase])
+            at, rest = at + seconds, rest - seconds
+        last = "generate"
+    axes.barh(row, rest, left=at, color=PHASES[last])
 
 
 def ablation(reports: Mapping[str, Report], path: Path) -> Path:
@@ -223,11 +195,11 @@ def ablation(reports: Mapping[str, Report], path: Path) -> Path:
 
 def losses(report: Report) -> dict[str, float]:
     """By what is left out: the time that it adds at the first point, in weftline's times."""
-    first = report["summary"][0]
+    first = report["rows"][0]
     metric = next(iter(first["metrics"]))
     found = {
         row["system"]: row["metrics"][metric]
-        for row in report["summary"]
+        for row in report["rows"]
         if (row["point"], row["delay_ms"]) == (first["point"], first["delay_ms"])
         and metric in row["metrics"]
     }
@@ -241,9 +213,7 @@ def losses(report: Report) -> dict[str, float]:
 
 
 def _unit(report: Report, metric: str) -> str:
-    return next(
-        str(r["metrics"][metric]["unit"]) for r in report["summary"] if metric in r["metrics"]
-    )
+    return next(str(r["metrics"][metric]["unit"]) for r in report["rows"] if metric in r["metrics"])
 
 
 def _legend(axes: Axes, place: Any = "best") -> None:

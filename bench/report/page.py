@@ -45,6 +45,10 @@ something is left, and `--resume` keeps what is there of the same code, machine 
 
     while weftline bench all --resume --within 540; [ $? -eq 3 ]; do :; done
 
+Each run writes two files: its raw runs to the folder raw/ of the results, which git ignores, and a
+summary beside that folder, which is committed: medians, quartiles, counts, and what the pictures
+show. `--resume` goes on with raw runs, and `weftline bench summarise` makes the summaries anew.
+
 Servers and client run on all cores that there are, or on those of `--cores` and `--client-cores`.
 The results say which.
 
@@ -184,7 +188,7 @@ def other_sizes(folder: Path) -> list[str]:
         reports = {file.stem: json.loads(file.read_text()) for file in sorted(path.glob("*.json"))}
         first = next(iter(reports.values()))
         commits = dict.fromkeys(report["machine"]["commit"] for report in reports.values())
-        repeats = 1 + max(run["repeat"] for report in reports.values() for run in report["runs"])
+        repeats = max(report["repeats"] for report in reports.values())
         lines += [
             *(f"## At the sizes of `--scale {path.name}`", ""),
             f"The paper's lengths times {first['scale']['length']:g}, its counts times",
@@ -205,7 +209,7 @@ def _base(report: Report, row: Report) -> Report:
     where = ("point", "delay_ms", "cache")
     found: Report = next(
         other
-        for other in report["summary"]
+        for other in report["rows"]
         if other["system"] == base and all(other[key] == row[key] for key in where)
     )
     return found
@@ -228,7 +232,7 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
         f"| point | round trip | system | {' | '.join(workload.metrics)} | ratio | lost |",
     ]
     lines += ["|" + "---|" * (5 + len(workload.metrics))]
-    for row in report["summary"]:
+    for row in report["rows"]:
         cells = [
             number(row["metrics"][m]) if m in row["metrics"] else "–" for m in workload.metrics
         ]
@@ -247,16 +251,16 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
 def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:
     """The pictures that suit a workload, with their captions."""
     folder, title = docs / PICTURES, report["title"]
-    metrics = list(report["summary"][0]["metrics"])
+    metrics = list(report["rows"][0]["metrics"])
     yield f"{title}: {metrics[0]}", charts.bars(report, metrics[0], folder / f"{name}.svg")
-    points = {row["x"] for row in report["summary"]}
+    points = {row["x"] for row in report["rows"]}
     if name in CURVES and len(points) > 2:
         path = folder / f"{name}-curve.svg"
         yield f"{title} over the load", charts.curves(report, metrics[:2], path, CURVES[name])
     if name in DISTRIBUTIONS:
         path = folder / f"{name}-cdf.svg"
         yield f"{title}: distribution", charts.distribution(report, path)
-    if name == verdicts.SCATTERED:
+    if "pairs" in report:
         path = folder / f"{name}-scatter.svg"
         yield f"{title}: application by application", charts.scatter(report, path)
     path = folder / f"{name}-timeline.svg"
@@ -295,7 +299,7 @@ def exact(reports: Mapping[str, Report]) -> list[str]:
     for report in reports.values():
         ways = list(report["systems"])[1:]
         for way in ways:
-            rows = [row for row in report["summary"] if row["system"] == way]
+            rows = [row for row in report["rows"] if row["system"] == way]
             same, apps = (sum(row[key] for row in rows) for key in ("same_answers", "compared"))
             title = report["systems"][way]["title"]
             lines.append(f"| {report['title']} | {title} | {same} of {apps} |")

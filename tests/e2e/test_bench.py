@@ -40,14 +40,15 @@ def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
     """Nothing fails, and where the number of requests is given, all systems answer as much."""
     report: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
     assert report["partial"] is False
-    errors = [app["error"] for run in report["runs"] for app in run["apps"] if app["error"]]
+    runs = json.loads((results / "raw" / f"{name}.json").read_text())["runs"]
+    errors = [app["error"] for run in runs for app in run["apps"] if app["error"]]
     assert errors == []
-    assert {row["system"] for row in report["summary"]} == set(report["systems"])
-    assert all(row["metrics"] for row in report["summary"])
+    assert {row["system"] for row in report["rows"]} == set(report["systems"])
+    assert all(row["metrics"] for row in report["rows"])
     if name == "chain_background":  # it lasts as long as its chain does
         return
-    for point in {(row["point"], row["delay_ms"]) for row in report["summary"]}:
-        rows = [row for row in report["summary"] if (row["point"], row["delay_ms"]) == point]
+    for point in {(row["point"], row["delay_ms"]) for row in report["rows"]}:
+        rows = [row for row in report["rows"] if (row["point"], row["delay_ms"]) == point]
         assert len({tuple(row["output_tokens"]) for row in rows}) == 1, rows
 
 
@@ -78,7 +79,8 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
     done = subprocess.run([*BENCH, *words, "--folder", str(tmp_path)], capture_output=True)
     assert done.returncode == 0
     report = json.loads((tmp_path / "chain_summary.json").read_text())
-    found = [(run["system"], run["delay_ms"]) for run in report["runs"]]
+    raw = json.loads((tmp_path / "raw" / "chain_summary.json").read_text())
+    found = [(run["system"], run["delay_ms"]) for run in raw["runs"]]
     assert found == [("weftline", 0), ("openai-weftline", 0), ("weftline", 250)]
     assert report["repeated_tokens"] == 0.0  # counted, and no paragraph of the two prompts is
     page = write_page(tmp_path, tmp_path).read_text()
@@ -96,7 +98,7 @@ def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> Non
     for more in ([], ["--ablation", "--warm"]):
         done = subprocess.run([*BENCH, *words, *more], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "chain_summary-ablation.json").read_text())
+    report = json.loads((tmp_path / "raw" / "chain_summary-ablation.json").read_text())
     found = [(run["system"], run["cache"]) for run in report["runs"]]
     assert found == [(name, cache) for name in ABLATION for cache in ("cold", "warm")]
     assert len({about["command"] for about in report["systems"].values()}) == len(ABLATION)
@@ -115,7 +117,8 @@ def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
 
     def part(*more: str) -> tuple[int, str, list[dict[str, Any]]]:
         done = subprocess.run([*BENCH, *both, *more], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr, json.loads(path.read_text())["runs"]
+        runs = json.loads((tmp_path / "raw" / path.name).read_text())["runs"]
+        return done.returncode, done.stdout + done.stderr, runs
 
     code, said, first = part("--within", "0.001")
     assert (code, len(first)) == (3, 2) and "the time is over" in said
@@ -132,7 +135,7 @@ def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
     ]
     report = json.loads(path.read_text())
     assert report["partial"] is False
-    assert {row["metrics"]["seconds"]["n"] for row in report["summary"]} == {2}
+    assert {row["metrics"]["seconds"]["n"] for row in report["rows"]} == {2}
     code, said, again = part()
     assert code == 0 and again == whole and "starting" not in said
     done = subprocess.run([*BENCH, *words, "--resume"], capture_output=True, text=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core.utils import get_tokenizer
@@ -16,10 +18,16 @@ from llama_index.core.utils import get_tokenizer
 from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
 from bench.harness.fleet import Fleet
-from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
-from bench.harness.relay import relay
-from bench.harness.repeated import repeated_share
-from bench.harness.results import Run, summary
+from bench.harness.metrics import (
+    apps_per_minute,
+    mean_seconds,
+    ms_per_token,
+    percentile,
+    repeated_share,
+    spread,
+)
+from bench.harness.results import rows
+from bench.harness.runs import Run
 from bench.harness.servers import (
     Kind,
     Server,
@@ -36,6 +44,7 @@ from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, nam
 from bench.report import others, page, verdicts
 from bench.workloads import many_agents
 from bench.workloads.rag import of_one_length
+from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
 
@@ -99,7 +108,7 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
         *(run("theirs", 1, app("a", 0, 40)), run("ours", 1, app("a", 0, 20))),
         run("ours", 2, app("a", 0, 9, error="lost")),
     ]
-    theirs, ours = summary(workload, runs, "theirs")
+    theirs, ours = rows(workload, runs, "theirs")
     assert (theirs["apps"], theirs["failed"], ours["apps"], ours["failed"]) == (2, 0, 3, 1)
     assert ours["metrics"]["seconds"]["median"] == 11.0
     assert ours["metrics"]["seconds"]["ratio"]["median"] == 2.0
@@ -146,11 +155,71 @@ def test_equal_answers_are_counted() -> None:
     workload = replace(load("copilot"), run=program, metrics={"seconds": mean_seconds()})
     said = [replace(app("a", 0, 1), result=text) for text in ("x", "y", "z")]
     other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
-    rows = summary(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
-    assert [row["same_answers"] for row in rows] == [3, 1]
+    found = rows(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
+    assert [row["same_answers"] for row in found] == [3, 1]
     # What only one of them ran, as a background that took longer, is compared with nothing.
-    rows = summary(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
-    assert [(row["same_answers"], row["compared"]) for row in rows] == [(3, 3), (1, 1)]
+    found = rows(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
+    assert [(row["same_answers"], row["compared"]) for row in found] == [(3, 3), (1, 1)]
+
+
+def report_of(name: str, *runs: Run) -> dict[str, Any]:
+    """The report of the raw runs of a workload, as the harness writes it."""
+    taken = dict.fromkeys(results.TAKEN) | {"workload": name, "variant": "", "began": "today"}
+    systems = {run.system: {"title": run.system} for run in runs}
+    return {**taken, "systems": systems, "runs": [run.to_json() for run in runs]}
+
+
+def test_a_summary_holds_what_the_report_draws() -> None:
+    """Seconds by kind and system, the calls of the first repetition, and pairs for Figure 13; an
+    application that failed on one of them is in no pair."""
+    told = Call("c", 1.0, 4.0, 10, 3, queue_s=1.0, fill_s=2.0, cached=5)
+    runs = [
+        run("theirs", 0, app("chain", 0, 4), app("chain", 0, 2)),
+        run("ours", 0, replace(app("chain", 0, 3), calls=[told]), app("chain", 0, 1, error="lost")),
+        run("ours", 1, app("chain", 0, 2)),
+    ]
+    found = results.summarise(report_of("many_chains", *runs))
+    assert (found["date"], found["repeats"]) == ("today", 2)
+    assert found["app_seconds"] == {"chain": {"theirs": [2, 4], "ours": [2, 3]}}
+    assert found["timeline"] == {
+        "theirs": [[0, 4, None, None], [0, 2, None, None]],
+        "ours": [[1.0, 4.0, 1.0, 2.0], [0, 1, None, None]],
+    }
+    assert found["pairs"] == {"ours": [[4, 3]]}
+    theirs, ours = found["rows"]
+    assert "phases_s" not in theirs
+    assert ours["phases_s"] == {"queue": 1.0, "fill": 2.0, "generate": 1.0}
+    small = results.summarise(report_of("many_chains", *runs), pictures=False)
+    assert small == {k: v for k, v in found.items() if k not in ("app_seconds", "timeline")}
+
+
+def test_the_servers_sums_come_before_its_graphs() -> None:
+    """Of calls by themselves the client knows no more than when they began and ended."""
+    asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
+    one = replace(run("ours", 0, app("user", 0, 4)), phases_s=asked)
+    (row,) = results.summarise(report_of("copilot", one))["rows"]
+    assert row["phases_s"] == {"queue": 3.0, "fill": 5.0, "generate": 2.0}
+    assert row["cached"] == 0.0
+
+
+def test_summaries_are_made_anew_from_the_raw_runs(tmp_path: Path) -> None:
+    """The same bytes; a folder without raw runs is one sentence."""
+    path = results.write_runs(
+        tmp_path, "copilot", report_of("copilot", run("a", 0, app("u", 0, 4)))
+    )
+    before = path.read_bytes()
+    path.unlink()
+    assert results.summarise_again(tmp_path) == [path] and path.read_bytes() == before
+    with pytest.raises(InvalidRequest, match=r"^there are no raw runs in .*raw: measure them"):
+        results.summarise_again(tmp_path / "none")
+
+
+def test_json_for_a_reader() -> None:
+    """What fits in a line stands in one, and short items share one."""
+    value = {"a": list(range(60)), "b": {10: 1.5, "long": "x" * 150}}
+    lines = results.dumps(value).splitlines()
+    assert json.loads("".join(lines)) == {"a": list(range(60)), "b": {"10": 1.5, "long": "x" * 150}}
+    assert len(lines) == 10 and max(map(len, lines)) <= 165
 
 
 def test_the_server_by_itself() -> None:
@@ -214,7 +283,7 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
     assert words.index("4096") > words.index("65536")  # the later one counts
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
-    found = {"summary": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
+    found = {"rows": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
     rows = verdicts.headline_rows(found | {"systems": SYSTEMS})
     assert [row["system"] for row in rows] == ["weftline"]
 
@@ -340,7 +409,7 @@ def test_the_command_says_what_it_cannot_do(
     assert list(tmp_path.glob("*.json")) == []
 
 
-async def test_the_relay_changes_nothing() -> None:
+async def test_a_way_that_is_made_longer_changes_nothing() -> None:
     """Bytes arrive whole and in their order, in both directions, and the end arrives, too."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -348,7 +417,7 @@ async def test_the_relay_changes_nothing() -> None:
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    line = await relay("127.0.0.1", server.sockets[0].getsockname()[1], 0.001, 0.003)
+    line = await proxy(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 0.002, 0.5)
     reader, writer = await asyncio.open_connection(*line.sockets[0].getsockname())
     sent = bytes(range(256)) * 2000
     writer.write(sent)

@@ -147,7 +147,7 @@ def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
     assert bench.benchmarks(folder) == {"small": ["-m", "bench.micro.small"]}
     (folder / "workloads" / "__init__.py").write_text("")
     (folder / "workloads" / "chain.py").write_text("")
-    assert list(bench.benchmarks(folder)) == ["all", "chain", "report", "small"]
+    assert list(bench.benchmarks(folder)) == ["all", "chain", "report", "small", "summarise"]
     assert bench.pick(folder, "chain") == ["-m", "bench.harness", "chain"]
     with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, rep"):
         bench.pick(folder, "large")

@@ -12,7 +12,7 @@ from pathlib import Path
 from weftline.errors import InvalidRequest
 
 # Of the harness beside its workloads: run all of them, and draw what they found.
-HARNESS = ("all", "report")
+HARNESS = ("all", "report", "summarise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
