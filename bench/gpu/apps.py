@@ -256,7 +256,7 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[
     """Every point of the figure, with every way of sharing, either way; what the time does not
     reach says so."""
     # The words are the simulator's, and the package that splits them may not be here.
-    prompter._load_tokenizer = lambda path: WordTokenizer()  # type: ignore[assignment,return-value]
+    prompter._load_tokenizer = lambda path: WordTokenizer()  # type: ignore[return-value]
     config = TINY if dry else LLAMA_13B if figure in (11, 14) else LLAMA_7B
     network = llama.load(config, device)
     blocks = 64

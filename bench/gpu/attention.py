@@ -118,9 +118,7 @@ def measure(
     for name, other in others.items():
         try:
             run = other(shape, parts, q, caches[0])
-            row[name] = (
-                run if isinstance(run, str) else seconds(lambda _, r=run: r(), 1, device) * 1e6
-            )
+            row[name] = run if isinstance(run, str) else _us(run, device)
         except RuntimeError as error:  # theirs: it does not fit, or knows not this device
             row[name] = f"failed: {str(error)[:200]}"
     return row

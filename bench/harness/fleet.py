@@ -13,16 +13,16 @@ from typing import Self
 
 from bench.harness.servers import Server, ServerSpec, Setup, phases, running
 
-JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
+JITTER = 0.2  # share of the mean round trip: 250 ms become 200 to 300, as in the paper
 
-# A server is at rest when it has used a tenth of a core over so long. vLLM's threads spin on
-# for a second after its last answer: on two cores, half of what the next system needs.
+# A server is at rest when it has used less than a tenth of a core for REST_S. vLLM's threads spin
+# for a second after its last answer: on two cores they take half of what the next system needs.
 REST_S, RESTING = 0.25, 0.1
 LONGEST_S = 5.0
 
 
 class Fleet:
-    """Starts what a workload needs and has not yet; another setup stops all that is there."""
+    """Starts the servers that a workload needs and keeps them; another setup stops them all."""
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self._say = say
@@ -43,11 +43,11 @@ class Fleet:
         await self._stop()
 
     async def need(self, setup: Setup, specs: dict[str, ServerSpec]) -> None:
-        """Have the servers of `specs`, by the names of their logs, and no others, running."""
+        """Run the servers of `specs`, whose keys name their logs, and no others."""
         engines = {f"{name}'s engine": s.engine for name, s in specs.items() if s.engine}
         specs = {**engines, **specs}  # an engine starts before the server that uses it
         wanted = set(specs.values())
-        # An idle server takes memory; one that is of no more use here goes before others come.
+        # An idle server holds memory, so those that are no longer needed stop first.
         if setup != self._setup or not wanted >= self._servers.keys():
             await self._stop()
         self._setup = setup
@@ -63,15 +63,15 @@ class Fleet:
         return self._servers.get(spec)
 
     def cpu_seconds(self) -> dict[ServerSpec | None, float]:
-        """What each server has used since its start."""
+        """CPU seconds of each server since its start."""
         return {spec: server.cpu_seconds() for spec, server in self._servers.items()}
 
     async def phases(self, spec: ServerSpec) -> dict[str, float]:
-        """What the server of `spec` tells of where its calls' time went, until now."""
+        """Seconds that the calls of the server of `spec` have spent in each phase until now."""
         return await phases(self._servers[spec])
 
     async def rest(self) -> None:
-        """Wait until every server is at rest (5 s at most): none computes in another's time."""
+        """Wait until every server is at rest, for 5 s at most, so that none slows another down."""
         until = time.monotonic() + LONGEST_S
         busy = True
         while busy and time.monotonic() < until:
@@ -98,8 +98,8 @@ class Fleet:
 def behind(url: str, delay_ms: int) -> Iterator[str]:
     """The address of the server at `url`, behind a network of this mean round trip.
 
-    The proxy is a process of its own: what it computes is not the client's CPU time, and no long
-    computation of the client makes it late.
+    The proxy is a process of its own, so that its CPU time is not counted as the client's, and a
+    busy client does not delay it.
     """
     if delay_ms == 0:
         yield url

@@ -166,10 +166,10 @@ def _phases(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _pairs(runs: Sequence[Run], base: str, ours: str) -> Iterator[tuple[float, float]]:
     """The seconds of the same application in the same repetition on both, where both succeeded."""
-    found = {(run.system, *run.where, run.repeat): run.apps for run in runs}
-    for (name, *where), apps in found.items():
-        if name == ours and (base, *where) in found:
-            for theirs, app in zip(found[base, *where], apps, strict=False):
+    found = {(run.where, run.repeat): run.apps for run in runs if run.system == base}
+    for run in runs:
+        if run.system == ours:
+            for theirs, app in zip(found.get((run.where, run.repeat), ()), run.apps, strict=False):
                 if not theirs.error and not app.error:
                     yield theirs.seconds, app.seconds
 

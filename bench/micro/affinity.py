@@ -150,6 +150,7 @@ async def real(url: str, todo: Sequence[Request], in_turn: bool) -> Found:
             await asyncio.sleep(one.at)
             answer = await client.run([ask(one, names(in_turn)[number % 2])], ["out"], graph=True)
             spent = (time.perf_counter() - began - one.at) / one.application.answer
+            assert answer.graph is not None, "it was asked for"
             return spent, answer.graph
 
         return summed(await asyncio.gather(*map(user, count(), todo)))

@@ -15,6 +15,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -107,10 +108,10 @@ def main() -> None:
     bench = Bench(Core(decoder, SchedulerConfig(blocks=3000, max_running=64), NoText()))
     bench.decode(1, 0, output=4)
     measures: dict[str, Callable[[int], float]] = {
-        **{f"decode_{b}": lambda seed, b=b: bench.decode(b, seed) for b in (1, 8, 32, 64)},
-        **{f"prefill_{n}": lambda seed, n=n: bench.prefill(n, seed) for n in (500, 2000)},
-        "shared_16x2000": lambda seed: bench.shared(1, 16, 2000, seed),
-        "shared_4x4x1000": lambda seed: bench.shared(4, 4, 1000, seed),
+        **{f"decode_{b}": partial(bench.decode, b) for b in (1, 8, 32, 64)},
+        **{f"prefill_{n}": partial(bench.prefill, n) for n in (500, 2000)},
+        "shared_16x2000": partial(bench.shared, 1, 16, 2000),
+        "shared_4x4x1000": partial(bench.shared, 4, 4, 1000),
     }
     chosen = {name: run for name, run in measures.items() if name.startswith(options.only)}
     runs = {name: [run(i + 1) for i in range(options.repeat)] for name, run in chosen.items()}

@@ -34,8 +34,8 @@ from weftline.local import local_server
 
 # The programs of the cookbook import each other by script path.
 sys.path.insert(0, str(ROOT / "cookbook" / "langchain"))
-import refine
-from compare import TIERS, Build, run
+import refine  # type: ignore[import-not-found]
+from compare import TIERS, Build, run  # type: ignore[import-not-found]
 
 CALLS = 400
 STEPS = 5
@@ -116,7 +116,7 @@ def _heard(told: bool) -> Iterator[None]:
         provenance._current.reset(handler)
 
 
-def _quartiles(values: list[float]) -> dict[str, float]:
+def _quartiles(values: list[float]) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
 

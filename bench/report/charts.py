@@ -1,4 +1,4 @@
-"""The pictures of the report as SVG: bars, curves, distributions, a scatter and timelines."""
+"""Draws the report's pictures as SVG: bars, curves, distributions, a scatter and timelines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 Report = Mapping[str, Any]
 
-# Okabe and Ito's palette, told apart by the colour-blind, too.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#999999", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#0072b2", "#d55e00", "#000000")
 PHASES = {"queue": "#bbbbbb", "fill": "#0072b2", "generate": "#009e73", "call": "#56b4e9"}
 SETTINGS: Any = {
-    "svg.hashsalt": "weftline",  # the same picture gives the same bytes
+    "svg.hashsalt": "weftline",  # makes equal pictures equal files
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -38,12 +38,12 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def colours(report: Report) -> dict[str, str]:
-    """One for each system, the same in every picture of a report."""
+    """A colour for each system, the same in every picture of a report."""
     return dict(zip(report["systems"], COLOURS, strict=False))
 
 
 def bars(report: Report, metric: str, path: Path) -> Path:
-    """A group of bars for each point and round trip, with quartiles; a failure is written on it."""
+    """A group of bars for each point and round trip, with quartiles and the number of failures."""
     rows = [row for row in report["rows"] if metric in row["metrics"] and row["cache"] == "cold"]
     places = list(dict.fromkeys((row["point"], row["delay_ms"]) for row in rows))
     with pyplot.rc_context(SETTINGS):
@@ -69,7 +69,7 @@ def bars(report: Report, metric: str, path: Path) -> Path:
 
 
 def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Path:
-    """Each metric over the points' x, one line a system, with its quartiles."""
+    """Each metric over the points' x: a line with quartiles for each system."""
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
             1, len(metrics), figsize=(4 * len(metrics), 3), squeeze=False
@@ -116,7 +116,7 @@ def distribution(report: Report, path: Path) -> Path:
 
 
 def scatter(report: Report, path: Path) -> Path:
-    """Each application's seconds, ours over the baseline's: below the line it is faster."""
+    """Each application's seconds over the baseline's; below the line it is faster."""
     base, *others = report["systems"]
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(4, 3.6))
@@ -135,7 +135,7 @@ def scatter(report: Report, path: Path) -> Path:
 
 
 def timeline(report: Report, path: Path) -> Path:
-    """Where every second of one run went, one panel a system, on one time axis."""
+    """The calls of the first run of each system, a panel each, on one time axis."""
     calls = report["timeline"]
     rows = [max(1, len(found)) for found in calls.values()]
     with pyplot.rc_context(SETTINGS):
@@ -158,8 +158,10 @@ def timeline(report: Report, path: Path) -> Path:
 
 
 def _draw_call(axes: Axes, row: int, call: Sequence[float | None]) -> None:
-    """One bar: `call` is its start, its seconds, and of these the ones in the queue and the fill,
-    which are None where the server reported nothing."""
+    """Draw `call`: its start, its seconds, and its seconds in queue and fill.
+
+    The last two are None if the server reported nothing.
+    """
     at, rest, queue, fill = call
     assert at is not None and rest is not None
     last = "call"
@@ -172,10 +174,10 @@ def _draw_call(axes: Axes, row: int, call: Sequence[float | None]) -> None:
 
 
 def ablation(reports: Mapping[str, Report], path: Path) -> Path:
-    """For each workload, weftline's time and, stacked on it, what is lost without each part."""
+    """For each workload, weftline's time, and stacked on it the time that each part saves."""
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(reports) + 1.3))
-        # Green is weftline; the rest of the palette is for what is left out of it.
+        # Weftline is green; the parts that are left out take the other colours.
         seen = {"weftline": COLOURS[2]}
         free = [colour for colour in COLOURS if colour != COLOURS[2]]
         for row, report in enumerate(reports.values()):
@@ -194,7 +196,7 @@ def ablation(reports: Mapping[str, Report], path: Path) -> Path:
 
 
 def losses(report: Report) -> dict[str, float]:
-    """By what is left out: the time that it adds at the first point, in weftline's times."""
+    """The time that each left-out part adds at the first point, in multiples of weftline's time."""
     first = report["rows"][0]
     metric = next(iter(first["metrics"]))
     found = {
@@ -206,7 +208,7 @@ def losses(report: Report) -> dict[str, float]:
     parts = {"weftline": 1.0}
     for name, measured in found.items():
         if name != "weftline" and "ratio" in measured:
-            # The ratio is weftline's time by this one's, as weftline is the baseline there.
+            # Weftline is the baseline here, so the ratio is its time divided by this one's.
             title = report["systems"][name]["title"].removeprefix("weftline").lstrip(", ")
             parts[title] = max(0.0, 1 / measured["ratio"]["median"] - 1)
     return parts

@@ -1,4 +1,4 @@
-"""What the numbers of a workload say, in sentences: what was reached, and where the time goes."""
+"""States a workload's result in sentences: the ratios, the targets, and where the time went."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bench.harness.workload import Workload, load
 
 Report = Mapping[str, Any]
 
-BOUND = 2.0  # times the baseline's latency at the lowest rate
+BOUND = 2.0  # times the baseline's latency at its lowest rate
 
 
 def headline_rows(report: Report) -> list[Report]:
-    """Ours at the first point, for each round trip."""
+    """Our rows at the first point, one for each round trip."""
     first, ours = report["rows"][0]["point"], _ours(report)
     return [
         row
@@ -28,7 +28,7 @@ def _ours(report: Report) -> str:
 
 
 def verdicts(workload: Workload, report: Report) -> Iterator[str]:
-    """What was reached, and where it was not, the phases that hold weftline's time."""
+    """The ratios at the first point; below its target, also the phases of weftline's calls."""
     metric = next(iter(workload.metrics))
     for row in headline_rows(report):
         ratio = row["metrics"].get(metric, {}).get("ratio")
@@ -58,7 +58,7 @@ def slower(report: Report, ours: str) -> str:
 
 
 def phases(row: Report) -> str:
-    """How the calls of a row spend their time, as their server reports it."""
+    """The phases in which the calls of a row spent their time, as their server reports it."""
     if "phases_s" not in row:
         return "the server was not asked where its calls' time went"
     total = sum(row["phases_s"].values())
@@ -70,7 +70,7 @@ def phases(row: Report) -> str:
 
 
 def elsewhere(report: Report) -> Iterator[str]:
-    """Ours over the baseline's at the points behind the first one."""
+    """Our ratios at the points after the first one."""
     metric = next(iter(load(report["workload"]).metrics))
     first, ours = report["rows"][0]["point"], _ours(report)
     for row in report["rows"]:
@@ -80,7 +80,7 @@ def elsewhere(report: Report) -> Iterator[str]:
 
 
 def _best_semaphore(report: Report, row: Report, bar: float) -> Iterator[str]:
-    """Ours over the baseline behind a semaphore in the client, of the best size measured there."""
+    """Our ratio over the baseline behind the best of the semaphores in the client."""
     metric = next(iter(load(report["workload"]).metrics))
     where = ("point", "delay_ms", "cache")
     by_size = {
@@ -98,10 +98,10 @@ def _best_semaphore(report: Report, row: Report, bar: float) -> Iterator[str]:
 
 
 def rate_within(curve: Sequence[tuple[float, float]], bound: float) -> float | None:
-    """The highest rate at which latency is within `bound`, between the points of (rate, latency).
+    """The highest rate at which latency is within `bound`, interpolated between (rate, latency).
 
-    None where already the lowest rate passes it. A curve that never does gives its last rate,
-    which is then less than the system could take.
+    None if the lowest rate already exceeds the bound. A curve that never exceeds it gives its last
+    rate, a lower limit of what the system can take.
     """
     found: float | None = None
     previous: tuple[float, float] | None = None
@@ -116,7 +116,10 @@ def rate_within(curve: Sequence[tuple[float, float]], bound: float) -> float | N
 
 
 def rate_sentence(report: Report, ours: str, target: float) -> str | None:
-    """Both systems' rates at the same bound; None where there is no curve."""
+    """How many requests a second both systems take within the same latency (Figure 17).
+
+    None if the report has no curve.
+    """
     base = next(iter(report["systems"]))
     metric = next(iter(report["rows"][0]["metrics"]))
     curves = {

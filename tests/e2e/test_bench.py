@@ -89,7 +89,7 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "chain_summary.json", tmp_path / "full")
     page = write_page(tmp_path, tmp_path).read_text()
     assert "## At the sizes of `--scale full`" in page
-    assert "1 repetition of each workload's first point" in page
+    assert "with 1 repetition of each workload's first point." in " ".join(page.split())
 
 
 def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_an_interrupted_run_is_partial_and_leaves_no_process(
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said == "weftline bench: interrupted; what was measured is marked partial\n"
+    assert said == "weftline bench: interrupted; the results are marked partial\n"
     assert json.loads(path.read_text())["partial"] is True
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 

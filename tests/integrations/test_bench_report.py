@@ -44,7 +44,7 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
     lines = others.simulation(simulated)
     assert "| copilot | 8 users | 250 ms | 2.50 s | 2.40 s | -4% |" in lines
     assert "| 64 | app | 9 | 2.00 s | 3.00 s | 30% | 80% |" in lines
-    assert "20 ms each" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
+    assert "takes 20 ms, plus" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
     found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
     rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})
@@ -52,7 +52,7 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
 
 def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
     """The newest of each: applications by sharing and policy, and batches that decode."""
-    assert "No GPU was to be had for these results." in others.gpu(tmp_path)
+    assert "No GPU was available for these results." in others.gpu(tmp_path)
     about = {"device": "A GPU", "date": "2030-01-02"}
     batch = {"mean_latency_s": 2.0, "ms_a_token": 20.0}
     decoding = {"batch": 8, "most_output": 9, "counts": True, "tree": batch, "pages_shared": batch}
