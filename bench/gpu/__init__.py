@@ -1,1 +1,1 @@
-"""Checks and benchmarks of the kernels on a CUDA device; they need torch and triton alone."""
+"""Checks and benchmarks for a CUDA device. Without pytest they need only torch and triton."""

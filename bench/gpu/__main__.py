@@ -1,8 +1,8 @@
-"""What the kernels do on a CUDA device: right, how near the roof, and what a decode step gains.
+"""Checks the kernels on a CUDA device, and measures attention and the decode step.
 
     PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu [--dry-run]
 
-Needs torch and triton alone. Prints JSON, and writes it to bench/results/DATE-MACHINE/gpu.json.
+It needs only torch and triton. It prints JSON and writes it to bench/results/DATE-MACHINE/gpu.json.
 `--dry-run` runs every part on the CPU in Triton's interpreter, at shapes whose times mean nothing.
 """
 
@@ -25,11 +25,11 @@ from bench.gpu import attention, checks, llama
 from bench.gpu.results import kernel_hashes, write
 from weftline_kernels.work_list import Rows
 
-BUDGET_S = 420.0  # of the eight minutes, the rest being for tests and compilation
+BUDGET_S = 420.0  # of eight minutes; the rest is for tests and compilation
 
 
 def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str, object]:
-    """Part (b); the most telling rows first, for what the time does not reach is left out."""
+    """The attention of one layer. The most important rows come first, as the time may run out."""
     bandwidth = attention.copy_bandwidth(device)
     shapes: tuple[attention.Shape, ...] = attention.SHAPES
     cases = [(p, b) for p in (6000, 2048) for b in (16, 32, 8, 64)]
@@ -49,7 +49,7 @@ def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str
 
 
 def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, object]:
-    """Part (c): the decode step of a dummy LLaMA-7B, at batch 32 behind 6,000 common tokens."""
+    """The decode step of a LLaMA-7B of random weights, at batch 32 after 6,000 common tokens."""
     config, batch, prefix, suffix, repeat = llama.LLAMA_7B, 32, 6000, 500, 15
     if dry:
         config = llama.TINY

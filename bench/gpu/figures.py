@@ -2,12 +2,13 @@
 
     PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu.figures --fig 15 [--dry-run]
 
-Figures 11, 14, 17 and 18 are applications (see apps.py); 15 and 16 decode behind one long common
-prefix. Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length:
-mean latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
-LLaMA-7B, tiles planned anew for every step; prompts count as filled before. Three ways: "tree"
-shares the prefix in attention, "pages_shared" only in memory, "off" copies it where that fits.
-The figure counts only if pages_shared itself reaches 80 % of its own roof.
+Figures 11, 14, 17 and 18 are applications (see apps.py). Figures 15 and 16 decode after one long
+common prefix. Figure 15 shows the mean latency of 64 chat-search requests at batch 8 to 64, each
+with its own output length. Figure 16 fixes the output and shows milliseconds a token. Both decode
+step by step on a LLaMA-7B of random weights and plan the tiles anew for every step; the prefill is
+not included. There are three ways: "tree" shares the prefix in attention, "pages_shared" only in
+memory, and "off" copies it if that fits. A row counts only if pages_shared reaches 80 % of its
+roof.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BUDGET_S = 400.0
 DECODING = (15, 16)
 MODES = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
 LENGTHS = Path(__file__).with_name("parrot_figures.json")
-# Figure 16: (batch, tokens of each output). Not all of the paper's points, to stay in the time.
+# Figure 16: (batch, tokens of each output). There are fewer points than in the paper, to save time.
 POINTS_16 = ((32, 200), (32, 800), (64, 100), (64, 480))
 BATCHES_15 = (8, 16, 32, 64)
 COUNTED_FROM = 0.8
@@ -51,7 +52,7 @@ def replay(
     bandwidth: float,
     deadline: float,
 ) -> dict[str, object] | str:
-    """Decode all (prompt, output) at once; latencies, and the part of the roof that was reached."""
+    """Decode all (prompt, output) together; the latencies, and the share of the roof reached."""
     copied, shared = MODES[mode]
     tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
     if not llama.fits(config, 1 + tables[-1][-1], model.device):
@@ -86,7 +87,7 @@ def replay(
 
 
 def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list[tuple[int, int]]]]:
-    """(batch, lengths) of each point of the figure."""
+    """The (batch, lengths) of each point of the figure."""
     pairs = [(int(prompt), int(output)) for prompt, output in data["prompt_and_output_tokens"]]
     if dry:
         return [(2, [(37, 2), (40, 1)])]
@@ -100,7 +101,9 @@ def main() -> None:
     figures = sorted((*apps.FIGURES, *DECODING))
     parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--folder", type=Path, help="of the results; a dry run has none by itself")
+    parser.add_argument(
+        "--folder", type=Path, help="of the results; without it a dry run writes none"
+    )
     options = parser.parse_args()
     dry, figure = options.dry_run, options.fig
     if not dry and not torch.cuda.is_available():
@@ -125,12 +128,12 @@ def main() -> None:
 
 
 def name_of(figure: int) -> str:
-    """The file of a figure's numbers."""
+    """The name of the file with a figure's numbers."""
     return f"gpu-figure-{figure}.json"
 
 
 def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> dict[str, Any]:
-    """Figure 15 or 16, and what the device copies in a second."""
+    """The rows of figure 15 or 16, and the bytes that the device copies in a second."""
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
     config = llama.TINY if dry else llama.LLAMA_7B

@@ -1,12 +1,12 @@
-"""Our engine beside vLLM on the same cores and the same bfloat16 weights, both over HTTP.
+"""Compares our engine with vLLM on the same cores and the same bfloat16 weights, over HTTP.
 
     make bench-engine [ARGS="--vllm-dtype float32 --part rates"]
 
-Both servers run all the time, and one at a time is asked something, in turns; what the other one
-burns meanwhile is reported, and what neighbours do. Prints tokens a second and the ratios
-ours / vLLM, medians and quartiles of the repeats (each ratio is of two runs that follow each
-other), and writes them to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part
-and writes engine-NAME.json.
+Both servers run all the time and get requests in turns. The CPU time that the idle one and the
+machine's other processes use meanwhile is reported. The results are tokens a second and the ratios
+ours / vLLM, medians and quartiles of the repeats; each ratio compares two consecutive runs. They
+are printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
+writes engine-NAME.json.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ STARTS = "starts"
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles; of a single value, that value thrice."""
+    """The median and the quartiles, which for a single value all equal it."""
     several = [*values, *values] if len(values) == 1 else values
     low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     return {"q1": round(low, 3), "median": round(middle, 3), "q3": round(high, 3)}
 
 
 def _rest(servers: Sequence[Server]) -> None:
-    """Wait until neither computes (5 s at most): vLLM's threads spin on for a second."""
+    """Wait until no server computes, 5 s at most: vLLM's threads spin for a second."""
     for _ in range(20):
         before = sum(one.cpu_seconds() for one in servers)
         time.sleep(0.25)
@@ -57,12 +57,12 @@ def _rest(servers: Sequence[Server]) -> None:
 
 
 def _own(servers: Sequence[Server]) -> float:
-    """CPU seconds of the servers and of this process, which asks them."""
+    """CPU seconds of the servers and of this process, their client."""
     return sum(one.cpu_seconds() for one in servers) + time.process_time()
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that all processes of the machine have used since it began."""
+    """CPU seconds of all processes of the machine since its start."""
     user, nice, system, _, _, irq, softirq = map(
         int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
     )
@@ -76,7 +76,7 @@ def served(
     repeat: int,
     logs: Path,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run all measures on the systems in turns; what was found, and every single rate."""
+    """Run all measures on the systems in turns; return their summary, and every single rate."""
     prompts = Prompts(model)
     found: dict[str, dict[str, list[float]]] = {
         name: {one.name: [] for one in systems} for name in measures
@@ -116,7 +116,7 @@ def served(
 
 
 def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
-    """Seconds to the first answer, of each system alone, in the order given."""
+    """Seconds from each system's start to its first answer; the systems run one after another."""
     found = {}
     for number, system in enumerate(systems):
         with Server(system, logs / f"start-{number}.log") as server:
@@ -133,7 +133,7 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report for a reader: rates, ratios and their quartiles."""
+    """The report as text: rates, ratios and their quartiles."""
     lines = [f"{'':18}{'weftline':>10}{'vllm':>10}{'ratio':>8}   quartiles"]
     for name, ratio in report.get("ratio", {}).items():
         ours, theirs = (one["median"] for one in report["tokens_per_s"][name].values())
@@ -157,11 +157,11 @@ def main() -> None:
     parser.add_argument("--part", choices=(*MEASURES, STARTS))
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     parser.add_argument("--vllm-cores", default=cores, help="or auto (default: all of ours)")
-    # A processor without bfloat16 instructions is slow at it in torch: there vLLM in float32 is the
-    # harder peer, on twice the bytes.
+    # On a processor without bfloat16 instructions, torch is slow in bfloat16. There vLLM in float32
+    # is faster, although it reads twice the bytes.
     parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the servers
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the servers, too
     model = resolve(options.model)
     report: dict[str, Any] = {
         **stamp(machine.describe()),
@@ -200,10 +200,10 @@ def main() -> None:
         options.part,
         options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
     )
-    name, folder = "-".join(filter(None, about)), dated(report["machine"])
+    name, results = "-".join(filter(None, about)), dated(report["machine"])
     if measures:
-        write(folder / RAW, name, {**stamp(report["machine"]), "runs": runs})
-    print(write(folder, name, report).relative_to(ROOT))
+        write(results / RAW, name, {**stamp(report["machine"]), "runs": runs})
+    print(write(results, name, report).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""LangChain programs far from their server: how much the tiers bring, and what provenance costs.
+"""Measures what each tier gains for LangChain programs far from their server.
 
     make bench-langchain [ARGS="--rtt-ms 250 --repeat 3"]
 
-One server with the embedded engine, and a proxy that adds the round trip. Each program runs in
-every tier in turn, after a round that warms the KV cache for all alike, so ratios compare runs that
-lie next to each other. The cost of provenance (T1) is that of one call against the null engine:
-with it, and with neither it nor its callback handler, in turn. Prints JSON, and writes it to
+One server runs the embedded engine, and a proxy adds the round trip. A first round warms the KV
+cache for all tiers. Then each program runs in every tier in turn, so that ratios compare
+consecutive runs. The cost of provenance (T1) is measured on calls to the null engine, alternately
+with provenance and without it and its callback handler. The results are printed and written to
 bench/results/DATE-MACHINE/langchain.json.
 """
 
@@ -42,7 +42,7 @@ STEPS = 5
 
 
 def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], str]:
-    """A chain of five calls, each with an answer of ten tokens on the one before."""
+    """A chain of five calls; each answers ten tokens and reads the answer before it."""
     short = llm.bind(max_tokens=10, extra_body={"ignore_eos": True})
     chain: Runnable[Any, Any] = ChatPromptTemplate.from_template("Name {x}.") | short
     for number in range(1, STEPS):
@@ -53,7 +53,7 @@ def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], st
 
 
 def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
-    """Seconds of each tier, and their ratios to the T0 run of the same round."""
+    """The seconds of each tier, and their ratios to the T0 run of the same round."""
     for name in TIERS:
         run(build, name, url)
     rounds = [{name: run(build, name, url) for name in TIERS} for _ in range(repeat)]
@@ -70,7 +70,7 @@ def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
 
 
 def provenance_ms(url: str) -> dict[str, Any]:
-    """Milliseconds that one call takes longer with provenance, sync and async."""
+    """The milliseconds that a call takes longer with provenance, sync and async."""
     prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
     chains = [
         prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (False, True)
@@ -108,7 +108,8 @@ def provenance_ms(url: str) -> dict[str, Any]:
 
 @contextmanager
 def _heard(told: bool) -> Iterator[None]:
-    """The callback handler there or not: one model with provenance brings it for all of them."""
+    """Set or remove the callback handler, which one model with provenance installs for all
+    models."""
     handler = provenance._current.set(provenance.LISTENER if told else None)
     try:
         yield

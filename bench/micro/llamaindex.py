@@ -1,13 +1,12 @@
-"""LlamaIndex on one weftline server: a plain OpenAI-like LLM, Weftline, and WeftlineSynthesizer.
+"""Compares LlamaIndex's OpenAI-like LLM, Weftline and WeftlineSynthesizer on one server.
 
     make bench-llamaindex
 
-The three take turns in one run, at each round trip, on the same chunks; a number at the beginning
-of each makes its prompts new, so that what one left in the server's cache helps no other. A chunk
-has LlamaIndex's 1,024 tokens and an answer its 256, times the factor that the other workloads are
-measured with, and every answer is of its full length. The peer is LlamaIndex's own OpenAILike,
-which needs an older openai package than the rest of the project: `make` installs it in a folder of
-its own.
+The three take turns at each round trip, on the same chunks. A number at the beginning of each chunk
+makes the prompts new, so that no system finds another one's prompts in the cache. A chunk has
+LlamaIndex's 1,024 tokens and an answer its 256, both times the factor of `--quick`, and every
+answer has its full length. The peer is LlamaIndex's own OpenAILike. It needs an older openai
+package than the rest of the project, so `make` installs it in a folder of its own.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ QUERY = "What does the text say about the server?"
 PEER = "openai-like"
 CHUNK = QUICK.tokens(DEFAULT_CHUNK_SIZE)
 OUTPUT = QUICK.tokens(DEFAULT_NUM_OUTPUTS)
-PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
-BLANK = 4  # tokens of the empty line that LlamaIndex puts between chunks, at most
+PROMPT = 1100  # the most tokens of a template, an answer to refine, and the room for a new one
+BLANK = 4  # the most tokens of the empty line that LlamaIndex puts between chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A synthesis of so many chunks, in prompts that have room for one."""
+    """A synthesis of `chunks` chunks; each prompt has room for one."""
 
     mode: str
     chunks: int
@@ -55,7 +54,7 @@ CASES = (Case("tree_summarize", 12), Case("accumulate", 8), Case("refine", 6))
 
 
 def chunks(case: Case, text: int, salt: int) -> list[NodeWithScore]:
-    """The same sentences for the same `text`, and no prompt that another `salt` has had."""
+    """The chunks of number `text`: the same sentences, but other prompts for each `salt`."""
     texts = Texts(lambda words: len(get_tokenizer()(words)), salt)
     found = (texts.document(f"{case.mode} {text} {n}", CHUNK) for n in range(case.chunks))
     return [NodeWithScore(node=TextNode(text=words), score=1) for words in found]
@@ -91,7 +90,7 @@ def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[st
     """Seconds of each system, repetition by repetition."""
     built = systems(url, case)
     seconds: dict[str, list[float]] = {name: [] for name in built}
-    for synthesizer in built.values():  # opens the connections
+    for synthesizer in built.values():  # to open the connections
         synthesizer.synthesize(QUERY, chunks(case, 0, next(salts))[:1])
     for text in range(repeats):
         for name, synthesizer in built.items():

@@ -1,10 +1,11 @@
-"""The server's own sessions, passes and policy on simulated engines, at sizes no machine here has.
+"""Runs the server's own sessions, passes and policy on many simulated engines.
 
     weftline bench simulate --engines 4,16,64 --calls 10000
 
-The engines' latency profile is fitted to the newest measured run of independent chats, and the
-other measured workloads tell how far it can be trusted: the error of their mean completion. Then a
-mix of applications arrives at more and more engines, under both policies, in simulated time.
+The engines' latency profile is fitted to the newest raw runs of independent chats. The error of the
+mean completion time of the other measured workloads shows how far the profile can be trusted. Then
+a mix of applications arrives at each number of engines, under both policies, in simulated time.
+Without raw runs the profile is that of the newest simulation.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ POLICIES = ("app", "request")
 
 
 def main() -> int:
-    """0 done, 1 with a sentence where there is nothing to calibrate on."""
+    """The exit code: 0 when done, 1 with a sentence if there is nothing to calibrate on."""
     parser = argparse.ArgumentParser(
         prog="weftline bench simulate", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--engines", default="4,16,64", help="how many, by comma")
-    parser.add_argument("--calls", type=int, default=10_000, help="at least so many at each size")
-    parser.add_argument("--load", type=float, default=0.6, help="of what an engine can take")
-    parser.add_argument("--policies", default=",".join(POLICIES), help="which, by comma")
+    parser.add_argument("--engines", default="4,16,64", help="how many, separated by commas")
+    parser.add_argument("--calls", type=int, default=10_000, help="the fewest calls at each size")
+    parser.add_argument("--load", type=float, default=0.6, help="share of an engine's capacity")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="which, separated by commas")
     parser.add_argument("--folder", type=Path, help="of the measured results")
     args = parser.parse_args()
-    # Of 256 engines and 100,000 calls nearly all that is there stays: to look through it for what
-    # does not, every 700 new objects, takes a quarter of the time.
+    # With 256 engines and 100,000 calls, nearly all objects stay alive. Collecting garbage after
+    # every 700 new objects would take a quarter of the time.
     gc.set_threshold(100_000, 50, 1000)
     try:
         folder, _ = find(args.folder or RESULTS)
@@ -58,7 +59,7 @@ def main() -> int:
         print(f"weftline bench simulate: {error}", file=sys.stderr)
         return 1
     report["load"] = args.load
-    # A long simulation may be taken in parts: what the same profile has said of other sizes stays.
+    # A long simulation can be taken in parts: earlier results of the same profile are kept.
     sizes = _kept(folder / "simulation.json", report)
     for engines in map(int, args.engines.split(",")):
         for policy in args.policies.split(","):
@@ -105,7 +106,7 @@ def _profile(folder: Path) -> tuple[SimulatedConfig, dict[str, Any]]:
 
 
 def _kept(path: Path, report: dict[str, Any]) -> dict[tuple[int, str], dict[str, Any]]:
-    """What is there of other sizes, if it was said with this profile."""
+    """The earlier results in `path`, if they have this profile and load."""
     old = json.loads(path.read_text()) if path.exists() else {}
     if old.get("load") != report["load"] or old.get("cost_us") is None:
         return {}
@@ -124,12 +125,12 @@ def _calibrated(found: list[Case]) -> tuple[SimulatedConfig, list[Foretold]]:
             f"simulated {one.simulated_s:.2f} s, {one.error:+.0%}",
             flush=True,
         )
-    print(f"mean error of the others: {mean_error(foretold):.0%}", flush=True)
+    print(f"mean error of the other workloads: {mean_error(foretold):.0%}", flush=True)
     return config, foretold
 
 
 def mean_error(foretold: list[Foretold]) -> float:
-    """Mean of the absolute errors of the workloads that the profile was not fitted to."""
+    """The mean absolute error over the workloads that the profile is not fitted to."""
     errors = [abs(one.error) for one in foretold if one.workload != CALIBRATED_ON]
     return fmean(errors) if errors else 0.0
 

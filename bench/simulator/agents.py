@@ -21,7 +21,8 @@ from .world import World, world
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """`agents` clients run `applications`; lengths are in tokens, `pause_s` is a tool's mean time."""
+    """`agents` clients run `applications`; lengths are in tokens, `pause_s` is a tool's mean
+    time."""
 
     agents: int = 32
     applications: int = 96
@@ -47,8 +48,8 @@ class Agents:
 
 @dataclass(slots=True)
 class Result:
-    """The times at which applications ended, and the seconds that each took from its agent's wish to
-    start; the tokens that were computed, and those that were needed."""
+    """The times at which applications ended, and the seconds that each took from its agent's wish
+    to start; the tokens that were computed, and those that were needed."""
 
     agents: Agents
     ended: list[float] = field(default_factory=list)

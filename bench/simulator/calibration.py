@@ -126,7 +126,8 @@ async def _when_they_came(made: World, case: Case) -> list[Ran]:
 
 
 async def _turn_by_turn(made: World, case: Case) -> list[Ran]:
-    """Replay users who run their applications one after another, from the time when each arrived."""
+    """Replay users who run their applications one after another, from the time when each
+    arrived."""
     users = int(case.point.split()[0])
     origin = min(app["start"] for app in case.apps)
     found: list[Ran] = []
@@ -242,11 +243,11 @@ def calibrate(
     """Fit the profile to the measured cases, starting from `config`.
 
     This is the Gauss-Newton method on the logarithms of the profile's parts and of the seconds of
-    both phases. Logarithms weigh relative errors, and two phases separate the cost of a prompt token
-    from that of a decoding step. A part that is 0 in `config` stays 0. Tokens in flight are left
-    out: where all contexts have about the same length, their cost cannot be separated from that of
-    their sequences. The same holds for attention where all prompts have the same length; there it
-    keeps its share of a prompt's cost.
+    both phases. Logarithms weigh relative errors, and two phases separate the cost of a prompt
+    token from that of a decoding step. A part that is 0 in `config` stays 0. Tokens in flight are
+    left out: where all contexts have about the same length, their cost cannot be separated from
+    that of their sequences. The same holds for attention where all prompts have the same length;
+    there it keeps its share of a prompt's cost.
     """
     names = [part for part in PARTS if getattr(config.cost, part) > 0]
     measured = np.log([seconds for c in found for seconds in (c.prefill_s, c.generate_s)])

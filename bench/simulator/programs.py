@@ -20,9 +20,9 @@ WORDS = tuple(f"w{number} " for number in range(2048))  # the simulated engine's
 class Step:
     """One call with `own` tokens of text and `output` tokens of answer.
 
-    It `reads` the outputs of other steps, given by their numbers. With `late_text` these come before
-    its own text, which then cannot be prefilled early. All steps of the same `role` begin with the
-    same `shared` tokens.
+    It `reads` the outputs of other steps, given by their numbers. With `late_text` these come
+    before its own text, which then cannot be prefilled early. All steps of the same `role` begin
+    with the same `shared` tokens.
     """
 
     own: int

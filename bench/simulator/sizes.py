@@ -34,7 +34,8 @@ def mix(seed: int) -> tuple[str, Program]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The applications' completion times in simulated seconds; `busy` is the engines' busy share."""
+    """The applications' completion times in simulated seconds; `busy` is the engines' busy
+    share."""
 
     engines: int
     policy: str
