@@ -165,8 +165,13 @@ def flashinfer(
     pages = torch.tensor([page for part in parts for page in part.pages], dtype=torch.int32)
     last = torch.tensor([part.start % PAGE + 1 for part in parts], dtype=torch.int32)
     wrapper.plan(
-        *(counts.cumsum(0, dtype=torch.int32).to(device), pages.to(device), last.to(device)),
-        *(shape.heads, shape.kv_heads, shape.width, PAGE),
+        counts.cumsum(0, dtype=torch.int32).to(device),
+        pages.to(device),
+        last.to(device),
+        shape.heads,
+        shape.kv_heads,
+        shape.width,
+        PAGE,
         q_data_type=q_RNH.dtype,
         kv_data_type=q_RNH.dtype,
     )

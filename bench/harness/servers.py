@@ -104,11 +104,24 @@ def command(
     dtype = setup.vllm_dtype or setup.dtype
     pool = str(setup.kv_tokens * kv_bytes_per_token(setup.model, dtype))
     return (
-        *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)),
-        *("--model", str(setup.model), "--served-model-name", "default", "--dtype", dtype),
+        str(VLLM_PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--port",
+        str(port),
+        "--model",
+        str(setup.model),
+        "--served-model-name",
+        "default",
+        "--dtype",
+        dtype,
         # vLLM only checks the utilization at its start: the pool's size is given.
-        *("--kv-cache-memory-bytes", pool, "--gpu-memory-utilization", "0.3"),
-        *(*_longest(setup.model, setup.kv_tokens), *spec.arguments),
+        "--kv-cache-memory-bytes",
+        pool,
+        "--gpu-memory-utilization",
+        "0.3",
+        *_longest(setup.model, setup.kv_tokens),
+        *spec.arguments,
     )
 
 

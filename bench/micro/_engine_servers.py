@@ -39,9 +39,19 @@ def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None =
     By default it would keep one of two cores for its HTTP server.
     """
     command = (
-        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"),
-        *("--model", str(model), "--served-model-name", "default"),
-        *("--dtype", dtype, "--max-model-len", "4096"),
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--port",
+        "{port}",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "default",
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        "4096",
     )
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",

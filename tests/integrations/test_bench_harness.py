@@ -1,4 +1,4 @@
-"""The parts of the benchmark harness, on numbers that can be checked by hand."""
+"""The parts of the benchmark harness, with numbers that a reader can check by hand."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from weftline_server.config import OPTIMISATIONS
 
 
 def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
-    """One run of an application with one call."""
+    """An application with one call."""
     return App(kind, start, seconds, "", error, [Call("c", start, seconds, 5, output)])
 
 
 def test_the_metrics_of_a_run() -> None:
-    """A failed application counts in none of them."""
+    """A failed application counts in no metric."""
     apps = [app("a", 0, 1), app("a", 1, 3), app("b", 0, 6), app("a", 0, 50, error="lost")]
     assert mean_seconds("a").value(apps) == 2.0
     assert mean_seconds().value(apps) == pytest.approx(10 / 3)
@@ -66,7 +66,7 @@ def test_the_metrics_of_a_run() -> None:
 
 
 def test_quartiles() -> None:
-    """Of one value it is all three; of two the quartiles lie between them."""
+    """A single value is its own median and quartiles; the quartiles of two lie between them."""
     assert (spread([2.0]).low, spread([2.0]).median, spread([2.0]).n) == (2.0, 2.0, 1)
     four = spread([1.0, 2.0, 3.0, 10.0])
     assert (four.low, four.median, four.high, four.n) == (1.75, 2.5, 4.75, 4)
@@ -89,7 +89,7 @@ def run(system: str, repeat: int, *apps: App) -> Run:
 
 
 def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
-    """A neighbour made the second repetition ten times slower for both: the ratio stays 2."""
+    """Other load made the second repetition ten times slower for both; the ratio stays 2."""
 
     async def program(stage: Stage, point: Point) -> None: ...
 
@@ -117,8 +117,10 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
 
 
 def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
-    """Runs come back as they were written, but for the calls of later repetitions, whose tokens
-    are kept; another code, machine or size is taken anew, and other systems are refused."""
+    """Runs are read as they were written; later repetitions keep the token counts of their calls.
+
+    After a change of code, machine or size nothing is kept; other systems are refused.
+    """
     apps = [app("a", 0.0, 1.5, output=7), app("a", 0.5, 2.0, error="lost")]
     runs = [replace(run("ours", repeat), apps=apps) for repeat in (0, 1)]
     machine = dict.fromkeys(resume.OF_THE_MACHINE, "m")
@@ -148,7 +150,7 @@ def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
 
 
 def test_equal_answers_are_counted() -> None:
-    """Application by application; one that failed has given none."""
+    """Answers are compared application by application; a failed one has none."""
 
     async def program(stage: Stage, point: Point) -> None: ...
 
@@ -157,21 +159,24 @@ def test_equal_answers_are_counted() -> None:
     other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
     found = rows(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
     assert [row["same_answers"] for row in found] == [3, 1]
-    # What only one of them ran, as a background that took longer, is compared with nothing.
+    # An application that only one system ran, such as a background request, is not compared.
     found = rows(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
     assert [(row["same_answers"], row["compared"]) for row in found] == [(3, 3), (1, 1)]
 
 
 def report_of(name: str, *runs: Run) -> dict[str, Any]:
-    """The report of the raw runs of a workload, as the harness writes it."""
+    """A report of raw runs as the harness writes it."""
     taken = dict.fromkeys(results.TAKEN) | {"workload": name, "variant": "", "began": "today"}
     systems = {run.system: {"title": run.system} for run in runs}
     return {**taken, "systems": systems, "runs": [run.to_json() for run in runs]}
 
 
 def test_a_summary_holds_what_the_report_draws() -> None:
-    """Seconds by kind and system, the calls of the first repetition, and pairs for Figure 13; an
-    application that failed on one of them is in no pair."""
+    """It has seconds by kind and system, the calls of the first repetition, and pairs for Figure
+    13.
+
+    An application that failed on one system is in no pair.
+    """
     told = Call("c", 1.0, 4.0, 10, 3, queue_s=1.0, fill_s=2.0, cached=5)
     runs = [
         run("theirs", 0, app("chain", 0, 4), app("chain", 0, 2)),
@@ -194,7 +199,8 @@ def test_a_summary_holds_what_the_report_draws() -> None:
 
 
 def test_the_servers_sums_come_before_its_graphs() -> None:
-    """Of calls by themselves the client knows no more than when they began and ended."""
+    """The calls of a plain client have no phases; the sums that the server reported stand for
+    them."""
     asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
     one = replace(run("ours", 0, app("user", 0, 4)), phases_s=asked)
     (row,) = results.summarise(report_of("copilot", one))["rows"]
@@ -203,7 +209,7 @@ def test_the_servers_sums_come_before_its_graphs() -> None:
 
 
 def test_summaries_are_made_anew_from_the_raw_runs(tmp_path: Path) -> None:
-    """The same bytes; a folder without raw runs is one sentence."""
+    """They have the same bytes as before; a folder without raw runs is an error of one sentence."""
     path = results.write_runs(
         tmp_path, "copilot", report_of("copilot", run("a", 0, app("u", 0, 4)))
     )
@@ -215,7 +221,7 @@ def test_summaries_are_made_anew_from_the_raw_runs(tmp_path: Path) -> None:
 
 
 def test_json_for_a_reader() -> None:
-    """What fits in a line stands in one, and short items share one."""
+    """A value that fits in a line takes one line, and short items share a line."""
     value = {"a": list(range(60)), "b": {10: 1.5, "long": "x" * 150}}
     lines = results.dumps(value).splitlines()
     assert json.loads("".join(lines)) == {"a": list(range(60)), "b": {"10": 1.5, "long": "x" * 150}}
@@ -223,7 +229,7 @@ def test_json_for_a_reader() -> None:
 
 
 def test_the_server_by_itself() -> None:
-    """Curves as rows, the whole path, and a row for each way to admit."""
+    """The section has rows for the curves, for the whole path, and for each way to admit."""
     one = {"median": 12.34, "low": 12.0, "high": 13.0, "n": 3}
     way = {"applications_per_minute": 48.0, "recomputed_share": 0.04, "mean_s": 30.0}
     path = {"at_once": 1000, "calls": 5000, "lost_or_wrong": 0}
@@ -245,7 +251,7 @@ def test_the_server_by_itself() -> None:
 
 
 def test_texts_have_their_length_and_their_salt() -> None:
-    """The same for the same seed; with another salt, no common beginning after the first word."""
+    """Equal seeds give equal texts; another salt changes the number at the beginning."""
     one, same, other = (Texts(words, salt).document("s", 50) for salt in (7, 7, 8))
     assert one == same
     assert len(one.split()) == len(other.split()) == 50
@@ -255,14 +261,14 @@ def test_texts_have_their_length_and_their_salt() -> None:
 
 
 def test_repeated_tokens() -> None:
-    """Lines that stand in two prompts, in both; a line twice in one prompt is not repeated."""
+    """Lines that occur in two prompts count in both; a line that occurs twice in one does not."""
     assert repeated_share(["a a\nb", "a a\nc\nc"], words) == 4 / 7
     assert repeated_share([], words) == 0.0
 
 
 def test_every_workload_says_what_it_is() -> None:
-    """With the paper's result and why ours is another, and points of different names at both
-    scales, the first of them a quick one."""
+    """It gives the paper's result and why ours differs. Its points have different names at both
+    scales, and the first one is quick."""
     for name in names():
         workload = load(name)
         for scale in (TINY, FULL):
@@ -275,12 +281,12 @@ def test_every_workload_says_what_it_is() -> None:
 
 
 def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_path: Path) -> None:
-    """Its own pool comes behind the one of all, so that it counts; ours is what the page judges."""
+    """Its own pool size comes last and so takes effect; the page judges our usual system."""
     capped = SYSTEMS["request-capped"]
     words = command(capped.server, Setup(model=None), 1)
     assert words[-4:] == ("--policy", "request", "--kv-tokens", "4096")
     words = command(capped.server, Setup(model=tmp_path), 1)
-    assert words.index("4096") > words.index("65536")  # the later one counts
+    assert words.index("4096") > words.index("65536")  # the last one takes effect
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
     found = {"rows": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
@@ -289,12 +295,13 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
 
 
 def test_what_is_left_out_in_turn_is_known_to_the_server() -> None:
-    """Else the ablation would end at its start."""
+    """Otherwise the servers of an ablation would refuse to start."""
     assert set(systems.OPTIMISATIONS) <= OPTIMISATIONS
 
 
 def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tokens here, in bytes there: 2 of k and v, 30 layers, 3 heads of 64 in bfloat16."""
+    """Ours is given in tokens, vLLM's in bytes: keys and values, 30 layers, 3 heads of 64, 2
+    bytes."""
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, '
         '"hidden_size": 576, "max_position_embeddings": 2048}'
@@ -308,8 +315,10 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     wide = command(ServerSpec(Kind.VLLM), replace(setup, dtype="float32"), 1)
     assert wide[wide.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 4)
     faster = command(ServerSpec(Kind.VLLM), replace(setup, vllm_dtype="float32"), 1)
-    assert faster == wide  # the peer's type is its own, and its pool has as many tokens
-    assert faster[faster.index("--max-model-len") + 1] == "768"  # of eight blocks, one is kept back
+    assert faster == wide  # vLLM has its own dtype, and a pool of as many tokens
+    assert (
+        faster[faster.index("--max-model-len") + 1] == "768"
+    )  # vLLM keeps one of eight blocks back
     ample = command(ServerSpec(Kind.VLLM), replace(setup, kv_tokens=65_536), 1)
     assert "--max-model-len" not in ample
     given = environment(ServerSpec(Kind.VLLM), {"PYTHONPATH": "ours", "HOME": "/h"})
@@ -320,7 +329,7 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_probe_multiplies_in_both_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the interpreter that vLLM runs in, for which this one stands here."""
+    """The probe runs in vLLM's interpreter; here this one takes its place."""
     (tmp_path / "config.json").write_text('{"hidden_size": 8, "intermediate_size": 16}')
     monkeypatch.setattr(probe, "VLLM_PYTHON", Path(sys.executable))
     monkeypatch.setattr(probe, "SECONDS", 0.01)
@@ -332,7 +341,7 @@ def test_the_probe_multiplies_in_both_types(
 
 
 def test_agents_overflow_their_pool_at_every_scale() -> None:
-    """All contexts at their longest are three times the pool; the full size is the issue's."""
+    """All contexts in their last turn are three times the pool, at every scale."""
     for scale in (TINY, QUICK, FULL):
         turns, agents = many_agents.turns_of(scale), scale.items(many_agents.AGENTS)
         longest = many_agents.role_tokens(scale) + many_agents.turn_tokens(scale)
@@ -341,14 +350,14 @@ def test_agents_overflow_their_pool_at_every_scale() -> None:
 
 
 def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says which verb installs it."""
+    """It names the command that installs it."""
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
     with pytest.raises(InvalidRequest, match="run `make install-bench`"):
         command(ServerSpec(Kind.VLLM), Setup(model=tmp_path), 1)
 
 
 async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) -> None:
-    """With its exit code and its own last words, and where all of them are."""
+    """The sentence has the exit code, the last error, and the path of the log."""
     spec = ServerSpec(Kind.WEFTLINE, ("--policy", "nonsense"))
     with pytest.raises(EngineUnavailable) as raised:
         async with running(spec, Setup(model=None, logs=tmp_path), "ours"):
@@ -360,7 +369,7 @@ async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) ->
 async def test_a_port_in_use_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody was quicker to take the port that was free a moment ago."""
+    """Another process has taken the port that was free a moment ago."""
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     monkeypatch.setattr(servers, "free_port", lambda: port)
@@ -371,7 +380,7 @@ async def test_a_port_in_use_is_one_sentence(
 
 
 def test_a_run_waits_until_the_servers_are_at_rest() -> None:
-    """One that still computes when it has answered ends that before another is measured."""
+    """A server that still computes after its answer comes to rest before another is measured."""
     code = "import time; time.sleep(0.1)\nwhile time.process_time() < 1: pass\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     fleet = Fleet()
@@ -389,7 +398,7 @@ def test_a_run_waits_until_the_servers_are_at_rest() -> None:
 def test_the_command_says_what_it_cannot_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sentence each, before anything is measured: no vLLM, no model for it, unknown names."""
+    """A missing vLLM or model and unknown names are one sentence each, before any measurement."""
     words = ["copilot", "--null", "--folder", str(tmp_path)]
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
     cases = {
@@ -409,8 +418,8 @@ def test_the_command_says_what_it_cannot_do(
     assert list(tmp_path.glob("*.json")) == []
 
 
-async def test_a_way_that_is_made_longer_changes_nothing() -> None:
-    """Bytes arrive whole and in their order, in both directions, and the end arrives, too."""
+async def test_the_delaying_proxy_changes_nothing() -> None:
+    """All bytes arrive in order in both directions, and so does the end."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.read())[::-1])
@@ -428,7 +437,7 @@ async def test_a_way_that_is_made_longer_changes_nothing() -> None:
 
 
 def test_passages_of_one_length() -> None:
-    """As many tokens in each, whatever their words: as many calls on every system."""
+    """Passages are cut to equal token counts, so that every system makes as many calls."""
     counted = get_tokenizer()
     made = of_one_length(["weft " * 30, "antidisestablishmentarianism " * 9, "loom, warp; " * 20])
     assert [len(counted(text)) for text in made] == [54] * 3

@@ -1,4 +1,4 @@
-"""The page that is drawn of the results: its sentences and tables, on numbers put in by hand."""
+"""The sentences and tables of docs/benchmarks.md, for numbers given by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMITTED = [path for path in RESULTS.rglob("*.json") if RAW not in path.parts]
 
 
 def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
-    """Over all points of a way; and the phases of the calls that the server speaks of."""
+    """Equal answers are summed over all points; phases are shares of the seconds reported."""
     systems = {"one": {"title": "One"}, "two": {"title": "Two"}}
     rows = [{"system": "two", "same_answers": n, "compared": 4, "point": "p"} for n in (4, 3)]
     report = {"title": "Chain", "systems": systems, "rows": rows}
@@ -31,7 +31,7 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
 
 
 def test_the_page_shows_what_is_not_of_the_harness() -> None:
-    """The simulator's errors and sizes; a query engine's seconds."""
+    """It shows the simulator's errors and sizes, and a query engine's seconds."""
     foretold = {"workload": "copilot", "point": "8 users", "delay_ms": 250, "error": -0.04}
     size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
     simulated = {
@@ -51,7 +51,7 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
 
 
 def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
-    """The newest of each: applications by sharing and policy, and batches that decode."""
+    """It shows the newest result of each figure: applications, and batches that decode."""
     assert "No GPU was available for these results." in others.gpu(tmp_path)
     about = {"device": "A GPU", "date": "2030-01-02"}
     batch = {"mean_latency_s": 2.0, "ms_a_token": 20.0}
@@ -77,7 +77,7 @@ def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_the_rate_within_a_bound() -> None:
-    """Between two points on a straight line; where all are within it, the last."""
+    """The rate is interpolated between two points; if all are within the bound, it is the last."""
     curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
     assert rate_within(curve, 40.0) == 3.0
     assert rate_within(curve, 100.0) == 4.0
@@ -93,7 +93,7 @@ def test_the_rate_within_a_bound() -> None:
 
 
 def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
-    """Of the systems at the same point, and of ours alone at the points behind the first one."""
+    """The semaphores count at the same point; later points have our ratio alone."""
     ratios = {
         ("32 agents", "langchain-vllm"): 1.0,
         ("32 agents", "langchain-vllm-4"): 1.5,
@@ -125,7 +125,8 @@ def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
 
 
 def test_what_each_part_adds() -> None:
-    """Stacked on weftline's own time: without groups half as fast, without prefix no slower."""
+    """Without groups weftline is half as fast, which adds its own time; without prefix no
+    slower."""
     ratios = {"weftline": 1.0, "without-groups": 0.5, "without-prefix": 1.01}
     rows = [
         {"system": name, "point": "p", "delay_ms": 0, "metrics": {"s": {"ratio": {"median": r}}}}
@@ -137,7 +138,7 @@ def test_what_each_part_adds() -> None:
 
 
 def test_applications_that_took_longer_are_counted() -> None:
-    """Of those that both systems finished: the seconds of theirs, then of ours."""
+    """A pair has the seconds of the baseline, then ours."""
     said = "Of 2 applications {} took longer than with the baseline."
     report = {"pairs": {"ours": [[8.0, 4.0], [2.0, 2.0]], "other": [[4.0, 8.0], [2.0, 1.0]]}}
     assert verdicts.slower(report, "ours") == said.format("none")
@@ -145,7 +146,7 @@ def test_applications_that_took_longer_are_counted() -> None:
 
 
 def test_the_page_says_in_which_type_vllm_ran() -> None:
-    """Chosen by the probe; or given, on a machine whose ratios then flatter us."""
+    """The probe chose it, or it was given; the page warns if the processor is slow at it."""
     machine = {"bf16_instructions": False}
     report = {"model": "m", "dtype": "bfloat16", "machine": machine}
     probed = {"vllm_dtype": "float32", "vllm_probe_ms": {"bfloat16": 18.0, "float32": 4.5}}
@@ -160,7 +161,7 @@ def test_the_page_says_in_which_type_vllm_ran() -> None:
 
 
 def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path) -> None:
-    """A folder's own file comes first; another machine's is none."""
+    """A folder's own file comes first; files of other machines do not count."""
     for folder, name in (("01-box", "a"), ("02-box", "a"), ("03-box", "b"), ("04-tin", "a")):
         (tmp_path / f"2026-01-{folder}").mkdir(exist_ok=True)
         (tmp_path / f"2026-01-{folder}" / f"{name}.json").write_text("{}")
@@ -171,7 +172,7 @@ def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path
 
 
 def test_committed_results_are_small_summaries() -> None:
-    """No raw runs, and in each what a reader judges its numbers by."""
+    """They hold no raw runs, and all fields that a reader needs to judge the numbers."""
     text = {path: path.read_text() for path in COMMITTED}
     assert 0 < sum(one.count("\n") for one in text.values()) < MOST_LINES
     for path, one in text.items():
@@ -192,7 +193,7 @@ def test_committed_results_are_small_summaries() -> None:
 
 
 def test_every_committed_workload_has_what_its_pictures_need() -> None:
-    """Else the page could not be drawn from a checkout."""
+    """A checkout can draw the page with all of its pictures."""
     folder, reports = page.find(RESULTS)
     for name in page.ORDER:
         assert {"app_seconds", "timeline"} <= set(reports[name]), f"{folder}/{name}"

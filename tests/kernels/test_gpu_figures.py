@@ -1,5 +1,4 @@
-"""The figures of a GPU on the CPU, at shapes whose times mean nothing: they end, and say what they
-found."""
+"""The figures of a GPU run on the CPU, at small shapes whose times mean nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import torch
 from bench.gpu import apps
 from weftline_server.schedule import prompter
 
-WAYS = {  # each takes seconds here
+WAYS = {  # fewer than on a GPU, as each takes seconds here
     11: (("pages",), ("app", "request")),
     14: (("tree",), ("app",)),
     17: (("tree",), ("app",)),
@@ -21,8 +20,8 @@ WAYS = {  # each takes seconds here
 def test_applications_run_with_every_way_of_sharing(
     figure: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs and calls by themselves; where nothing is shared, nothing comes out of the cache."""
-    # Put back at the end.
+    """They run as graphs and as single calls; without sharing, nothing comes from the cache."""
+    # `rows` replaces it; this puts it back at the end.
     monkeypatch.setattr(prompter, "_load_tokenizer", prompter._load_tokenizer)
     sharing, policies = WAYS[figure]
     monkeypatch.setattr(apps, "SHARING", sharing)
