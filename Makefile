@@ -68,10 +68,10 @@ $(PEER)/.installed:
 	@touch $@
 
 bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
-	PYTHONPATH=. $(BIN)/python bench/bench_engine.py $(ARGS)
+	$(BIN)/python -m bench.micro.engine $(ARGS)
 
 bench-server: install ## what the server costs by itself, and what admission and retention earn
-	PYTHONPATH=. $(BIN)/python bench/bench_server.py $(ARGS)
+	$(BIN)/python -m bench.micro.server $(ARGS)
 
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm
@@ -88,20 +88,20 @@ test-ray: install ## replicas on two real Ray nodes, which it starts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
-	PYTHONPATH=. $(BIN)/python bench/bench_vllm.py $(ARGS)
+	$(BIN)/python -m bench.micro.vllm $(ARGS)
 
 bench-affinity: install ## a call to where its prefix is, against engines in turn
-	PYTHONPATH=. $(BIN)/python bench/bench_affinity.py $(ARGS)
+	$(BIN)/python -m bench.micro.affinity $(ARGS)
 
 bench-langchain: install ## LangChain programs far from their server, in every tier
-	$(BIN)/python bench/bench_langchain.py $(ARGS)
+	$(BIN)/python -m bench.micro.langchain $(ARGS)
 
 # LlamaIndex's OpenAILike wants an openai package older than the one that LangChain's tests run with.
 OPENAI_LIKE := .venv/llamaindex-peer
 bench-llamaindex: install ## LlamaIndex with a plain OpenAI-like LLM against Weftline, 0 and 250 ms
 	@test -d $(OPENAI_LIKE)/openai || $(PIP) --no-deps --target $(OPENAI_LIKE) \
 	  'llama-index-llms-openai>=0.8,<0.9' 'llama-index-llms-openai-like>=0.8,<0.9' 'openai>=2,<3'
-	PYTHONPATH=$(OPENAI_LIKE):. $(BIN)/python bench/bench_llamaindex.py $(ARGS)
+	PYTHONPATH=$(OPENAI_LIKE):. $(BIN)/python -m bench.micro.llamaindex $(ARGS)
 
 # A machine with a GPU may have torch and triton only: pytest's settings ask for plugins, so they are
 # left out, and where pytest itself is missing the benchmark's own checks stand for the tests.
@@ -109,11 +109,11 @@ ON_GPU := PYTHONPATH=$(SOURCES):. $(PYTHON)
 gpu: ## tests and benchmarks on a CUDA device; needs torch and triton, and installs nothing
 	@if $(ON_GPU) -c 'import pytest' 2>/dev/null; then \
 	  $(ON_GPU) -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -W ignore tests/gpu; \
-	else echo "no pytest here: bench/gpu.py checks every kernel by itself"; fi
-	$(ON_GPU) bench/gpu.py
+	else echo "no pytest here: bench.gpu checks every kernel by itself"; fi
+	$(ON_GPU) -m bench.gpu
 
 gpu-figures: ## replay a figure of the Parrot paper on a CUDA device: FIG=11, 14, 15, 16, 17 or 18
-	$(ON_GPU) bench/gpu_figures.py --fig $(or $(FIG),15)
+	$(ON_GPU) -m bench.gpu.figures --fig $(or $(FIG),15)
 
 clean: ## remove .venv and everything that was built; the model cache stays
 	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,20 +1,20 @@
-"""Numbers of a GPU are kept only as long as the kernels are those that they were taken with."""
+"""Results of a GPU must belong to the current kernels."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from bench.gpu_report import RESULTS, kernel_hashes, stale
+from bench.gpu.results import RESULTS, kernel_hashes, stale
 
 
 def test_committed_results_are_of_these_kernels() -> None:
-    """Whoever changes a kernel runs `make gpu` anew, or takes its results out."""
+    """After a change to a kernel, run `make gpu` again or remove its results."""
     assert stale(RESULTS, kernel_hashes()) == []
 
 
 def test_a_result_older_than_its_kernel_is_flagged(tmp_path: Path) -> None:
-    """Only the newest report of a machine counts, and only the kernels that it names."""
+    """Only the newest report of each machine counts, and only the kernels that it names."""
     for folder, digest in (
         ("2026-01-02-h200", "a"),
         ("2026-01-03-h200", "b"),
@@ -31,7 +31,7 @@ def test_a_result_older_than_its_kernel_is_flagged(tmp_path: Path) -> None:
 
 
 def test_every_kernel_has_a_hash(tmp_path: Path) -> None:
-    """By content: a file that is written again as it was keeps its hash."""
+    """The hash is of the content: a file that is rewritten unchanged keeps it."""
     (tmp_path / "a.py").write_text("x = 1\n")
     before = kernel_hashes(tmp_path)
     (tmp_path / "a.py").write_text("x = 1\n")

@@ -1,1 +1,1 @@
-"""Runs applications on several serving systems in turns, and records where the time went."""
+"""Runs the workloads on several serving systems in turns, and records where the time went."""

@@ -1,6 +1,7 @@
-"""`weftline bench NAME`: a workload of bench/workloads on several systems in turns.
+"""`weftline bench NAME`: runs a workload of bench/workloads on several systems in turns.
 
-NAME is a workload, `all` of them, or `report`, which draws docs/benchmarks.md from the results.
+NAME is a workload, or `all` of them. `report` draws docs/benchmarks.md from the summaries in
+bench/results, and `summarise` makes the summaries anew from their raw runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from bench.harness import machine, probe, runner
 from bench.harness.fleet import Fleet
-from bench.harness.results import RESULTS
+from bench.harness.results import RAW, RESULTS, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
@@ -27,14 +28,14 @@ from weftline_engine.models import DEFAULT_MODEL, ModelUnavailable, for_stream, 
 
 INTERRUPTED = 130
 TIME_IS_OVER = 3
-NEXT_S = 60.0  # what the next workload takes at least, with its warm-up
+NEXT_S = 60.0  # the least time that another workload takes, with its warm-up
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done, 1 with a sentence where it could not be done, 3 where --within was not enough for
-    all of it, 130 interrupted."""
+    """The exit code: 0 when done, 1 after an error, 3 if the time of --within was too short for all
+    turns, 130 if interrupted."""
     args = _parser().parse_args(argv)
-    # A shell has SIGINT ignored in what it starts in the background, which SIGTERM must end too.
+    # A shell starts background processes with SIGINT ignored; SIGTERM must still end this one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end)
     try:
@@ -44,68 +45,86 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(write_page(args.folder or RESULTS))
             write_headline(args.folder or RESULTS)
             return 0
+        if args.name == "summarise":
+            print("\n".join(map(str, summarise_again(_newest(args.folder)))))
+            return 0
         return asyncio.run(_run(args))
     except (WeftlineError, ModelUnavailable) as error:
         print(f"weftline bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("weftline bench: interrupted; what was measured is marked partial", file=sys.stderr)
+        print("weftline bench: interrupted; the results are marked partial", file=sys.stderr)
         return INTERRUPTED
 
 
 def _end(number: int, frame: object) -> None:
-    """As Ctrl-C, once: who ends a whole group of processes is heard from our parent again."""
+    """Act as if Ctrl-C was pressed, once: a signal to a whole process group reaches this process a
+    second time through its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def _parser() -> argparse.ArgumentParser:
-    known = ("all", "report", *names())
+    known = ("all", "report", "summarise", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="small sizes, fewer points")
     parser.add_argument("--scale", choices=tuple(SCALES), help="instead of full and quick")
     parser.add_argument(
-        "--systems", help=f"by comma, the baseline first; of {', '.join(SYSTEMS)}", metavar="NAMES"
+        "--systems",
+        help=f"separated by commas, the baseline first; of {', '.join(SYSTEMS)}",
+        metavar="NAMES",
     )
     parser.add_argument(
-        "--ablation", action="store_true", help="weftline with each optimisation left out in turn"
+        "--ablation",
+        action="store_true",
+        help="run weftline with each optimisation left out in turn",
     )
-    parser.add_argument("--names", help="with all: only these workloads, in this order, by comma")
+    parser.add_argument("--names", help="with `all`: only these, in this order")
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="not how fast: whether all of weftline's ways answer the same, greedy in float32",
+        help="compare the answers of all of weftline's ways, greedy in float32, not their speed",
     )
     parser.add_argument("--repeat", type=int, help="repetitions of each point")
-    parser.add_argument("--delays", metavar="MS", help="round trips in ms, by comma")
-    parser.add_argument("--only", default="", metavar="POINT", help="points that begin so")
-    parser.add_argument("--first", action="store_true", help="the first point: the headline's")
-    parser.add_argument("--warm", action="store_true", help="again behind each run: warm caches")
+    parser.add_argument("--delays", metavar="MS", help="round trips, separated by commas")
+    parser.add_argument(
+        "--only", default="", metavar="POINT", help="only points whose name begins with this"
+    )
+    parser.add_argument("--first", action="store_true", help="only the first point, the headline's")
+    parser.add_argument(
+        "--warm", action="store_true", help="repeat each run on the cache that it left"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument(
         "--vllm-dtype",
         choices=("auto", *probe.DTYPES),
         default="auto",
-        help="auto: the one that its torch multiplies faster in here, by a probe of six seconds",
+        help="auto: the type that its torch multiplies faster here, by a probe of six seconds",
     )
-    parser.add_argument("--null", action="store_true", help="no model: checks the harness alone")
+    parser.add_argument(
+        "--null", action="store_true", help="the null engine, which checks the harness alone"
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep the whole turns that the folder has of the same code, machine and settings",
+        help="keep the complete turns that were measured with the same code, machine and settings",
     )
     parser.add_argument(
         "--within",
         type=float,
         metavar="S",
-        help="begin no turn that would end later than after so many seconds, and exit with 3 if "
-        "one is left; --resume goes on from there",
+        help="begin no turn that would end after this many seconds, and exit with 3 if turns are "
+        "left; --resume goes on from there",
     )
-    parser.add_argument("--cores", metavar="N,N", help="of all servers (default: all there are)")
-    parser.add_argument("--client-cores", metavar="N,N", help="of the client (default: the same)")
-    parser.add_argument("--folder", type=Path, help="of the results")
+    parser.add_argument("--cores", metavar="N,N", help="of all servers (default: all)")
+    parser.add_argument(
+        "--client-cores", metavar="N,N", help="of the client (default: those of the servers)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="of the results: the summaries, with the raw runs in raw/"
+    )
     return parser
 
 
@@ -119,7 +138,7 @@ async def _run(args: argparse.Namespace) -> int:
     about = machine.describe(cores, client)
     os.sched_setaffinity(0, client)
     today = datetime.date.today().isoformat()
-    # Numbers without a model say nothing about speed, so they never lie among the results.
+    # Numbers without a model say nothing about speed, so they never go among the results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or kept / f"{today}-{machine.slug(about['cores'])}"
 
@@ -147,8 +166,7 @@ async def _run(args: argparse.Namespace) -> int:
                 warm=args.warm,
                 only=args.only,
                 first=args.first,
-                suffix="-exact" if args.exact else "-ablation" if args.ablation else "",
-                same_texts=args.exact,
+                variant="exact" if args.exact else "ablation" if args.ablation else "",
                 vllm_probe_ms=probed,
                 machine=about,
                 resume=args.resume,
@@ -163,6 +181,12 @@ async def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _newest(folder: Path | None) -> Path:
+    """`folder`, or the newest folder of the results that has raw runs."""
+    raw = sorted(RESULTS.glob(f"*/{RAW}"))
+    return folder or (raw[-1].parent if raw else RESULTS)
+
+
 def _setup(
     args: argparse.Namespace,
     model: Path | None,
@@ -171,7 +195,7 @@ def _setup(
     probed: dict[str, float] | None,
 ) -> Setup:
     if args.exact:
-        # Nine servers at once, and floats of twice the size: none may take much of the memory.
+        # Nine servers run at once, and a float32 is twice as large: each gets little memory.
         return Setup(model=model, dtype="float32", kv_tokens=16_384, cores=cores)
     vllm_dtype = probe.fastest(probed) if probed else args.vllm_dtype
     return Setup(
@@ -184,12 +208,12 @@ def _setup(
 
 
 def _over(say: Callable[[str], None]) -> int:
-    say("the time is over and what was measured is marked partial: --resume goes on")
+    say("the time is over and the results are marked partial: --resume goes on")
     return TIME_IS_OVER
 
 
 def _cores(names: str | None, option: str) -> tuple[int, ...]:
-    """The cores of an option; without one, all that this process may use."""
+    """The cores that an option names; without it, all that this process may use."""
     allowed = os.sched_getaffinity(0)
     if names is None:
         return tuple(sorted(allowed))
@@ -203,7 +227,8 @@ def _cores(names: str | None, option: str) -> tuple[int, ...]:
 
 
 def _workloads(args: argparse.Namespace) -> list[str]:
-    """Those with a pool of their own come last, for they need the servers started anew."""
+    """The workloads to run. Those with a KV pool of their own come last: each restarts the
+    servers."""
     if args.name != "all":
         return [args.name]
     if not args.names:
@@ -244,7 +269,7 @@ def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tupl
 def _probe(
     args: argparse.Namespace, model: Path | None, chosen: Mapping[str, Sequence[str]]
 ) -> dict[str, float] | None:
-    """What vLLM's dtype is chosen by; None where it is given, or there is no vLLM to ask."""
+    """The times by which vLLM's dtype is chosen; None if it is given, or no vLLM is to run."""
     servers = {SYSTEMS[name].server for systems in chosen.values() for name in systems}
     asked = any(Kind.VLLM in (one.kind, one.engine and one.engine.kind) for one in servers)
     if args.vllm_dtype != "auto" or model is None or not asked or not VLLM_PYTHON.exists():

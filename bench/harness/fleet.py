@@ -1,4 +1,4 @@
-"""The servers that are up, kept from workload to workload, and the relays in front of them."""
+"""The servers that are up, kept from workload to workload, and the proxies that delay them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
 from bench.harness.servers import Server, ServerSpec, Setup, phases, running
-from bench.harness.texts import ROOT
 
-JITTER = 0.2  # of the mean round trip, to either side: 250 ms are 200 to 300, as in the paper
+JITTER = 0.2  # share of the mean round trip: 250 ms become 200 to 300, as in the paper
 
-# A server is at rest when it has used a tenth of a core over so long. vLLM's threads spin on
-# for a second after its last answer: on two cores, half of what the next system needs.
+# A server is at rest when it has used less than a tenth of a core for REST_S. vLLM's threads spin
+# for a second after its last answer: on two cores they take half of what the next system needs.
 REST_S, RESTING = 0.25, 0.1
 LONGEST_S = 5.0
 
 
 class Fleet:
-    """Starts what a workload needs and has not yet; another setup stops all that is there."""
+    """Starts the servers that a workload needs and keeps them; another setup stops them all."""
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self._say = say
         self._stack = AsyncExitStack()
         self._setup: Setup | None = None
         self._servers: dict[ServerSpec, Server] = {}
-        self._relays: dict[tuple[ServerSpec, int], str] = {}
+        self._addresses: dict[tuple[ServerSpec, int], str] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,11 +43,11 @@ class Fleet:
         await self._stop()
 
     async def need(self, setup: Setup, specs: dict[str, ServerSpec]) -> None:
-        """Have the servers of `specs`, by the names of their logs, and no others, running."""
+        """Run the servers of `specs`, whose keys name their logs, and no others."""
         engines = {f"{name}'s engine": s.engine for name, s in specs.items() if s.engine}
         specs = {**engines, **specs}  # an engine starts before the server that uses it
         wanted = set(specs.values())
-        # An idle server takes memory; one that is of no more use here goes before others come.
+        # An idle server holds memory, so those that are no longer needed stop first.
         if setup != self._setup or not wanted >= self._servers.keys():
             await self._stop()
         self._setup = setup
@@ -64,15 +63,15 @@ class Fleet:
         return self._servers.get(spec)
 
     def cpu_seconds(self) -> dict[ServerSpec | None, float]:
-        """What each server has used since its start."""
+        """CPU seconds of each server since its start."""
         return {spec: server.cpu_seconds() for spec, server in self._servers.items()}
 
     async def phases(self, spec: ServerSpec) -> dict[str, float]:
-        """What the server of `spec` tells of where its calls' time went, until now."""
+        """Seconds that the calls of the server of `spec` have spent in each phase until now."""
         return await phases(self._servers[spec])
 
     async def rest(self) -> None:
-        """Wait until every server is at rest (5 s at most): none computes in another's time."""
+        """Wait until every server is at rest, for 5 s at most, so that none slows another down."""
         until = time.monotonic() + LONGEST_S
         busy = True
         while busy and time.monotonic() < until:
@@ -82,34 +81,36 @@ class Fleet:
             busy = used > RESTING * (time.monotonic() - began)
 
     def url(self, spec: ServerSpec, delay_ms: int) -> str:
-        """The server's own address, or that of a relay which makes the way to it longer."""
-        url = self._servers[spec].url
-        if delay_ms == 0:
-            return url
-        if (spec, delay_ms) not in self._relays:
-            self._relays[spec, delay_ms] = self._start_relay(url, delay_ms)
-        return self._relays[spec, delay_ms]
+        """The address of the server of `spec`, behind a network of this mean round trip."""
+        if (spec, delay_ms) not in self._addresses:
+            far = self._stack.enter_context(behind(self._servers[spec].url, delay_ms))
+            self._addresses[spec, delay_ms] = far
+        return self._addresses[spec, delay_ms]
 
     async def _stop(self) -> None:
         await self._stack.aclose()
         self._servers.clear()
-        self._relays.clear()
+        self._addresses.clear()
         self._setup = None
 
-    def _start_relay(self, url: str, delay_ms: int) -> str:
-        low, high = delay_ms * (1 - JITTER), delay_ms * (1 + JITTER)
-        process = self._stack.enter_context(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "bench.harness.relay"),
-                    *("--to", url.removeprefix("http://")),
-                    *("--low-ms", str(low), "--high-ms", str(high)),
-                ],
-                stdin=subprocess.PIPE,  # closes with this process, which ends the relay
-                stdout=subprocess.PIPE,
-                cwd=ROOT,
-                start_new_session=True,
-            )
-        )
+
+@contextmanager
+def behind(url: str, delay_ms: int) -> Iterator[str]:
+    """The address of the server at `url`, behind a network of this mean round trip.
+
+    The proxy is a process of its own, so that its CPU time is not counted as the client's, and a
+    busy client does not delay it.
+    """
+    if delay_ms == 0:
+        yield url
+        return
+    words = ("--to", url, "--rtt-ms", str(delay_ms), "--jitter", str(JITTER))
+    with subprocess.Popen(
+        [sys.executable, "-m", "weftline.delay", *words],
+        stdin=subprocess.PIPE,  # closes with this process, which ends the proxy
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
-        return f"http://127.0.0.1:{int(process.stdout.readline())}"
+        yield process.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""LlamaIndex on a stage: the synthesizer that each system's user has, and a record of its calls."""
+"""LlamaIndex on a stage: the synthesizer of each system, and a record of its calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.harness.systems import Way
 
 
 def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> BaseSynthesizer:
-    """Greedy, with answers of exactly `tokens` tokens; prompts are packed by `helper`.
+    """A synthesizer that is greedy and answers exactly `tokens` tokens; `helper` packs its prompts.
 
-    The plain LLM is ours with nothing sent ahead and nothing told, which makes it a client of
-    OpenAI's chat endpoint: LlamaIndex's own needs an older openai package than LangChain's.
+    The plain LLM is ours with early sending and provenance switched off, which makes it a client of
+    OpenAI's chat endpoint. LlamaIndex's own needs an older openai package than LangChain's.
     """
-    is_ours = stage.way is Way.COMPILED  # its graphs tell what ran, of one call, too
+    is_ours = stage.way is Way.COMPILED  # its graphs report every call, so nothing watches them
     watched = CallbackManager([] if is_ours else [_Watch(stage)])
     llm = Weftline(
         base_url=stage.url,
@@ -46,7 +46,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
 
 
 class _Watch(BaseCallbackHandler):
-    """Notes when each call of an LLM began and ended, and its tokens."""
+    """Records when each LLM call began and ended, and its tokens."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__([], [])
@@ -54,12 +54,12 @@ class _Watch(BaseCallbackHandler):
         self._starts: dict[str, float] = {}
 
     def start_trace(self, trace_id: str | None = None) -> None:
-        """A trace says nothing that calls do not."""
+        """Ignored: the events of the calls hold everything."""
 
     def end_trace(
         self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None
     ) -> None:
-        """The same of its end."""
+        """Ignored, as its start is."""
 
     def on_event_start(
         self,
@@ -86,7 +86,7 @@ class _Watch(BaseCallbackHandler):
             return
         start = self._starts.pop(event_id)
         response = (payload or {}).get(EventPayload.RESPONSE)
-        if response is None:  # it failed, and the application says so
+        if response is None:  # it failed, and the application records the error
             return
         usage = response.additional_kwargs
         prompt, output = usage["prompt_tokens"], usage["completion_tokens"]

@@ -1,4 +1,4 @@
-"""The machine, the versions and the commit that a result was taken with."""
+"""The machine, the versions and the commit of a measurement."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ from bench.harness.servers import VLLM_PYTHON
 from bench.harness.texts import ROOT
 
 SOURCES = (
-    *("client", "server", "engine", "kernels", "integrations"),
-    *("bench/harness", "bench/workloads"),
+    "client",
+    "server",
+    "engine",
+    "kernels",
+    "integrations",
+    "bench/harness",
+    "bench/workloads",
 )
 PACKAGES = ("langchain-core", "langchain-openai", "langgraph", "llama-index-core", "torch")
 
 
 def describe(cores: Sequence[int] = (), client_cores: Sequence[int] = ()) -> dict[str, Any]:
-    """What a reader needs to judge a number by, with the cores of the servers and of the client,
-    which is also what makes the load and the round trips; by default all that there are."""
+    """The facts that a reader needs to judge a number.
+
+    `cores` are those of the servers, `client_cores` those of the client and of the proxies that
+    delay it; by default all that this process may use.
+    """
     own = sorted(os.sched_getaffinity(0))
     cores, client_cores = cores or own, client_cores or own
     return {
@@ -47,20 +55,20 @@ def describe(cores: Sequence[int] = (), client_cores: Sequence[int] = ()) -> dic
 
 
 def _source() -> str:
-    """Of what is measured and what measures: the same however docs and results go on."""
+    """A hash of the measured and the measuring code, which docs and results do not change."""
     text = _git("ls-tree", "-r", "HEAD", "--", *SOURCES) + _git("diff", "HEAD", "--", *SOURCES)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def cpu_name() -> str:
-    """As the kernel gives it."""
+    """The processor's name, as the kernel reports it."""
     text = Path("/proc/cpuinfo").read_text()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1).strip() if found else platform.machine()
 
 
 def slug(cores: int) -> str:
-    """The machine's part of a folder's name."""
+    """The machine's part of the name of a results folder."""
     name = re.sub(r"\(r\)|\(tm\)|processor|cpu|@.*", " ", cpu_name().lower())
     return re.sub(r"[^a-z0-9]+", "-", f"{name} {cores} cores").strip("-")
 

@@ -1,18 +1,20 @@
-"""What is read off one run of a workload, and how repetitions become a median with quartiles."""
+"""The metrics of a run, and the median and quartiles of several repetitions."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.harness.stage import App
+from bench.harness.texts import Count
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of the applications of one kind, or of all; `higher` says which way is better."""
+    """A number of all applications, or of those of one kind; `higher` means that more is better."""
 
     unit: str
     of: Callable[[Sequence[App]], float]
@@ -20,7 +22,7 @@ class Metric:
     higher: bool = False
 
     def value(self, apps: Sequence[App]) -> float | None:
-        """Of those that succeeded; None where none did."""
+        """The number over the applications that succeeded; None if none did."""
         good = [app for app in apps if app.error is None and self.kind in (None, app.kind)]
         return self.of(good) if good else None
 
@@ -39,7 +41,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Quartiles with the ends counted in, so that two values give themselves."""
+    """The median and the inclusive quartiles: those of two values lie between them."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], 1)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -52,7 +54,7 @@ def mean_seconds(kind: str | None = None) -> Metric:
 
 
 def percentile(share: float, kind: str | None = None) -> Metric:
-    """The seconds within which `share` of the applications are done."""
+    """The seconds within which a `share` of the applications is done."""
 
     def of(apps: Sequence[App]) -> float:
         return sorted(app.seconds for app in apps)[min(len(apps) - 1, int(share * len(apps)))]
@@ -70,11 +72,28 @@ def _span(apps: Sequence[App]) -> float:
 
 
 def ms_per_token(kind: str | None = None) -> Metric:
-    """Mean over applications of latency by output tokens: the papers' normalised latency."""
+    """The papers' normalised latency: seconds by output tokens, the mean over applications."""
     mean = statistics.fmean
     return Metric("ms/token", lambda apps: mean(a.seconds / a.output for a in apps) * 1e3, kind)
 
 
 def apps_per_minute() -> Metric:
-    """Finished applications by the makespan."""
+    """Finished applications divided by the makespan."""
     return Metric("apps/min", lambda apps: 60 * len(apps) / _span(apps), higher=True)
+
+
+def repeated_share(prompts: Sequence[str], count: Count) -> float:
+    """The share of tokens that stand in paragraphs of at least two prompts (Parrot, Table 1).
+
+    A paragraph is a line. One long document in two prompts counts; a sentence that occurs in two
+    documents does not.
+    """
+    lines = [[line for line in prompt.splitlines() if line.strip()] for prompt in prompts]
+    seen = Counter(line for prompt in lines for line in set(prompt))
+    total = repeated = 0
+    for prompt in lines:
+        for line in prompt:
+            tokens = count(line)
+            total += tokens
+            repeated += tokens if seen[line] > 1 else 0
+    return repeated / total if total else 0.0

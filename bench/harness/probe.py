@@ -1,4 +1,4 @@
-"""Which type vLLM multiplies faster on this machine: the peer gets what is best for it."""
+"""Finds the dtype that vLLM multiplies faster on this machine, so that it runs at its best."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from bench.harness.servers import VLLM_PYTHON, Kind, ServerSpec, environment
 from weftline.errors import EngineUnavailable
 
 DTYPES = ("bfloat16", "float32")
-SECONDS = 1.5  # of each
-# As its CPU backend multiplies: a prompt's tokens, and a batch that decodes, by the widest matrix.
+SECONDS = 1.5  # for each dtype
+# The products of its CPU backend: the tokens of a prompt, and a decoding batch, by the widest
+# matrix.
 PROGRAM = """
 import json, sys, time, torch
 hidden, wide = map(int, sys.argv[1:3])
@@ -33,7 +34,7 @@ print(json.dumps(found))
 
 
 def multiplications(model: Path, own: dict[str, str]) -> dict[str, float]:
-    """Milliseconds of the model's widest product in each dtype, with vLLM's own torch; about 6 s.
+    """Milliseconds of the model's widest product in each dtype, in vLLM's own torch. Takes 6 s.
 
     `own` is this process's environment. Raises EngineUnavailable if that torch does not run.
     """
@@ -53,5 +54,5 @@ def multiplications(model: Path, own: dict[str, str]) -> dict[str, float]:
 
 
 def fastest(found: dict[str, float]) -> str:
-    """The dtype whose product takes the least time."""
+    """The dtype of the fastest product."""
     return min(found, key=lambda name: found[name])

@@ -1,100 +1,121 @@
-"""Results as JSON under bench/results/DATE-MACHINE/: written after every run, never by hand."""
+"""Summaries under bench/results/DATE-MACHINE, made from the raw runs in its ignored folder raw/.
+
+A summary holds medians, quartiles and counts, and what the report draws. Nobody writes it by hand.
+"""
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from bench.harness import machine
 from bench.harness.metrics import Metric, spread
-from bench.harness.stage import App
+from bench.harness.runs import Run, rounded, run_from
 from bench.harness.texts import ROOT
-from bench.harness.workload import Workload
+from bench.harness.workload import SCALES, Workload, load
+from weftline.errors import InvalidRequest
 
 RESULTS = ROOT / "bench" / "results"
-KEPT = 1000  # characters of an answer: all that --exact compares, at its sizes
+RAW = "raw"  # the folder of the raw runs, beside their summaries; git ignores it
+WIDTH = 160  # characters of a line of JSON
+SHORT = 40  # items of a list that are no longer than this share a line
+PHASES = ("queue", "fill", "generate")  # of a call
+# What a summary takes over from the report of the raw runs, beside its date and its rows.
+TAKEN = (
+    "workload",
+    "variant",
+    "title",
+    "figure",
+    "partial",
+    "seconds",
+    "scale",
+    "model",
+    "dtype",
+    "vllm_dtype",
+    "vllm_probe_ms",
+    "kv_tokens",
+    "machine",
+    "systems",
+    "prepared",
+    "repeated_tokens",
+)
+PAIRED = "many_chains"  # the workload whose applications are compared one by one (Figure 13)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One repetition of one point on one system. `client_cpu_s` and `server_cpu_s` are spent during
-    the run, `others_cpu_s` by the servers that were only waiting for their turn. `phases_s` are the
-    seconds of all calls in each phase, where the server tells.
+def summarise(report: Mapping[str, Any], pictures: bool = True) -> dict[str, Any]:
+    """The summary of a report of raw runs.
+
+    `pictures` adds what the distribution and the timeline of a page's section show: the seconds of
+    every application at the first point, and the calls of its first repetition.
     """
-
-    system: str
-    point: str
-    x: float
-    delay_ms: int
-    repeat: int
-    cache: str  # "cold" or "warm"
-    apps: Sequence[App]
-    client_cpu_s: float
-    server_cpu_s: float
-    others_cpu_s: float
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def where(self) -> tuple[str, int, str]:
-        return self.point, self.delay_ms, self.cache
-
-    def to_json(self) -> dict[str, Any]:
-        """Calls only of the first repetition: all of them would be megabytes."""
-        record = asdict(self)
-        outputs = [app.output for app in self.apps]
-        record["failed"] = sum(app.error is not None for app in self.apps)
-        for app, output in zip(record["apps"], outputs, strict=True):
-            del app["counted"]
-            app["output"] = output
-            app["result"] = app["result"][:KEPT]
-            if self.repeat > 0:
-                del app["calls"]
-        rounded: dict[str, Any] = _rounded(record)
-        return rounded
+    workload = load(report["workload"])
+    runs = [run_from(record) for record in report["runs"]]
+    baseline = next(iter(report["systems"]))
+    found: dict[str, Any] = {"date": report["began"], **{name: report[name] for name in TAKEN}}
+    found["repeats"] = 1 + max((run.repeat for run in runs), default=-1)
+    found["rows"] = rows(workload, runs, baseline, report["variant"] == "exact")
+    if report["workload"] == PAIRED and not report["variant"]:
+        others = [name for name in report["systems"] if name != baseline]
+        found["pairs"] = {name: list(_pairs(runs, baseline, name)) for name in others}
+    if pictures and runs and not report["variant"]:
+        first = [run for run in runs if run.where == (runs[0].point, runs[0].delay_ms, "cold")]
+        found["app_seconds"] = _app_seconds(first)
+        found["timeline"] = {
+            run.system: [
+                [call.start, call.seconds, call.queue_s, call.fill_s]
+                for app in run.apps
+                for call in app.calls
+            ]
+            for run in first
+            if run.repeat == 0
+        }
+    summary: dict[str, Any] = rounded(found)
+    return summary
 
 
-def summary(
+def rows(
     workload: Workload, runs: Sequence[Run], baseline: str, same_texts: bool = False
 ) -> list[dict[str, Any]]:
     """For each point, delay, cache and system: every metric, and its ratio to the baseline's.
 
-    Ratios are of one repetition each, so that a neighbour that disturbed both counts little.
-    Above 1 is better than the baseline, whichever way the metric goes. Where all systems had the
-    same texts, `same_answers` counts the applications that gave the baseline's answer, of the
-    `compared` that both ran: a background has more of them the longer a run takes.
+    A ratio compares two systems in the same repetition, so that a neighbour that disturbs both
+    counts little. A ratio above 1 is better than the baseline, whichever way the metric goes. Where
+    all systems had the same texts, `same_answers` counts the applications that gave the baseline's
+    answer, out of the `compared` ones that both ran: a longer run has more background requests.
     """
     grouped: dict[tuple[str, int, str], dict[str, list[Run]]] = defaultdict(dict)
     for run in runs:
         grouped[run.where].setdefault(run.system, []).append(run)
-    rows = []
-    for (point, delay, cache), systems in grouped.items():
-        for system, found in systems.items():
-            rows.append(
-                {
-                    "point": point,
-                    "x": found[0].x,
-                    "delay_ms": delay,
-                    "cache": cache,
-                    "system": system,
-                    "apps": sum(len(run.apps) for run in found),
-                    "failed": sum(app.error is not None for run in found for app in run.apps),
-                    **(_compared(found, systems[baseline]) if same_texts else {}),
-                    "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
-                    "metrics": {
-                        name: measured
-                        for name, metric in workload.metrics.items()
-                        if (measured := _measured(metric, found, systems.get(baseline, [])))
-                    },
-                }
-            )
-    return rows
+    return [
+        {
+            "point": point,
+            "x": found[0].x,
+            "delay_ms": delay,
+            "cache": cache,
+            "system": system,
+            "apps": sum(len(run.apps) for run in found),
+            "failed": sum(app.error is not None for run in found for app in run.apps),
+            **(_compared(found, systems[baseline]) if same_texts else {}),
+            "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
+            **_phases(found),
+            "metrics": {
+                name: measured
+                for name, metric in workload.metrics.items()
+                if (measured := _measured(metric, found, systems.get(baseline, [])))
+            },
+        }
+        for (point, delay, cache), systems in grouped.items()
+        for system, found in systems.items()
+    ]
 
 
 def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any] | None:
-    """None where no repetition has it."""
+    """The metric's spread and ratio; None where no repetition has it."""
     ours, theirs = _values(metric, runs), _values(metric, base)
     if not ours:
         return None
@@ -106,8 +127,14 @@ def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[
     return found
 
 
+def _values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
+    """The metric's values by repetition."""
+    found = ((run.repeat, metric.value(run.apps)) for run in runs)
+    return {repeat: value for repeat, value in found if value is not None}
+
+
 def _compared(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, int]:
-    """Applications of `runs` whose whole answer is that of the same one of `base`."""
+    """Count the applications of `runs` whose whole answer equals that of the same one of `base`."""
     pairs = [
         (ours, theirs)
         for run, other in zip(runs, base, strict=False)
@@ -117,10 +144,76 @@ def _compared(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, int]:
     return {"same_answers": same, "compared": len(pairs)}
 
 
-def _values(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
-    """By repetition."""
-    found = ((run.repeat, metric.value(run.apps)) for run in runs)
-    return {repeat: value for repeat, value in found if value is not None}
+def _phases(runs: Sequence[Run]) -> dict[str, Any]:
+    """Seconds of all calls in each phase, and the mean share of a prompt that was cached.
+
+    The server's own sums come first; where it was not asked for them, the calls of its graphs
+    tell. Empty where neither is known.
+    """
+    calls = [call for run in runs for app in run.apps for call in app.calls]
+    total = {name: sum(run.phases_s.get(name, 0.0) for run in runs) for name in PHASES}
+    if not any(total.values()):
+        for call in calls:
+            if call.queue_s is not None and call.fill_s is not None:
+                rest = call.seconds - call.queue_s - call.fill_s
+                for name, seconds in zip(PHASES, (call.queue_s, call.fill_s, rest), strict=True):
+                    total[name] += seconds
+    if not any(total.values()) or not calls:
+        return {}
+    cached = fmean((call.cached or 0) / max(1, call.prompt) for call in calls)
+    return {"phases_s": total, "cached": cached}
+
+
+def _pairs(runs: Sequence[Run], base: str, ours: str) -> Iterator[tuple[float, float]]:
+    """The seconds of the same application in the same repetition on both, where both succeeded."""
+    found = {(run.where, run.repeat): run.apps for run in runs if run.system == base}
+    for run in runs:
+        if run.system == ours:
+            for theirs, app in zip(found.get((run.where, run.repeat), ()), run.apps, strict=False):
+                if not theirs.error and not app.error:
+                    yield theirs.seconds, app.seconds
+
+
+def _app_seconds(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
+    """By kind and system: the seconds of every application that succeeded, sorted."""
+    kinds = dict.fromkeys(app.kind for run in runs for app in run.apps)
+    systems = dict.fromkeys(run.system for run in runs)
+    return {
+        kind: {
+            system: sorted(
+                app.seconds
+                for run in runs
+                if run.system == system
+                for app in run.apps
+                if app.kind == kind and not app.error
+            )
+            for system in systems
+        }
+        for kind in kinds
+    }
+
+
+def write_runs(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
+    """Write a report of raw runs below `folder`, and its summary; return where the summary is.
+
+    The page draws pictures only of its own folder: a folder with the name of a scale holds the
+    same workloads at other sizes, whose summaries do without.
+    """
+    write(folder / RAW, name, report)
+    return write(folder, name, summarise(report, pictures=folder.name not in SCALES))
+
+
+def summarise_again(folder: Path) -> list[Path]:
+    """Write the summaries of all raw runs of `folder` anew. Raises InvalidRequest without any."""
+    raw = sorted((folder / RAW).glob("*.json"))
+    reports = {path.stem: json.loads(path.read_text()) for path in raw}
+    found = {name: report for name, report in reports.items() if "workload" in report}
+    if not found:
+        raise InvalidRequest(f"there are no raw runs in {folder / RAW}: measure them first")
+    return [
+        write(folder, name, summarise(report, pictures=folder.name not in SCALES))
+        for name, report in found.items()
+    ]
 
 
 def write(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
@@ -128,17 +221,45 @@ def write(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(_rounded(report), indent=1, ensure_ascii=False) + "\n")
+    fresh.write_text(dumps(rounded(report)) + "\n")
     fresh.replace(path)
     return path
 
 
-def _rounded(value: Any) -> Any:
-    """Four digits after the point: a tenth of a millisecond."""
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value
+def dated(about: Mapping[str, Any], results: Path = RESULTS) -> Path:
+    """Today's folder of the machine that `about` describes."""
+    return results / f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
+
+
+def stamp(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the summary of a program of bench/micro begins with: the date and the machine."""
+    return {"date": datetime.date.today().isoformat(), "machine": about}
+
+
+def dumps(value: Any, indent: str = "") -> str:
+    """JSON for a reader: what fits in a line of WIDTH stands in one, and short items share one."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent) + len(flat) <= WIDTH:
+        return flat
+    deeper = indent + " "
+    if isinstance(value, list):
+        return f"[\n{_packed((dumps(item, deeper) for item in value), deeper)}\n{indent}]"
+    named = (
+        f"{json.dumps(str(key), ensure_ascii=False)}: {dumps(item, deeper)}"
+        for key, item in value.items()
+    )
+    return f"{{\n{_packed(named, deeper)}\n{indent}}}"
+
+
+def _packed(items: Iterable[str], indent: str) -> str:
+    """The items with commas between them, as many short ones on a line as fit."""
+    lines: list[str] = []
+    short = False  # whether the last line holds short items
+    for item in items:
+        joins = short and len(item) <= SHORT
+        short = len(item) <= SHORT
+        if joins and len(indent) + len(lines[-1]) + len(item) + 3 <= WIDTH:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    return ",\n".join(indent + line for line in lines)

@@ -1,26 +1,25 @@
-"""Goes on with results that are there already, so that a long run can be taken in parts."""
+"""Continues from earlier raw runs, so that a long measurement can be taken in parts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness.results import Run
-from bench.harness.stage import App, Call
+from bench.harness.runs import Run, run_from
 from weftline.errors import InvalidRequest
 
-# What must be the same for two parts to be one run. The commit is not among them, for results and
-# documentation are committed, too: `source` stands for the code.
+# These must be equal for two parts to be one measurement. The commit is not among them, because
+# results and documentation are committed, too: `source` is the hash of the code.
 OF_THE_REPORT = ("scale", "model", "dtype", "vllm_dtype", "kv_tokens")
-OF_THE_MACHINE = (*("cpu", "server_cores", "client_cores", "versions", "source"),)
+OF_THE_MACHINE = ("cpu", "server_cores", "client_cores", "versions", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an earlier part has left."""
+    """The runs of an earlier part, and what was measured before them."""
 
     runs: Sequence[Run]
     prepared: Mapping[str, float]
@@ -30,8 +29,10 @@ class Kept:
 
 
 def kept(path: Path, report: Mapping[str, Any]) -> tuple[Kept | None, str]:
-    """What `path` holds that `report`, of which no run is there yet, can go on with; else None
-    and why. Raises InvalidRequest where it holds other systems, which would be lost."""
+    """The earlier runs in `path` that the new `report` can continue, or None and the reason.
+
+    Raises InvalidRequest if `path` holds runs of other systems, which would be lost.
+    """
     if not path.exists():
         return None, ""
     old = json.loads(path.read_text())
@@ -47,17 +48,3 @@ def kept(path: Path, report: Mapping[str, Any]) -> tuple[Kept | None, str]:
         return None, f"{path.name} is taken anew: it was of another {', '.join(differ)}"
     runs = [run_from(one) for one in old["runs"]]
     return Kept(runs, old["prepared"], old["repeated_tokens"], old["seconds"], old), ""
-
-
-def run_from(record: Mapping[str, Any]) -> Run:
-    """A run as `Run.to_json` wrote it. Of later repetitions it has the calls' tokens alone."""
-    names = [field.name for field in fields(Run) if field.name != "apps"]
-    apps = [_app(one) for one in record["apps"]]
-    return Run(**{name: record[name] for name in names}, apps=apps)
-
-
-def _app(record: Mapping[str, Any]) -> App:
-    calls = [Call(**call) for call in record.get("calls", ())]
-    names = ("kind", "start", "seconds", "result", "error")
-    app = App(**{name: record[name] for name in names}, calls=calls)
-    return replace(app, counted=record["output"] - app.output)

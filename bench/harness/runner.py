@@ -1,4 +1,4 @@
-"""Runs one workload on its systems, repetition by repetition in turns, and writes what it finds."""
+"""Runs one workload on its systems, in turns, repetition by repetition, and writes the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.harness import results, resume
 from bench.harness.fleet import Fleet
-from bench.harness.repeated import repeated_share
-from bench.harness.results import Run
+from bench.harness.metrics import repeated_share
+from bench.harness.runs import Run
 from bench.harness.servers import Setup
 from bench.harness.stage import Stage
 from bench.harness.systems import BASELINE, ONCE, SYSTEMS, System, Way
@@ -25,8 +25,8 @@ CACHES = ("cold", "warm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run. `delays_ms` None: those of each point. `warm` adds, behind each cold run, the
-    same again on the cache that it left.
+    """What to run. With `delays_ms` None each point has its own. `warm` repeats each cold run on
+    the cache that it left.
     """
 
     workload: str
@@ -35,26 +35,36 @@ class Plan:
     scale: Scale
     folder: Path
     repeats: int
-    machine: Mapping[str, Any]  # what it runs on
+    machine: Mapping[str, Any]  # as machine.describe gives it
     delays_ms: tuple[int, ...] | None = None
     warm: bool = False
-    only: str = ""  # points whose name begins so
-    first: bool = False  # no other point than the first
-    suffix: str = ""  # of the file's name
-    same_texts: bool = False  # for all systems, to compare what they answer and not how fast
-    vllm_probe_ms: Mapping[str, float] | None = None  # what its dtype was chosen by, if it was
-    resume: bool = False  # keep what is there already of the same code and settings
-    until: float = math.inf  # by time.monotonic: no turn begins that would end later
+    only: str = ""  # run only points whose name begins with this
+    first: bool = False  # run only the first point
+    variant: str = ""  # "exact" or "ablation", part of the file's name
+    vllm_probe_ms: Mapping[str, float] | None = None  # by which vLLM's dtype was chosen
+    resume: bool = False  # keep earlier runs of the same code and settings
+    until: float = math.inf  # begin no turn that would end later, by time.monotonic
     say: Callable[[str], None] = print
 
     @property
+    def name(self) -> str:
+        """The file's name, without its ending."""
+        return f"{self.workload}-{self.variant}" if self.variant else self.workload
+
+    @property
+    def raw(self) -> Path:
+        """Where the raw runs are."""
+        return self.folder / results.RAW / f"{self.name}.json"
+
+    @property
     def path(self) -> Path:
-        return self.folder / f"{self.workload}{self.suffix}.json"
+        """Where the summary is."""
+        return self.folder / f"{self.name}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One repetition of one point at one round trip, on all systems in this order."""
+    """One repetition of one point at one round trip, on `systems` in this order."""
 
     repeat: int
     point: Point
@@ -68,7 +78,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Bench:
-    """One workload in progress: what it runs on, and the runs so far."""
+    """One workload in progress: its plan, its servers, and the runs so far."""
 
     plan: Plan
     workload: Workload
@@ -76,14 +86,14 @@ class _Bench:
     count: Count
     runs: list[Run] = field(default_factory=list)
     prepared: Mapping[str, float] = field(default_factory=dict)
-    repeated: float | None = None  # share of tokens
+    repeated: float | None = None  # share of repeated tokens
     salt: int = 0
-    longest_s: float = 0.0  # of a turn
+    longest_s: float = 0.0  # duration of the longest turn
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where the results are, whether they are all, and how long the longest turn took."""
+    """Where the summary is, whether it is complete, and how long the longest turn took."""
 
     path: Path
     complete: bool
@@ -91,9 +101,9 @@ class Outcome:
 
 
 async def run(plan: Plan, fleet: Fleet) -> Outcome:
-    """Run `plan`; its file is marked partial if anything ended it early.
+    """Run `plan`. Its files are marked partial until it is complete.
 
-    Raises InvalidRequest or EngineUnavailable, a sentence each, where a server does not come up.
+    Raises InvalidRequest or EngineUnavailable if a server does not come up.
     """
     workload, setup = load(plan.workload), plan.setup
     if workload.kv_tokens is not None:
@@ -101,6 +111,7 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
     bench = _Bench(plan, workload, fleet, counter(setup.model))
     report: dict[str, Any] = {
         "workload": plan.workload,
+        "variant": plan.variant,
         "title": workload.title,
         "figure": workload.figure,
         "began": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -127,10 +138,9 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
             seconds=round(spent + time.monotonic() - clock, 1),
             prepared=dict(bench.prepared),
             repeated_tokens=bench.repeated,
-            summary=results.summary(workload, bench.runs, plan.systems[0], plan.same_texts),
             runs=[run.to_json() for run in bench.runs],
         )
-        results.write(plan.folder, plan.path.stem, report)
+        results.write_runs(plan.folder, plan.name, report)
 
     complete = await _run_all(bench, write)
     write(not complete)
@@ -138,9 +148,11 @@ async def run(plan: Plan, fleet: Fleet) -> Outcome:
 
 
 def _go_on(bench: _Bench, report: dict[str, Any]) -> float:
-    """Take over the whole turns that are there; the seconds that they took, 0 where there are
-    none. What is left of a turn goes: its systems would be compared over the pause between."""
-    kept, reason = resume.kept(bench.plan.path, report)
+    """Take over the complete turns of an earlier part, and return the seconds that they took, or 0.
+
+    An incomplete turn is dropped: its systems would be compared across the pause.
+    """
+    kept, reason = resume.kept(bench.plan.raw, report)
     if kept is None:
         if reason:
             bench.plan.say(reason)
@@ -178,7 +190,7 @@ def _points(bench: _Bench) -> list[Point]:
 
 
 def _turns(bench: _Bench) -> Iterator[Turn]:
-    """All of the plan, repetition by repetition."""
+    """All turns of the plan, repetition by repetition."""
     plan = bench.plan
     places = [(p, delay) for p in _points(bench) for delay in plan.delays_ms or p.delays_ms]
     for repeat in range(plan.repeats):
@@ -187,7 +199,7 @@ def _turns(bench: _Bench) -> Iterator[Turn]:
 
 
 def _left(bench: _Bench) -> Iterator[Turn]:
-    """The turns of which a run is missing."""
+    """The turns that lack a run."""
     caches = CACHES[: 1 + bench.plan.warm]
     there = {(r.repeat, r.point, r.delay_ms, r.system, r.cache) for r in bench.runs}
     for turn in _turns(bench):
@@ -196,7 +208,7 @@ def _left(bench: _Bench) -> Iterator[Turn]:
 
 
 async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
-    """Whether time was enough for all that is left."""
+    """Run the turns that are left; False if the time ran out first."""
     plan, workload = bench.plan, bench.workload
     if workload.prepare is not None and not bench.prepared:
         name = BASELINE if BASELINE in plan.systems else plan.systems[0]
@@ -204,7 +216,7 @@ async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
         bench.prepared = await workload.prepare(stage)
     left = list(_left(bench))
     await _warm_up(bench)
-    bench.salt += len(bench.runs)  # their texts are not said again
+    bench.salt += len(bench.runs)  # so that no text of an earlier part is used again
     for number, turn in enumerate(left):
         began = time.monotonic()
         if bench.longest_s and began + bench.longest_s > plan.until:
@@ -214,13 +226,15 @@ async def _run_all(bench: _Bench, write: Callable[[bool], None]) -> bool:
             write(True)
         bench.longest_s = max(bench.longest_s, time.monotonic() - began)
         more = len(left) - number - 1
-        plan.say(f"{plan.workload}: {more} turns are left, each up to {bench.longest_s:.0f} s")
+        plan.say(f"{plan.workload}: {more} turns are left, of up to {bench.longest_s:.0f} s each")
     return True
 
 
 async def _warm_up(bench: _Bench) -> None:
-    """Once through the first point on every system, with texts of the smallest size: at its own
-    size 32 agents took over nine minutes before anything was measured."""
+    """Run the first point once on every system, with texts of the smallest size.
+
+    At their own size, 32 agents took over nine minutes before anything was measured.
+    """
     point = bench.workload.points(TINY, bench.prepared)[0]
     for name in bench.plan.systems:
         bench.salt += 1
@@ -229,7 +243,8 @@ async def _warm_up(bench: _Bench) -> None:
 
 
 def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
-    """Every second repetition backwards: what follows another system has no advantage."""
+    """The order of the systems, reversed in every second repetition: no system always runs after
+    the same one."""
     names = [
         name
         for number, name in enumerate(plan.systems)
@@ -239,9 +254,9 @@ def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
 
 
 async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int) -> None:
-    """One repetition with a cold cache, and one more behind it where the plan says so."""
+    """Run one repetition with a cold cache, then one with a warm cache if the plan says so."""
     plan, system = bench.plan, SYSTEMS[name]
-    bench.salt = repeat if plan.same_texts else bench.salt + 1
+    bench.salt = repeat if plan.variant == "exact" else bench.salt + 1
     for cache in CACHES[: 1 + plan.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
         await bench.fleet.rest()
@@ -268,7 +283,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
                 phases_s={name: s - told.get(name, 0.0) for name, s in phases.items()},
             )
         )
-        # LangChain makes every call of this way itself, so all prompts are seen.
+        # LangChain makes every call of this way itself, so the stage has seen all prompts.
         if bench.repeated is None and system.way is Way.CHAT_OPENAI:
             bench.repeated = repeated_share(stage.prompts, bench.count)
         failed = sum(app.error is not None for app in stage.apps)

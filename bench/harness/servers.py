@@ -1,4 +1,4 @@
-"""Starts the servers under test, and stops every process of theirs."""
+"""Starts the servers under test, and stops all of their processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from weftline.errors import EngineUnavailable, InvalidRequest
 READY_S = 400.0  # vLLM compiles its model at its first start
 STOP_S = 15.0
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-VLLM_BLOCK = 128  # tokens of a block of its KV cache, on CPUs
+VLLM_BLOCK = 128  # tokens of a KV block of vLLM on CPUs
 PR_SET_PDEATHSIG = 1
 _NOT_FOR_VLLM = {"PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
 
 class Kind(StrEnum):
-    """Whose server it is."""
+    """The program that serves."""
 
     VLLM = "vllm"
     WEFTLINE = "weftline"
@@ -41,9 +41,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What runs, with `arguments` beside those that all have; equal ones share a process.
+    """A server with `arguments` of its own; systems with equal specs share one process.
 
-    `engine` is a server that a weftline uses as its engine, instead of one of its own.
+    `engine` is another server, which a weftline uses instead of an engine of its own.
     """
 
     kind: Kind
@@ -53,10 +53,11 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all servers of a benchmark have in common. `model` None is the null engine. All have a
-    KV cache of `kv_tokens`: left alone, each would take what it finds of the memory. vLLM runs in
-    `vllm_dtype`, whichever it is faster in; None: the same as weftline. `cores` are those that the
-    servers may use; none given are those of the harness.
+    """What all servers of a benchmark have in common.
+
+    With `model` None they run the null engine. All have a KV cache of `kv_tokens`; by default each
+    would take a share of the free memory. vLLM runs in `vllm_dtype`, or in weftline's `dtype` if
+    that is None. The servers run on `cores`, or on those of the harness if that is empty.
     """
 
     model: Path | None
@@ -69,25 +70,26 @@ class Setup:
 
 @dataclass(slots=True)
 class Server:
-    """A running one: its address, its process and what it was started with."""
+    """A running server: its address, its process and its command line."""
 
     url: str
     process: subprocess.Popen[bytes]
     command: tuple[str, ...]
 
     def cpu_seconds(self) -> float:
-        """Of all its processes until now."""
+        """CPU seconds of all its processes until now."""
         return session_cpu_seconds(self.process.pid)
 
     def cores(self) -> list[int]:
-        """Those that any thread of it may run on, as the kernel says now."""
+        """The cores that any of its threads may run on now, according to the kernel."""
         return session_cores(self.process.pid)
 
 
 def command(
     spec: ServerSpec, setup: Setup, port: int, engine_url: str | None = None
 ) -> tuple[str, ...]:
-    """The command line of `spec`. Raises InvalidRequest where vLLM is not installed."""
+    """The command line of `spec`. Raises InvalidRequest if it needs a vLLM or a model that is not
+    there."""
     if spec.kind is Kind.WEFTLINE:
         weftline = (sys.executable, "-m", "weftline_server", "serve", "--port", str(port))
         engine = ("--engine", "vllm", "--connect", engine_url) if engine_url else _engine(setup)
@@ -102,17 +104,30 @@ def command(
     dtype = setup.vllm_dtype or setup.dtype
     pool = str(setup.kv_tokens * kv_bytes_per_token(setup.model, dtype))
     return (
-        *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)),
-        *("--model", str(setup.model), "--served-model-name", "default", "--dtype", dtype),
-        # The second is only checked at the start: the size of the pool is given.
-        *("--kv-cache-memory-bytes", pool, "--gpu-memory-utilization", "0.3"),
-        *(*_longest(setup.model, setup.kv_tokens), *spec.arguments),
+        str(VLLM_PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--port",
+        str(port),
+        "--model",
+        str(setup.model),
+        "--served-model-name",
+        "default",
+        "--dtype",
+        dtype,
+        # vLLM only checks the utilization at its start: the pool's size is given.
+        "--kv-cache-memory-bytes",
+        pool,
+        "--gpu-memory-utilization",
+        "0.3",
+        *_longest(setup.model, setup.kv_tokens),
+        *spec.arguments,
     )
 
 
 def _longest(model: Path, kv_tokens: int) -> tuple[str, ...]:
-    """vLLM does not start with a pool that the model's longest context would not fit into."""
-    fits = (kv_tokens // VLLM_BLOCK - 1) * VLLM_BLOCK  # one block is never given away
+    """Shorten the context to the pool: vLLM does not start with a pool that is smaller than it."""
+    fits = (kv_tokens // VLLM_BLOCK - 1) * VLLM_BLOCK  # vLLM keeps one block back
     config = json.loads((model / "config.json").read_text())
     return ("--max-model-len", str(fits)) if fits < config["max_position_embeddings"] else ()
 
@@ -125,7 +140,7 @@ def _engine(setup: Setup) -> tuple[str, ...]:
 
 
 def kv_bytes_per_token(model: Path, dtype: str) -> int:
-    """Of keys and values in all layers, by the model's config.json."""
+    """Bytes of the keys and values of a token in all layers, by the model's config.json."""
     config = json.loads((model / "config.json").read_text())
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -133,8 +148,7 @@ def kv_bytes_per_token(model: Path, dtype: str) -> int:
 
 
 async def phases(server: Server) -> dict[str, float]:
-    """Seconds that all calls of a weftline have spent in each phase until now; of any other server
-    nothing is known."""
+    """Seconds that all calls of a weftline have spent in each phase until now; empty for vLLM."""
     if "weftline_server" not in server.command:
         return {}
     async with httpx.AsyncClient(base_url=server.url) as client:
@@ -152,9 +166,9 @@ async def phases(server: Server) -> dict[str, float]:
 async def running(
     spec: ServerSpec, setup: Setup, name: str, engine_url: str | None = None
 ) -> AsyncIterator[Server]:
-    """The server of `spec` on a free port until the block ends, also by Ctrl-C.
+    """Run the server of `spec` on a free port until the block ends, also by Ctrl-C.
 
-    Raises EngineUnavailable with its last words if it does not come up.
+    Raises EngineUnavailable with the server's last error if it does not come up.
     """
     port = free_port()
     words = command(spec, setup, port, engine_url)
@@ -179,21 +193,21 @@ def _start(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(spec, os.environ),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which stops the server
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
             preexec_fn=partial(_prepare, cores),
         )
 
 
 def environment(spec: ServerSpec, own: Mapping[str, str]) -> dict[str, str]:
-    """This process's; for vLLM without our packages, and with what its documents advise.
+    """The environment of this process; for vLLM without our packages, and set as its docs advise.
 
-    Left alone it keeps one core free, which on two cores would be half of what we use.
+    By default vLLM keeps one core free: on two cores that would halve it.
     """
     if spec.kind is not Kind.VLLM:
         return dict(own)
     found = {name: value for name, value in own.items() if name not in _NOT_FOR_VLLM}
     found["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
-    # What 0.32 compiles ahead it cannot read back on a CPU, so every start would take 85 s more.
+    # vLLM 0.32 cannot read back its ahead-of-time compilation on a CPU: each start took 85 s more.
     found.setdefault("VLLM_USE_AOT_COMPILE", "0")
     openmp = VLLM_PYTHON.parents[1] / "lib" / "libiomp5.so"
     if openmp.exists():
@@ -202,7 +216,7 @@ def environment(spec: ServerSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """A port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -210,8 +224,8 @@ def free_port() -> int:
 
 
 def _prepare(cores: Sequence[int]) -> None:
-    """In the child, before it becomes the server: its cores; and even where the harness is killed
-    outright, the kernel sends its servers SIGTERM."""
+    """Prepare the child process: pin it to its cores, and have the kernel send it SIGTERM when the
+    harness dies, even by SIGKILL."""
     if cores:
         os.sched_setaffinity(0, cores)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -232,14 +246,14 @@ async def _wait_until_ready(server: Server, name: str, log: Path) -> None:
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that says what went wrong, else where the log is."""
+    """The last line of a log that reports an error, or else its last line, and the log's path."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error:" in line or line.startswith("weftline:")]
     return f"{errors[-1] if errors else (lines or ['it said nothing'])[-1]} (all of it: {log})"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, and after a while SIGKILL to all that is left of its session."""
+    """Send SIGTERM to the server, and after 15 s SIGKILL to all that is left of its session."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -253,7 +267,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def session_members(session: int) -> list[int]:
-    """Every process of a session."""
+    """The process ids of a session."""
     return [pid for pid, fields in _processes() if int(fields[3]) == session]
 
 
@@ -262,7 +276,7 @@ def session_cores(session: int) -> list[int]:
     found: set[int] = set()
     for pid in session_members(session):
         for task in Path(f"/proc/{pid}/task").glob("*"):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the thread has just ended
                 found |= os.sched_getaffinity(int(task.name))
     return sorted(found)
 
@@ -281,5 +295,5 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
         try:
             text = path.read_text()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         yield int(path.parent.name), text.rsplit(")", 1)[1].split()

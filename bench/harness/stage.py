@@ -1,4 +1,4 @@
-"""Where a workload's program runs: the models of one system, and a record of what happens there."""
+"""Gives a workload's program the models of one system, and records its applications and calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _current: ContextVar[App | None] = ContextVar("app", default=None)
 
 @dataclass(slots=True)
 class Call:
-    """One model call, in seconds from the start of the run. `queue_s`, `fill_s` and `cached` are
-    what the server says of it, where it does.
+    """One model call: its start in seconds after the run's start, its seconds and its tokens.
+
+    `queue_s`, `fill_s` and `cached` (tokens) come from the server; None if it reports nothing.
     """
 
     name: str
@@ -42,8 +43,10 @@ class Call:
 
 @dataclass(slots=True)
 class App:
-    """One run of an application: when it began, how long it took, its result or its error.
-    `counted` are output tokens of calls that are not among `calls`."""
+    """One execution of an application: its start and seconds, its result or its error.
+
+    `counted` are output tokens of calls that are missing from `calls`.
+    """
 
     kind: str
     start: float
@@ -61,9 +64,8 @@ class App:
 class Stage:
     """One system during one run of a workload.
 
-    `compiled(chain)` is what its user does to a chain before he calls it (nothing, where there is
-    nothing to do); `app(kind)` surrounds one run of an application, whose failure is counted and
-    not raised.
+    `compiled(chain)` prepares a chain as the system's user would; some systems leave it unchanged.
+    `app(kind)` surrounds one execution of an application and counts its failure instead of raising.
     """
 
     def __init__(self, system: System, url: str, texts: Texts, scale: Scale, seed: int) -> None:
@@ -86,12 +88,15 @@ class Stage:
         return model
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        """The chain as this system's user runs it."""
+        """The chain as a user of this system runs it."""
         return self._system.compile(chain, self.take_graph)
 
     @asynccontextmanager
     async def app(self, kind: str) -> AsyncIterator[App]:
-        """One run of an application. What it raises is recorded; only a cancel goes on."""
+        """Record one execution of an application.
+
+        An error is recorded, too; only a cancel is raised.
+        """
         app = App(kind, self.now())
         self.apps.append(app)
         token = _current.set(app)
@@ -109,12 +114,12 @@ class Stage:
         return time.perf_counter() - self._began
 
     def take_call(self, call: Call) -> None:
-        """A call that the application's client made itself."""
+        """Record a call that the application's client made itself."""
         if (app := _current.get()) is not None:
             app.calls.append(call)
 
     def take_graph(self, graph: Mapping[str, Any]) -> None:
-        """The calls that the server saw of an application."""
+        """Record the calls of a graph that the server ran for the current application."""
         app = _current.get()
         if app is None:
             return
@@ -141,7 +146,7 @@ def _from_step(name: str, shift: float, step: dict[str, Any]) -> Call:
 
 
 class _Watch(AsyncCallbackHandler):
-    """Notes when each call of a chat model began and ended, and its tokens."""
+    """Records when each call of a chat model began and ended, and its tokens."""
 
     run_inline = True
 

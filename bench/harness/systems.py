@@ -1,4 +1,4 @@
-"""The systems under test: which server, and how a LangChain user reaches it."""
+"""The systems under test: a server, and the way in which a LangChain user reaches it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One bar of a figure. `at_once` bounds in the client how many applications run together."""
+    """One bar of a figure. `at_once` limits how many applications the client runs together."""
 
     title: str
     way: Way
@@ -38,15 +38,15 @@ class System:
     at_once: int | None = None
 
     def llm(self, url: str, tokens: int) -> BaseChatModel:
-        """A greedy chat model that answers exactly so many tokens, whatever they say."""
+        """A greedy chat model that answers exactly `tokens` tokens."""
         options: dict[str, Any] = {
             "base_url": f"{url}/v1",
             "model": "default",
             "api_key": "none",
             "temperature": 0,
             "max_tokens": tokens,
-            # Retries stay as they are: a connection that the server has just given up is no failure
-            # of anybody's. What still fails is counted.
+            # Retries keep their default: they cover connections that the server has just closed.
+            # Calls that still fail are counted.
             "timeout": TIMEOUT_S,
             "extra_body": {"ignore_eos": True},
         }
@@ -55,13 +55,13 @@ class System:
         return ChatWeftline(**options)
 
     def compile(self, chain: Runnable[Any, Any], on_graph: Any) -> Runnable[Any, Any]:
-        """The chain as it is run; the calls that the server saw go to `on_graph`."""
+        """The chain as this system runs it; the server's record of its calls goes to `on_graph`."""
         if self.way is Way.COMPILED:
             return compile_chain(chain, on_graph=on_graph)
         return accelerate(chain) if self.way is Way.ACCELERATED else chain
 
     def turnstile(self) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """What every application goes through before it starts."""
+        """A context that each application enters before it starts: the semaphore of `at_once`."""
         if self.at_once is None:
             return nullcontext
         gate = asyncio.Semaphore(self.at_once)
@@ -86,12 +86,12 @@ SYSTEMS: Mapping[str, System] = {
     "chat-weftline": System("ChatWeftline", Way.CHAT_WEFTLINE, WEFTLINE),
     "accelerated": System("accelerate", Way.ACCELERATED, WEFTLINE),
     OURS: _weftline("weftline"),
-    # The baseline's own process as the engine: what is left is the server's part alone.
+    # The baseline's own process is the engine, so the difference is the server's part alone.
     "weftline-vllm": System(
         "weftline on vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
     ),
     "request-policy": _weftline("weftline, request policy", "--policy", "request"),
-    # As the baseline of Parrot's experiments: a server of 2023 that holds so many tokens at a time.
+    # The baseline of Parrot's experiments: a server of 2023 that holds 4,096 tokens at a time.
     "request-capped": _weftline(
         "weftline, request policy, 4,096 tokens", "--policy", "request", "--kv-tokens", "4096"
     ),
@@ -105,11 +105,16 @@ SYSTEMS: Mapping[str, System] = {
     },
 }
 USUAL = (
-    *(BASELINE, "openai-weftline", "chat-weftline", "accelerated", OURS, "weftline-vllm"),
+    BASELINE,
+    "openai-weftline",
+    "chat-weftline",
+    "accelerated",
+    OURS,
+    "weftline-vllm",
     "request-capped",
 )
 IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
-ONCE = ("openai-weftline",)  # of them, those that a quick run asks for the first point alone
+ONCE = ("openai-weftline",)  # a quick run takes these at the first point only
 ABLATION = (
     OURS,
     "request-policy",
@@ -117,4 +122,4 @@ ABLATION = (
     *(f"without-{name}" for name in OPTIMISATIONS),
 )
 ON_NULL = ("openai-weftline", "chat-weftline", "accelerated", OURS)
-EXACT = (*ON_NULL, *ABLATION[1:])  # vLLM has no engine without a model
+EXACT = (*ON_NULL, *ABLATION[1:])  # without vLLM, which needs a model

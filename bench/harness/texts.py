@@ -1,4 +1,4 @@
-"""Documents of a given number of tokens, made of the sentences of our documentation."""
+"""Makes documents of a given number of tokens from the sentences of our documentation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Count = Callable[[str], int]
 
 
 def words(text: str) -> int:
-    """What the null engine counts."""
+    """The number of words, which the null engine counts as tokens."""
     return len(text.split())
 
 
 def counter(model: Path | None) -> Count:
-    """Counts tokens with the tokenizer of `model`, or words where there is no model."""
+    """A function that counts tokens with the tokenizer of `model`, or words without a model."""
     if model is None:
         return words
     from tokenizers import Tokenizer
@@ -37,7 +37,7 @@ def counter(model: Path | None) -> Count:
 
 @cache
 def sentences() -> tuple[str, ...]:
-    """The prose of the documentation, sentence by sentence, in its order."""
+    """The sentences of the documentation's prose, in order."""
     found: list[str] = []
     for page in PAGES:
         text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
@@ -50,16 +50,16 @@ def sentences() -> tuple[str, ...]:
 
 
 class Texts:
-    """Texts that are the same for the same seed, and share no beginning for different salts."""
+    """Texts that depend on a seed alone, but for a number at their beginning, the salt."""
 
     def __init__(self, count: Count, salt: int) -> None:
         self._count = count
         self._salt = salt
 
     def document(self, seed: object, tokens: int) -> str:
-        """About `tokens` tokens of prose: never more, and at most one word's tokens fewer.
+        """Prose of at most `tokens` tokens, at most one word short of them.
 
-        Begins with a number of its salt, of always four digits, so that nothing of it is cached.
+        It begins with the salt as a number of four digits, so that none of it is in a cache.
         """
         rng = random.Random(f"{seed}")
         text = f"Part {self._salt % 10_000:04}."

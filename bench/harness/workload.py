@@ -1,4 +1,4 @@
-"""What a workload is: a program, the points at which it is run, and the metrics that judge it."""
+"""Defines a workload: a program, the points at which it runs, and the metrics that judge it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ FOLDER = Path(__file__).parents[1] / "workloads"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The papers' sizes, made smaller for the machine: `length` scales token counts of prompts and
-    outputs, `count` how many chunks, users and applications there are. (1, 1) is the paper.
+    """A factor for the papers' sizes, to fit the machine.
+
+    `length` scales the tokens of prompts and outputs, `count` the number of chunks, users and
+    applications. At (1, 1) the sizes are the paper's.
     """
 
     name: str
     length: float
     count: float
     repeats: int
-    quick: bool = False  # leaves out the points that are not
-    kv_tokens: int = 65_536  # the pool of every engine: the embedded one's own default
+    quick: bool = False  # whether to leave out the points that are not quick
+    kv_tokens: int = 65_536  # of every engine's KV pool; the embedded engine's default
 
     def tokens(self, paper: float) -> int:
-        """`paper` tokens at this scale; never none."""
+        """`paper` tokens at this scale, at least two."""
         return max(2, round(paper * self.length))
 
     def items(self, paper: float, least: int = 2) -> int:
-        """`paper` things at this scale."""
+        """`paper` items at this scale, at least `least`."""
         return max(least, round(paper * self.count))
 
 
 # A document of 20,000 tokens in chunks of 1,024 becomes 8 chunks of 512 tokens with 25 to 50 out.
 FULL = Scale("full", length=0.5, count=0.4, repeats=3)
 HALF = Scale("half", length=0.25, count=0.25, repeats=2)
-# One pool for all workloads, so that each server starts once: all that one of them has in flight
-# fits, but for the agents that are there to overflow it.
+# All workloads share one pool size, so that each server starts once. It holds all that a workload
+# has in flight, except for the agents, which are there to overflow it.
 QUICK = Scale("quick", length=0.125, count=0.2, repeats=1, quick=True, kv_tokens=4096)
 # For the null engine, and to warm up.
 TINY = Scale("tiny", length=0.05, count=0.1, repeats=1, quick=True, kv_tokens=512)
@@ -52,33 +54,35 @@ SCALES = {scale.name: scale for scale in (FULL, HALF, QUICK, TINY, PAPER)}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One bar, or one point of a curve: its name, and what the program reads of it.
+    """One bar, or one point of a curve: its name, and the `values` that the program reads.
 
-    `delays_ms` are the mean round trips between client and server; `x` is the place on the axis.
+    `delays_ms` are mean round trips between client and server; `x` is the place on the axis.
     """
 
     name: str
     values: Mapping[str, Any]
     x: float = 0.0
     delays_ms: tuple[int, ...] = (0,)
-    quick: bool = True  # part of `--quick`, too
+    quick: bool = True  # whether `--quick` includes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`run(stage, point)` is the program; `prepare(stage)` measures once, on the baseline, what the
-    points need (a saturation rate). The first of `metrics` is the headline.
+    """A program with its points and metrics; the first of `metrics` is the headline.
+
+    `run(stage, point)` is the program. `prepare(stage)` runs once on the baseline and measures what
+    the points need, such as a saturation rate.
     """
 
     title: str
-    figure: str  # of the Parrot paper, or why it is here
+    figure: str  # of the Parrot paper, or "not in the paper"
     paper: str  # the paper's own result, in words
-    difference: str  # why ours is another, in a sentence
+    difference: str  # why our result differs, in a sentence
     points: Callable[[Scale, Mapping[str, float]], Sequence[Point]]
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
-    target: Mapping[str, float] = field(default_factory=dict)  # ratio to reach, by round trip
-    beside: Mapping[str, float] = field(default_factory=dict)  # and at the same time, by metric
+    target: Mapping[str, float] = field(default_factory=dict)  # ratios to reach, by round trip
+    beside: Mapping[str, float] = field(default_factory=dict)  # ratios to reach as well, by metric
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None
     systems: tuple[str, ...] | None = None  # None: the usual ones
     quick_systems: tuple[str, ...] | None = None

@@ -1,1 +1,1 @@
-"""Draws docs/benchmarks.md from the results of the harness."""
+"""Writes docs/benchmarks.md and its pictures from the summaries in bench/results."""

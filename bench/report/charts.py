@@ -1,4 +1,4 @@
-"""The pictures of the report as SVG: bars, curves, distributions, a scatter and timelines."""
+"""Draws the report's pictures as SVG: bars, curves, distributions, a scatter and timelines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 Report = Mapping[str, Any]
 
-# Okabe and Ito's palette, told apart by the colour-blind, too.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#999999", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#0072b2", "#d55e00", "#000000")
 PHASES = {"queue": "#bbbbbb", "fill": "#0072b2", "generate": "#009e73", "call": "#56b4e9"}
 SETTINGS: Any = {
-    "svg.hashsalt": "weftline",  # the same picture gives the same bytes
+    "svg.hashsalt": "weftline",  # makes equal pictures equal files
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -38,13 +38,13 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def colours(report: Report) -> dict[str, str]:
-    """One for each system, the same in every picture of a report."""
+    """A colour for each system, the same in every picture of a report."""
     return dict(zip(report["systems"], COLOURS, strict=False))
 
 
 def bars(report: Report, metric: str, path: Path) -> Path:
-    """A group of bars for each point and round trip, with quartiles; a failure is written on it."""
-    rows = [row for row in report["summary"] if metric in row["metrics"] and row["cache"] == "cold"]
+    """A group of bars for each point and round trip, with quartiles and the number of failures."""
+    rows = [row for row in report["rows"] if metric in row["metrics"] and row["cache"] == "cold"]
     places = list(dict.fromkeys((row["point"], row["delay_ms"]) for row in rows))
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(max(4.5, 1.7 * len(places) + 1.5), 3))
@@ -69,7 +69,7 @@ def bars(report: Report, metric: str, path: Path) -> Path:
 
 
 def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Path:
-    """Each metric over the points' x, one line a system, with its quartiles."""
+    """Each metric over the points' x: a line with quartiles for each system."""
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
             1, len(metrics), figsize=(4 * len(metrics), 3), squeeze=False
@@ -77,11 +77,7 @@ def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Pa
         for axes, metric in zip(all_axes[0], metrics, strict=True):
             for name, colour in colours(report).items():
                 rows = sorted(
-                    (
-                        r
-                        for r in report["summary"]
-                        if r["system"] == name and metric in r["metrics"]
-                    ),
+                    (r for r in report["rows"] if r["system"] == name and metric in r["metrics"]),
                     key=lambda row: row["x"],
                 )
                 found = [row["metrics"][metric] for row in rows]
@@ -100,23 +96,15 @@ def curves(report: Report, metrics: Sequence[str], path: Path, label: str) -> Pa
 
 
 def distribution(report: Report, path: Path) -> Path:
-    """The share of applications done within so many seconds, at the first point, by kind."""
-    first = report["summary"][0]
-    runs = [r for r in report["runs"] if (r["point"], r["cache"]) == (first["point"], "cold")
-            and r["delay_ms"] == first["delay_ms"]]  # fmt: skip
-    kinds = list(dict.fromkeys(app["kind"] for run in runs for app in run["apps"]))
+    """The share of applications that are done after a time, at the first point, by kind."""
+    kinds = report["app_seconds"]
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
             1, len(kinds), figsize=(4 * len(kinds), 3), squeeze=False
         )
-        for axes, kind in zip(all_axes[0], kinds, strict=True):
+        for axes, (kind, by_system) in zip(all_axes[0], kinds.items(), strict=True):
             for name, colour in colours(report).items():
-                seconds = sorted(
-                    app["seconds"]
-                    for run in runs
-                    for app in run["apps"]
-                    if run["system"] == name and app["kind"] == kind and not app["error"]
-                )
+                seconds = by_system.get(name, [])
                 shares = [(i + 1) / len(seconds) for i in range(len(seconds))]
                 axes.step(seconds, shares, ".-", where="post", color=colour, markersize=2,
                           label=report["systems"][name]["title"])  # fmt: skip
@@ -128,13 +116,13 @@ def distribution(report: Report, path: Path) -> Path:
 
 
 def scatter(report: Report, path: Path) -> Path:
-    """Each application's seconds, ours over the baseline's: below the line it is faster."""
+    """Each application's seconds over the baseline's; below the line it is faster."""
     base, *others = report["systems"]
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(4, 3.6))
         most = 0.0
         for name in others:
-            pairs = matched(report, base, name)
+            pairs = report["pairs"][name]
             most = max([most, *(value for pair in pairs for value in pair)])
             theirs, ours = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             axes.plot(theirs, ours, "o", color=colours(report)[name], markersize=3,
@@ -146,30 +134,9 @@ def scatter(report: Report, path: Path) -> Path:
         return _save(figure, path)
 
 
-def matched(report: Report, base: str, ours: str) -> list[tuple[float, float]]:
-    """The seconds of the same application of the same repetition on both, where both succeeded."""
-    runs = {(r["system"], r["point"], r["delay_ms"], r["repeat"], r["cache"]): r["apps"]
-            for r in report["runs"]}  # fmt: skip
-    return [
-        (theirs["seconds"], app["seconds"])
-        for (name, *where), apps in runs.items()
-        if name == ours and (base, *where) in runs
-        for theirs, app in zip(runs[base, *where], apps, strict=False)
-        if not theirs["error"] and not app["error"]
-    ]
-
-
 def timeline(report: Report, path: Path) -> Path:
-    """Where every second of one run went, one panel a system, on one time axis."""
-    first = report["summary"][0]
-    runs = {
-        run["system"]: run
-        for run in report["runs"]
-        if (run["point"], run["repeat"], run["cache"]) == (first["point"], 0, "cold")
-        and run["delay_ms"] == first["delay_ms"]
-    }
-    calls = {name: [call for app in run["apps"] for call in app["calls"]]
-             for name, run in runs.items()}  # fmt: skip
+    """The calls of the first run of each system, a panel each, on one time axis."""
+    calls = report["timeline"]
     rows = [max(1, len(found)) for found in calls.values()]
     with pyplot.rc_context(SETTINGS):
         figure, all_axes = pyplot.subplots(
@@ -177,7 +144,7 @@ def timeline(report: Report, path: Path) -> Path:
             squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows},
         )  # fmt: skip
         for axes, (name, found) in zip(all_axes[:, 0], calls.items(), strict=True):
-            for row, call in enumerate(sorted(found, key=lambda call: call["start"])):
+            for row, call in enumerate(sorted(found, key=lambda call: call[0])):
                 _draw_call(axes, row, call)
             axes.set_title(report["systems"][name]["title"], loc="left", fontsize=9)
             axes.set_yticks([])
@@ -190,20 +157,27 @@ def timeline(report: Report, path: Path) -> Path:
         return _save(figure, path)
 
 
-def _draw_call(axes: Axes, row: int, call: Mapping[str, Any]) -> None:
-    at, rest = call["start"], call["seconds"]
-    if call["queue_s"] is not None:
-        for phase in ("queue", "fill"):
-            axes.barh(row, call[f"{phase}_s"], left=at, color=PHASES[phase])
-            at, rest = at + call[f"{phase}_s"], rest - call[f"{phase}_s"]
-    axes.barh(row, rest, left=at, color=PHASES["call" if call["queue_s"] is None else "generate"])
+def _draw_call(axes: Axes, row: int, call: Sequence[float | None]) -> None:
+    """Draw `call`: its start, its seconds, and its seconds in queue and fill.
+
+    The last two are None if the server reported nothing.
+    """
+    at, rest, queue, fill = call
+    assert at is not None and rest is not None
+    last = "call"
+    if queue is not None and fill is not None:
+        for phase, seconds in (("queue", queue), ("fill", fill)):
+            axes.barh(row, seconds, left=at, color=PHASES[phase])
+            at, rest = at + seconds, rest - seconds
+        last = "generate"
+    axes.barh(row, rest, left=at, color=PHASES[last])
 
 
 def ablation(reports: Mapping[str, Report], path: Path) -> Path:
-    """For each workload, weftline's time and, stacked on it, what is lost without each part."""
+    """For each workload, weftline's time, and stacked on it the time that each part saves."""
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(reports) + 1.3))
-        # Green is weftline; the rest of the palette is for what is left out of it.
+        # Weftline is green; the parts that are left out take the other colours.
         seen = {"weftline": COLOURS[2]}
         free = [colour for colour in COLOURS if colour != COLOURS[2]]
         for row, report in enumerate(reports.values()):
@@ -222,28 +196,26 @@ def ablation(reports: Mapping[str, Report], path: Path) -> Path:
 
 
 def losses(report: Report) -> dict[str, float]:
-    """By what is left out: the time that it adds at the first point, in weftline's times."""
-    first = report["summary"][0]
+    """The time that each left-out part adds at the first point, in multiples of weftline's time."""
+    first = report["rows"][0]
     metric = next(iter(first["metrics"]))
     found = {
         row["system"]: row["metrics"][metric]
-        for row in report["summary"]
+        for row in report["rows"]
         if (row["point"], row["delay_ms"]) == (first["point"], first["delay_ms"])
         and metric in row["metrics"]
     }
     parts = {"weftline": 1.0}
     for name, measured in found.items():
         if name != "weftline" and "ratio" in measured:
-            # The ratio is weftline's time by this one's, as weftline is the baseline there.
+            # Weftline is the baseline here, so the ratio is its time divided by this one's.
             title = report["systems"][name]["title"].removeprefix("weftline").lstrip(", ")
             parts[title] = max(0.0, 1 / measured["ratio"]["median"] - 1)
     return parts
 
 
 def _unit(report: Report, metric: str) -> str:
-    return next(
-        str(r["metrics"][metric]["unit"]) for r in report["summary"] if metric in r["metrics"]
-    )
+    return next(str(r["metrics"][metric]["unit"]) for r in report["rows"] if metric in r["metrics"])
 
 
 def _legend(axes: Axes, place: Any = "best") -> None:

@@ -1,8 +1,9 @@
-"""Sections of the report that are not of the harness: the simulator, LlamaIndex, the server."""
+"""Writes the report's sections on the programs of bench/micro and bench/gpu."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,29 @@ from typing import Any
 Report = Mapping[str, Any]
 
 
+def paragraph(text: str) -> list[str]:
+    """The lines of a paragraph of the page."""
+    return textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
+
+
 def simulation(report: Report) -> list[str]:
-    """How well the simulator foretells what was measured, and what it says of many engines."""
+    """The simulator's error against measurements, and its results for many engines."""
     cost = {name: f"{value / 1000:.3g} ms" for name, value in report["cost_us"].items()}
     attend_us = report["cost_us"]["attend_s"]
     fitted = report["calibrated_on"]
     lines = [
-        *("## Many engines, simulated", ""),
-        "`weftline bench simulate` runs the server's own sessions, passes and policy, and the",
-        "embedded engine's scheduler, on engines whose steps take a given time: "
-        f"{cost['step_s']} each,",
-        f"{cost['fill_s']} for a prompt token, {attend_us:.3g} µs for each token that one attends",
-        f"to and {cost['sequence_s']} for a sequence that decodes, fitted to `{fitted}`. All its",
-        "prompts are short, so what attention has of a prompt token's cost is a share that the",
-        "engine was once timed at. The other workloads were not fitted to; the mean error of their",
-        f"mean completion is {report['mean_error']:.0%}.",
+        "## Many engines, simulated",
+        "",
+        *paragraph(
+            "`weftline bench simulate` runs the server's own sessions, passes and policy, and the "
+            "embedded engine's scheduler, on simulated engines. A step takes "
+            f"{cost['step_s']}, plus {cost['fill_s']} for each prompt token, {attend_us:.3g} µs "
+            f"for each token that a prompt token attends to, and {cost['sequence_s']} for each "
+            f"sequence that decodes. These times are fitted to `{fitted}`. All of its prompts are "
+            "short, so attention's share in the cost of a prompt token is not fitted: it was "
+            "measured once on the engine. Nothing is fitted to the other workloads; the mean error "
+            f"of their mean completion time is {report['mean_error']:.0%}."
+        ),
         "",
         "| workload | point | round trip | measured | simulated | error |",
         "|---|---|---|---|---|---|",
@@ -43,8 +52,10 @@ def simulation(report: Report) -> list[str]:
 def _sizes(report: Report) -> list[str]:
     lines = [
         "",
-        "Chains, map-reduce summaries, users of sixteen copilots and chats, arriving at random at",
-        "the same rate for each engine:",
+        *paragraph(
+            "The load is a mix of chains, map-reduce summaries, users of sixteen copilots, and "
+            "chats. Applications arrive at random, at the same rate for each engine:"
+        ),
         "",
         "| engines | policy | calls | mean completion | p90 | prompts cached | engines busy |",
         "|---|---|---|---|---|---|---|",
@@ -58,11 +69,15 @@ def _sizes(report: Report) -> list[str]:
 
 
 def llamaindex(report: Report) -> list[str]:
-    """`weftline bench llamaindex`: a query engine's synthesizers over a plain OpenAI-like LLM."""
+    """The synthesizers of LlamaIndex, with weftline and with a plain OpenAI-like LLM."""
     lines = [
-        *("## LlamaIndex query engines", ""),
-        "`make bench-llamaindex`, one weftline server: the seconds of a synthesis with the",
-        "OpenAI-like LLM of LlamaIndex, with the swapped class, and with WeftlineSynthesizer.",
+        "## LlamaIndex query engines",
+        "",
+        *paragraph(
+            "`make bench-llamaindex` measures the seconds of a synthesis on one weftline server: "
+            "with LlamaIndex's OpenAI-like LLM, with the swapped class, and with "
+            "WeftlineSynthesizer."
+        ),
         "",
         "| synthesizer | round trip | LLM | seconds | ratio |",
         "|---|---|---|---|---|",
@@ -78,15 +93,19 @@ def llamaindex(report: Report) -> list[str]:
 
 
 def server(report: Report) -> list[str]:
-    """`make bench-server`: what the server costs, and what admission and retention earn."""
+    """The cost of the server itself, and the gain from admission and retention."""
     placing, adding = report["place_ms_by_queue"], report["add_call_us_by_session"]
     lengths = list(next(iter(placing.values())))
     agents, ways = report["agents"], ("ours", "lru", "lru_behind_best_semaphore")
     lines = [
-        *("## The server by itself", ""),
-        "`make bench-server`: a round of placements over 16 engines by the length of the queue,",
-        "for calls that share beginnings, that share none, and on engines without room; and adding",
-        "one call to a session of so many.",
+        "## The server by itself",
+        "",
+        *paragraph(
+            "`make bench-server` times a round of placements over 16 engines by the length of the "
+            "queue: for calls that share prefixes, for calls that share none, and on engines "
+            "without room. It also times the addition of one call to a session by the session's "
+            "size."
+        ),
         "",
         f"| calls | {' | '.join(f'{int(length):,}' for length in lengths)} |",
         "|---" * (1 + len(lengths)) + "|",
@@ -101,8 +120,11 @@ def server(report: Report) -> list[str]:
             for one in report["whole_path"]
         ),
         "",
-        f"{agents['agents']} agents of eight turns on a cache for a third of them, in simulated",
-        f"time; the best of the client's semaphores lets {agents['best_semaphore']} in.",
+        *paragraph(
+            f"In simulated time, {agents['agents']} agents of eight turns run on a KV pool that "
+            "holds a third of them. The best semaphore in the client admits "
+            f"{agents['best_semaphore']} at once."
+        ),
         "",
         "| | applications a minute | computed again | mean | slowest |",
         "|---|---|---|---|---|",
@@ -122,21 +144,25 @@ def _curve(name: str, points: Mapping[str, Mapping[str, float]], unit: str) -> s
 
 
 def gpu(results: Path) -> list[str]:
-    """`make gpu-figures`: the newest numbers of each figure of the paper, on whatever device."""
+    """The newest numbers of each figure that `make gpu-figures` replayed, on any device."""
     newest: dict[int, Report] = {}
     for path in sorted(results.glob("*/gpu-figure-*.json")):
         report = json.loads(path.read_text())
         newest[report["figure"]] = report
     lines = [
-        *("## On a GPU", ""),
-        "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, with a",
-        "dummy LLaMA on the embedded engine: the keys and values of a common beginning shared in",
-        "attention (tree), in memory alone (pages), or not at all (off); graphs of whole",
-        "applications (app), or calls by themselves from a client 250 ms away (request).",
+        "## On a GPU",
+        "",
+        *paragraph(
+            "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, on "
+            "the embedded engine with a LLaMA of random weights. The keys and values of a common "
+            "prefix are shared in attention (tree), in memory only (pages), or not at all (off). "
+            "The server gets the graphs of whole applications (app), or single calls from a client "
+            "250 ms away (request)."
+        ),
         "",
     ]
     if not newest:
-        return [*lines, "No GPU was to be had for these results.", ""]
+        return [*lines, "No GPU was available for these results.", ""]
     for figure, report in sorted(newest.items()):
         lines += [f"Figure {figure}, {report['device']}, {report['date']}:", "", *_figure(report)]
     return lines
@@ -144,7 +170,7 @@ def gpu(results: Path) -> list[str]:
 
 def _figure(report: Report) -> list[str]:
     ways = {"tree": "tree", "pages_shared": "pages", "off": "off"}
-    found = []  # point, sharing, policy, what was measured or why it was not
+    found = []  # of each row: point, sharing, policy, and the numbers or why there are none
     for row in report["rows"]:
         if "point" in row:
             measured = row if "mean_latency_s" in row else row["left_out"]
@@ -162,5 +188,5 @@ def _figure(report: Report) -> list[str]:
     return [*lines, ""]
 
 
-# By the name of their file.
+# By the name of the file that each is written from.
 SECTIONS = {"simulation": simulation, "llamaindex": llamaindex, "server": server}

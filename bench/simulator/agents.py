@@ -1,7 +1,8 @@
-"""Many agents on one KV pool: each turn repeats the conversation so far, with a tool's result.
+"""Simulates many agents on one KV pool that holds a third of their contexts.
 
-Eight turns with a pause after each, on a pool that holds a third of what all agents need. Every
-agent starts the next application as soon as it has ended one, so that the load never drops.
+An application has eight turns with a pause after each. Each turn repeats the conversation so far
+and adds a tool's result. An agent starts its next application as soon as one has ended, so the load
+stays the same.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from .world import World, world
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """`applications` by `agents` clients; lengths in tokens, `pause_s` the mean of a tool."""
+    """`agents` clients run `applications`; lengths are in tokens, `pause_s` is a tool's mean
+    time."""
 
     agents: int = 32
     applications: int = 96
     turns: int = 8
-    shared: int = 300  # the system prompt with its tools, common to all
+    shared: int = 300  # of the system prompt with its tools, which all agents share
     task: int = 300
     result: int = 150
     answer: int = 40
@@ -35,18 +37,19 @@ class Agents:
 
     @property
     def tokens(self) -> int:
-        """What one agent needs in the end, besides the system prompt."""
+        """The tokens of an agent's context in its last turn, without the system prompt."""
         return self.task + self.turns * (self.answer + self.result)
 
     @property
     def pool(self) -> int:
-        """A third of what all need."""
+        """The tokens of the pool: a third of what all agents need."""
         return self.agents * self.tokens // 3 + self.shared
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of it; `lasted` are seconds from when its agent wanted to start."""
+    """The times at which applications ended, and the seconds that each took from its agent's wish
+    to start; the tokens that were computed, and those that were needed."""
 
     agents: Agents
     ended: list[float] = field(default_factory=list)
@@ -57,15 +60,15 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Applications a second while every agent has one: after each has ended its first, until
-        there is none left to start."""
+        """Applications a second while every agent has one: from the time when each agent has ended
+        its first until none is left to start."""
         begin = self.ended[self.agents.agents - 1]
         count = sum(begin < end <= self.full_until for end in self.ended)
         return count / (self.full_until - begin)
 
     @property
     def row(self) -> dict[str, float]:
-        """The figures of the experiment."""
+        """The experiment's numbers."""
         return {
             "applications_per_minute": round(self.rate * 60, 1),
             "recomputed_share": round(1 - min(1.0, self.needed / max(1, self.computed)), 3),
@@ -75,7 +78,7 @@ class Result:
 
 
 def simulate(agents: Agents, config: SimulatedConfig, without: frozenset[str]) -> Result:
-    """All applications from the first start to the last end."""
+    """Run all applications, from the first start to the last end."""
 
     async def main(loop: VirtualLoop) -> Result:
         async with world(loop, config, without=without) as made:
@@ -100,7 +103,7 @@ async def _all(made: World, agents: Agents) -> Result:
 
     await asyncio.gather(*(client() for _ in range(agents.agents)))
     result.computed = sum(engine.computed for engine in made.engines)
-    # Every token once: of an application its task, and the results that were read, each with the
+    # Each token is needed once: an application's task, and the results that it reads, each with the
     # last token of the answer before it.
     each = agents.task + (agents.turns - 1) * (agents.result + 1)
     result.needed = agents.shared + agents.applications * each

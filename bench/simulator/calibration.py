@@ -1,7 +1,7 @@
-"""Fits the simulator's latency profile to one measured workload, and foretells others with it.
+"""Fits the simulator's latency profile to one measured workload, and predicts others with it.
 
-A measured report of the harness holds, for every call, its tokens and when it began. `replay` runs
-applications of the same shapes and sizes on one simulated engine, in the same order.
+The raw runs of a workload hold the tokens and the start of every call. `replay` runs applications
+of the same shapes and sizes on one simulated engine, in the same order.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ Runs = Callable[[World, "Case"], Awaitable[list[Ran]]]
 
 SYSTEM = "weftline"
 CALIBRATED_ON = "independent_chat"
-PARTS = ("step_s", "fill_s", "attend_s", "sequence_s")  # of the profile, that are fitted
-NUDGE = 0.05  # of a part's logarithm, to see what it does
+PARTS = ("step_s", "fill_s", "attend_s", "sequence_s")  # the fitted parts of the profile
+NUDGE = 0.05  # added to a part's logarithm to measure its slope
 ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One point of a workload as it was measured: the applications of a repetition, and the mean
-    seconds of each over all repetitions; of that repetition's calls the mean seconds until their
-    prompt was there, and after."""
+    """A measured point of a workload.
+
+    `apps` are the applications of the first repetition, `seconds` their mean over all repetitions.
+    `prefill_s` and `generate_s` are means over the calls of the first repetition.
+    """
 
     workload: str
     point: str
     apps: Sequence[Mapping[str, Any]]
     seconds: float
-    overhead_s: float  # of an application, outside of its calls
-    shared: int  # tokens of a common beginning
-    warm: int = 0  # of these, what was in the cache before: instructions that never change
-    delay_ms: int = 0  # between client and server: of the overhead, where the server runs the graph
+    overhead_s: float  # seconds of an application outside of its calls
+    shared: int  # tokens of the common prefix
+    warm: int = 0  # of these, the tokens that were cached before: instructions that never change
+    delay_ms: int = 0  # a round trip; it is a part of the overhead, as the server runs the graph
     prefill_s: float = 0.0
     generate_s: float = 0.0
 
     @property
     def name(self) -> str:
-        """Its texts are unlike those of any other."""
+        """The seed of its texts, different from that of every other case."""
         return f"{self.workload} {self.point} {self.delay_ms}"
 
 
 def cases(report: Report) -> Iterator[Case]:
-    """The points of a report that have a replay, each at every round trip."""
+    """The points of a report of raw runs that have a replay, at each round trip."""
     name = report["workload"]
     runs = [r for r in report["runs"] if r["system"] == SYSTEM and r["cache"] == "cold"]
     for point, delay in dict.fromkeys((r["point"], r["delay_ms"]) for r in runs):
@@ -69,7 +71,12 @@ def cases(report: Report) -> Iterator[Case]:
         told = [c for a in first["apps"] for c in a["calls"] if c["queue_s"] is not None]
         prefill = [c["queue_s"] + c["fill_s"] for c in told]
         yield Case(
-            *(name, point, first["apps"], seconds, _overhead(first["apps"]), _shared(report)),
+            name,
+            point,
+            first["apps"],
+            seconds,
+            _overhead(first["apps"]),
+            _shared(report),
             warm=min((c["cached"] or 0 for c in told), default=0),
             delay_ms=delay,
             prefill_s=fmean(prefill) if told else 0.0,
@@ -78,15 +85,15 @@ def cases(report: Report) -> Iterator[Case]:
 
 
 def timed(reports: Mapping[str, Report]) -> list[Case]:
-    """The cases of all workloads' timed runs. What is there beside them, an ablation or a pass in
-    float32, has the same point at another time or in another type."""
+    """The cases of all workloads' own reports. An ablation or a check of equal answers is left out:
+    it has the same points, measured at another time or in another dtype."""
     found = (report for name, report in reports.items() if name == report["workload"])
     return [case for report in found for case in cases(report)]
 
 
 def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
-    """From the first call's start to the last one's end is the server's time; what is left of an
-    application is the client's."""
+    """The mean seconds of an application that are the client's: all but the time from the start of
+    its first call to the end of its last."""
     spans = [
         max(c["start"] + c["seconds"] for c in app["calls"]) - min(c["start"] for c in app["calls"])
         for app in apps
@@ -96,7 +103,7 @@ def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _shared(report: Report) -> int:
-    """Tokens that the most similar calls found in the cache: their common beginning."""
+    """The tokens of the calls' common prefix: the median of the cached tokens."""
     found = [
         call["cached"] or 0
         for run in report["runs"]
@@ -119,7 +126,8 @@ async def _when_they_came(made: World, case: Case) -> list[Ran]:
 
 
 async def _turn_by_turn(made: World, case: Case) -> list[Ran]:
-    """So many users, each from when he came on with as many applications as there are of his."""
+    """Replay users who run their applications one after another, from the time when each
+    arrived."""
     users = int(case.point.split()[0])
     origin = min(app["start"] for app in case.apps)
     found: list[Ran] = []
@@ -166,7 +174,7 @@ def _step(
     reads: tuple[int, ...] = (),
     late: bool = False,
 ) -> Step:
-    """A call as it was measured; `given` tokens of its prompt come from those that it reads."""
+    """A measured call as a step; `given` tokens of its prompt are the outputs that it reads."""
     text = call["prompt"] - given
     shared = max(0, min(case.shared, text - 1))
     return Step(
@@ -197,7 +205,7 @@ REPLAYS: Mapping[str, Runs] = {
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Mean seconds of a case's applications, and of their calls' two phases."""
+    """The mean seconds of a case's applications, and of the two phases of their calls."""
 
     seconds: float
     prefill_s: float
@@ -205,7 +213,7 @@ class Replayed:
 
 
 def replay(found: Sequence[Case], config: SimulatedConfig) -> list[Replayed]:
-    """Each case on one simulated engine, one behind another."""
+    """Run the cases on one simulated engine, one after another."""
 
     async def main(loop: VirtualLoop) -> list[Replayed]:
         async with world(loop, config) as made:
@@ -232,14 +240,14 @@ def _mean(case: Case, ran: Sequence[Ran]) -> Replayed:
 def calibrate(
     found: Sequence[Case], config: SimulatedConfig, rounds: int = ROUNDS
 ) -> SimulatedConfig:
-    """The profile under which the simulator comes closest to what was measured.
+    """Fit the profile to the measured cases, starting from `config`.
 
-    Gauss and Newton's method on the logarithms of the profile's parts and of the seconds of both
-    phases, so that each counts by its relative error: what a prompt token costs and what a step
-    that decodes does are told apart. A part that `config` leaves out stays out. Tokens in
-    flight do: where all contexts are about as long, their cost cannot be told from that of their
-    sequences. So it is with what a prompt attends to, as long as all prompts are as long; then it
-    keeps its share of what a prompt costs.
+    This is the Gauss-Newton method on the logarithms of the profile's parts and of the seconds of
+    both phases. Logarithms weigh relative errors, and two phases separate the cost of a prompt
+    token from that of a decoding step. A part that is 0 in `config` stays 0. Tokens in flight are
+    left out: where all contexts have about the same length, their cost cannot be separated from
+    that of their sequences. The same holds for attention where all prompts have the same length;
+    there it keeps its share of a prompt's cost.
     """
     names = [part for part in PARTS if getattr(config.cost, part) > 0]
     measured = np.log([seconds for c in found for seconds in (c.prefill_s, c.generate_s)])
@@ -263,7 +271,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """What the simulator says of a point, beside what was measured."""
+    """The simulated and the measured seconds of a point."""
 
     workload: str
     point: str
@@ -273,12 +281,12 @@ class Foretold:
 
     @property
     def error(self) -> float:
-        """Of the mean completion time."""
+        """The relative error of the mean completion time."""
         return self.simulated_s / self.measured_s - 1
 
 
 def foretell(found: Sequence[Case], config: SimulatedConfig) -> list[Foretold]:
-    """All points with one profile."""
+    """Predict all cases with one profile."""
     said = replay(found, config)
     return [
         Foretold(c.workload, c.point, c.delay_ms, c.seconds, one.seconds)
@@ -287,10 +295,10 @@ def foretell(found: Sequence[Case], config: SimulatedConfig) -> list[Foretold]:
 
 
 def start_from() -> SimulatedConfig:
-    """A profile of about the right size for two cores.
+    """A profile of the right order of magnitude for two cores.
 
-    512 rows behind 2,566 tokens spent 0.6 s in the products and 0.8 s in attention: what a prompt
-    token costs for each that it attends to is 0.0005 of what it costs by itself.
+    512 rows after 2,566 tokens spent 0.6 s in matrix products and 0.8 s in attention. So each token
+    that a prompt token attends to costs 0.0005 of the prompt token itself.
     """
     cost = StepCost(step_s=0.02, fill_s=0.0015, attend_s=0.7e-6, sequence_s=0.001)
     return SimulatedConfig(cost=cost, part_tokens=8, beside_tokens=96)

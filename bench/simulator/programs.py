@@ -1,4 +1,4 @@
-"""Applications for the simulator: graphs of calls whose prompts are so many words long."""
+"""Applications for the simulator: graphs of calls with prompts of given lengths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from weftline_server.observe.view import graph_view
 
 from .world import World
 
-WORDS = tuple(f"w{number} " for number in range(2048))  # of the simulated engine's language
+WORDS = tuple(f"w{number} " for number in range(2048))  # the simulated engine's vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One call: `own` tokens of text, the outputs of the steps that it `reads`, by their numbers,
-    and `output` tokens of answer. With `late_text` what it reads stands before its own text, which
-    then cannot be computed early. All steps of the same `role` begin with the same `shared` tokens.
+    """One call with `own` tokens of text and `output` tokens of answer.
+
+    It `reads` the outputs of other steps, given by their numbers. With `late_text` these come
+    before its own text, which then cannot be prefilled early. All steps of the same `role` begin
+    with the same `shared` tokens.
     """
 
     own: int
@@ -43,13 +45,13 @@ def chain(steps: int, own: int, output: int, late_text: bool = True) -> Program:
 
 
 def map_reduce(chunks: int, own: int, output: int, joined: int = 32) -> Program:
-    """All chunks at once, and one call that reads what they gave."""
+    """All chunks in parallel, and one call that reads their outputs."""
     each = [Step(own=own, output=output) for _ in range(chunks)]
     return [*each, Step(own=joined, output=output, reads=tuple(range(chunks)))]
 
 
 def text(rng: random.Random, tokens: int) -> str:
-    """So many words with a space behind each, unlike any other text."""
+    """Random words, each followed by a space."""
     return "".join(rng.choices(WORDS, k=tokens))
 
 
@@ -60,8 +62,7 @@ def _shared(role: str, tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Seconds of an application, and of each of its calls until its prompt was there and after,
-    where that was asked for."""
+    """The seconds of an application, and if asked for, those of its calls' two phases."""
 
     seconds: float
     prefill_s: Sequence[float] = ()
@@ -69,7 +70,7 @@ class Ran:
 
 
 async def perform(made: World, program: Program, seed: object, *, phases: bool = False) -> Ran:
-    """Run one application as compile_chain does, all calls in one request."""
+    """Run one application as compile_chain does: all calls in one request."""
     began = made.now
     rng = random.Random(f"{seed}")
     calls = tuple(_call(number, step, rng) for number, step in enumerate(program))
@@ -79,7 +80,7 @@ async def perform(made: World, program: Program, seed: object, *, phases: bool =
     wanted = [number for number in range(len(program)) if number not in read]
     await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
     steps = []
-    if phases:  # a view of the graph takes as long as all else that is done for it
+    if phases:  # a view of the graph takes as long as everything else together
         steps = [step for call in graph_view(session)["calls"] for step in call["steps"]]
     made.driver.close(session)
     return Ran(
@@ -90,8 +91,10 @@ async def perform(made: World, program: Program, seed: object, *, phases: bool =
 
 
 async def by_client(made: World, program: Program, seed: object, round_trip_s: float) -> float:
-    """Run one application as a client does that makes every call by itself, as soon as it has what
-    the call reads, and writes that into the prompt; the seconds that it took."""
+    """Run one application as a client does that makes every call itself; the seconds that it took.
+
+    Each call starts when the outputs that it reads are there, and has them in its prompt.
+    """
     began = made.now
     rng = random.Random(f"{seed}")
     own = [text(rng, step.own) for step in program]

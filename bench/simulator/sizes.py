@@ -1,4 +1,4 @@
-"""A mix of applications on 4 to 256 simulated engines, under either policy, at one load."""
+"""Simulates a mix of applications on any number of engines, under either policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLE_TOKENS = 768
 
 
 def mix(seed: int) -> tuple[str, Program]:
-    """The application number `seed`: its kind, drawn at random, and its calls."""
+    """The kind and the calls of application number `seed`, drawn at random."""
     rng = random.Random(f"mix {seed}")
     kind = rng.choices(("chain", "map-reduce", "copilot", "chat"), (2, 2, 4, 4))[0]
     if kind == "chain":
@@ -34,7 +34,8 @@ def mix(seed: int) -> tuple[str, Program]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of all applications, in simulated seconds; `busy` is the engines' share."""
+    """The applications' completion times in simulated seconds; `busy` is the engines' busy
+    share."""
 
     engines: int
     policy: str
@@ -43,13 +44,13 @@ class Outcome:
     mean_s: float
     p90_s: float
     means_s: Mapping[str, float]
-    cached: float  # share of prompt tokens that needed no computing
+    cached: float  # share of prompt tokens that came from the cache
     busy: float
 
 
 def rate(config: SimulatedConfig, load: float) -> float:
-    """Applications a second and engine that keep an engine busy for so much of its time, if every
-    prompt is computed whole and sixteen sequences share a step."""
+    """Applications a second that keep one engine busy for the share `load` of its time, if nothing
+    is cached and sixteen sequences share a step."""
     cost = config.cost
     some = [mix(seed)[1] for seed in range(200)]
     own = fmean(sum(step.own + step.shared for step in program) for program in some)
@@ -61,7 +62,7 @@ def rate(config: SimulatedConfig, load: float) -> float:
 def simulate(
     engines: int, calls: int, policy: str, config: SimulatedConfig, load: float = 0.8
 ) -> Outcome:
-    """At least `calls` calls, arriving at random, until the last one has ended."""
+    """Run at least `calls` calls, which arrive at random, until the last one has ended."""
 
     async def main(loop: VirtualLoop) -> Outcome:
         async with world(loop, *[config] * engines, policy=policy) as made:
@@ -105,14 +106,14 @@ async def _all(made: World, calls: int, policy: str, per_second: float) -> Outco
 
 
 def prompt_tokens(program: Program) -> int:
-    """Of all calls, with what they read."""
+    """The prompt tokens of all calls, with the outputs that they read."""
     return sum(
         step.shared + step.own + sum(program[i].output for i in step.reads) for step in program
     )
 
 
 def compare(found: Sequence[Outcome]) -> dict[int, float]:
-    """By engines: the mean seconds under the request policy, as a multiple of those under app."""
+    """By number of engines: the mean seconds under `request` divided by those under `app`."""
     means = {(one.engines, one.policy): one.mean_s for one in found}
     return {
         engines: means[engines, "request"] / mean

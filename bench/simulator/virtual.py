@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: whoever sleeps wakes at once, and sees the time he asked for."""
+"""An event loop with simulated time: instead of waiting, its clock jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.SelectSelector):
-    """Instead of waiting, moves the clock on by as much."""
+    """Moves the clock on instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class _Jump(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everything waits for something that will never come")
+            raise RuntimeError("every task waits for something that will never come")
         self.now += max(timeout, 0.0)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only while everybody sleeps. What others run in a thread runs here, at once."""
+    """Time passes only while all tasks sleep. Work for an executor runs at once, in this thread."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -38,13 +38,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # as an executor does: whoever awaits it is told
+        except Exception as error:  # as an executor does: the future raises it
             done.set_exception(error)
         return done
 
 
 def run(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """The result of `main` on a loop of its own."""
+    """The result of `main` on a new loop."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main(loop))

@@ -1,4 +1,4 @@
-"""The server's sessions, passes, policy and dispatcher in this process, without HTTP."""
+"""Runs the server's sessions, passes, policy and dispatcher in this process, without HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .virtual import VirtualLoop
 
 @dataclass
 class World:
-    """A running server; `now` is its clock. `engines` are those that are simulated."""
+    """A running server; `now` is its clock, `engines` are its simulated engines."""
 
     driver: Driver
     loop: asyncio.AbstractEventLoop
@@ -58,7 +58,7 @@ async def serving(
     policy: str = "app",
     without: frozenset[str] = frozenset(),
 ) -> AsyncIterator[World]:
-    """A server on the engines that are made, by name, stopped at the end of the block."""
+    """A server on the engines that `makers` create, stopped at the end of the block."""
     registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
     dispatcher = Dispatcher(makers, policy, loop.time, without)
     made = World(Driver(registry, dispatcher, without, loop.time), loop)

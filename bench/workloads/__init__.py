@@ -1,1 +1,2 @@
-"""The papers' workloads and some of today, as the LangChain or LlamaIndex program of a user."""
+"""The papers' workloads and some newer ones, written as a user's LangChain or LlamaIndex
+program."""

@@ -1,4 +1,4 @@
-"""Requests of their own accord: chats with no relation to each other, and when they arrive."""
+"""Background load: chats that are unrelated to each other, and their arrival times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from langchain_core.prompts import ChatPromptTemplate
 from bench.harness.stage import Stage
 
 CHAT = ChatPromptTemplate.from_template("{text}\n\nWhat does this text say about weaving?")
-CLOSED = 16  # requests at once that saturate a server whose batches are no larger here
+CLOSED = 16  # requests at once; they saturate a server, whose batches are no larger here
 
 
 async def chat(stage: Stage, kind: str, seed: object, prompt: int, output: int) -> None:
-    """One request of `prompt` tokens that answers `output` of them (both of the paper)."""
+    """Send one request of `prompt` tokens with an answer of `output` tokens, in the paper's
+    sizes."""
     chain = stage.compiled(CHAT | stage.llm(stage.scale.tokens(output)) | StrOutputParser())
     text = stage.texts.document(f"{kind} {stage.seed} {seed}", stage.scale.tokens(prompt))
     async with stage.app(kind) as app:
@@ -25,7 +26,7 @@ async def chat(stage: Stage, kind: str, seed: object, prompt: int, output: int) 
 
 
 async def saturation(stage: Stage, prompt: int, output: int) -> float:
-    """Requests a second that a system finishes when it always has CLOSED of them."""
+    """The requests a second that a system finishes while it always has CLOSED of them."""
     requests = CLOSED if stage.scale.quick else CLOSED * 3 // 2
     room = asyncio.Semaphore(CLOSED)
 
@@ -39,7 +40,7 @@ async def saturation(stage: Stage, prompt: int, output: int) -> float:
 
 
 def poisson(rng: random.Random, rate: float) -> Iterator[float]:
-    """The times of arrivals, in seconds, of `rate` a second on average."""
+    """Arrival times in seconds, at `rate` a second on average."""
     at = 0.0
     while True:
         at += rng.expovariate(rate)
@@ -47,7 +48,7 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 async def arriving(times: list[float], start: Callable[[int], Awaitable[None]]) -> None:
-    """Start number i at times[i], and wait for all of them."""
+    """Call `start(i)` at times[i], and wait until all have ended."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 

@@ -1,4 +1,4 @@
-"""One tool agent in LangGraph: a loop of model calls, each behind all that was said before."""
+"""One tool agent in LangGraph: a loop of model calls, each of which repeats the conversation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bench.workloads.many_agents import OUTPUT, RESULT, SYSTEM, agent, turns_of
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """Tools that answer at once, near and far from the server."""
+    """Tools that answer at once; the client is near the server, then far from it."""
     return [Point("one agent", {}, delays_ms=(0, 250))]
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """One agent from its first call to its last."""
+    """Run one agent from its first call to its last."""
     texts, scale = stage.texts, stage.scale
     turns = turns_of(scale)
     results = [
@@ -37,7 +37,7 @@ WORKLOAD = Workload(
     figure="not in the paper",
     paper="none: what most LangGraph users run first",
     difference=(
-        "it is not in the paper: a loop that the client drives leaves the server nothing to plan."
+        "it is not in the paper: the client drives the loop, so the server has nothing to plan."
     ),
     points=points,
     run=run,

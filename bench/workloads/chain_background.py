@@ -1,4 +1,4 @@
-"""A chain summary while strangers send requests to the same server (Parrot, Figure 12a)."""
+"""A chain summary while other users send requests to the same server (Parrot, Figure 12a)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.workloads.chain_summary import chunks, refine_chain
 PAPER = paper("fig12a_background")
 WORDS, OUTPUT = PAPER["background_prompt_words"], PAPER["output_tokens"]
 PROMPT = round(WORDS * 1.3)  # tokens
-# A client that cannot keep up with its own background would never be done; a real model answers
-# a chain before so many have come.
+# The most background requests. A client that cannot keep up with them would never end; with a real
+# model the chain ends before this many have arrived.
 MOST = 100
 
 
 async def prepare(stage: Stage) -> Mapping[str, float]:
-    """What the baseline can take of the background alone, in requests a second."""
+    """Measure how many background requests a second the baseline takes."""
     return {"saturation": await _load.saturation(stage, PROMPT, OUTPUT)}
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """Backgrounds of this part of the baseline's saturation."""
+    """Backgrounds of several shares of the baseline's saturation."""
     shares = (0.8, 0.0, 0.3, 0.55)
     full = prepared["saturation"]
     return [
@@ -35,7 +35,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """One document, with the background from two seconds before it until its end."""
+    """Summarise one document. The background begins two seconds before it and ends with it."""
     rate = point.values["rate"]
     requests: set[asyncio.Task[None]] = set()
 
@@ -64,8 +64,8 @@ WORKLOAD = Workload(
     figure="Figure 12a",
     paper="up to 2.38 times (2.88 in its logs) at 3.5 requests a second, 1 A100, 13B",
     difference=(
-        "the background here is a share of what vLLM can take on this machine, where the paper "
-        "gives requests a second of a GPU."
+        "the background here is a share of what vLLM can take on this machine; the paper gives "
+        "requests a second on a GPU."
     ),
     points=points,
     run=run,

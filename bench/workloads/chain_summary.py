@@ -1,4 +1,4 @@
-"""A long document summarised chunk by chunk, each step refining the last (Parrot, Figure 11)."""
+"""A long document is summarised chunk by chunk; each step refines the last (Parrot, Figure 11)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PAPER = paper("fig11_chain_summary")
 START = ChatPromptTemplate.from_template(
     "Write a concise summary of this text.\n\n{text}\n\nConcise summary:"
 )
-# The order of LangChain's own refine prompt: nothing of a chunk can be read before its summary.
+# The order of LangChain's own refine prompt: no chunk can be prefilled before the summary is there.
 SUMMARY_FIRST = ChatPromptTemplate.from_template(
     "This is the summary of a document so far: {summary}\n\n"
     "Refine it with the next part of the document.\n\n{text}\n\nRefined summary:"
 )
-# The same with the chunk in front: a server that knows the graph reads it while it waits.
+# The same with the chunk first: a server that knows the graph prefills it while the call waits.
 TEXT_FIRST = ChatPromptTemplate.from_template(
     "This is a part of a document.\n\n{text}\n\n"
     "The summary of the parts before it is: {summary}\n\nRefined summary with this part:"
@@ -36,7 +36,7 @@ ORDERS = {"summary first": SUMMARY_FIRST, "text first": TEXT_FIRST}
 def refine_chain(
     llm: BaseChatModel, steps: int, refine: ChatPromptTemplate = SUMMARY_FIRST
 ) -> Runnable[dict[str, Any], str]:
-    """A chain over {"chunks": [text, …]}, which are as many as `steps`."""
+    """A chain over {"chunks": [text, …]} with `steps` chunks."""
     chain: Runnable[dict[str, Any], Any] = RunnablePassthrough.assign(
         summary={"text": _chunk(0)} | START | llm | StrOutputParser()
     )
@@ -58,13 +58,13 @@ def _chunk(number: int) -> Callable[[dict[str, Any]], str]:
 
 
 def chunks(stage: Stage, seed: object, tokens: int = 1024) -> list[str]:
-    """A document of the paper's length, cut as the paper does, at the stage's scale."""
+    """A document of the paper's length in the paper's chunks, at the stage's scale."""
     count = stage.scale.items(PAPER["document_tokens"] / 1024)
     return [stage.texts.document(f"{seed} {i}", stage.scale.tokens(tokens)) for i in range(count)]
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """Both orders of the prompt at the paper's longest output, and its shorter ones."""
+    """Both orders of the prompt at the paper's longest output, then its shorter outputs."""
     longest = PAPER["output_tokens"][-1]
     both = [
         Point(order, {"order": order, "output": longest}, longest, (0, 250), quick=first)
@@ -78,7 +78,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """One document."""
+    """Summarise one document."""
     texts = chunks(stage, stage.seed)
     llm = stage.llm(stage.scale.tokens(point.values["output"]))
     chain = stage.compiled(refine_chain(llm, len(texts), ORDERS[point.values["order"]]))
@@ -91,9 +91,9 @@ WORKLOAD = Workload(
     figure="Figure 11",
     paper="up to 1.38 times over vLLM (1.20 to 1.35 in its logs), 250 ms round trips, 1 A100, 13B",
     difference=(
-        "vLLM today reads a chunk in one batch-wide step and answers a lone request at once, so "
-        "what is left to gain is the way between client and server and the engine's own speed; "
-        "the paper's GPU took 50 ms a token, beside which 250 ms were six tokens."
+        "vLLM today prefills a chunk in one batch-wide step and answers a lone request at once. "
+        "Left to gain are the round trips between client and server, and the engine's own speed. "
+        "The paper's GPU took 50 ms a token, so 250 ms were about six tokens."
     ),
     points=points,
     run=run,

@@ -1,4 +1,4 @@
-"""Four applications with a system prompt each, whose users come at random (Parrot, Figure 17)."""
+"""Four applications, each with its system prompt; users arrive at random (Parrot, Figure 17)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.workloads import _load
 
 APPS = paper("fig17_gpts")["apps"]
 PROMPT = ChatPromptTemplate.from_messages([("system", "{instructions}"), ("human", "{query}")])
-PROMPTS, OUTPUTS = 0.5, 0.25  # of the paper's lengths at scale 1: four GPUs are not two cores
-RATES = (1.5, 0.5, 3.0, 6.0, 1.0, 0.25, 2.0)  # of the baseline's saturation
+PROMPTS, OUTPUTS = 0.5, 0.25  # shares of the paper's lengths, which were for four GPUs
+RATES = (1.5, 0.5, 3.0, 6.0, 1.0, 0.25, 2.0)  # multiples of the baseline's saturation
 REQUESTS = 60
 
 
 async def prepare(stage: Stage) -> Mapping[str, float]:
-    """Requests a second that the baseline finishes when twelve come at once."""
+    """Measure the requests a second that the baseline finishes when twelve arrive at once."""
     users = [_user(stage, number) for number in range(12)]
     began = time.perf_counter()
     await asyncio.gather(*users)
@@ -30,7 +30,7 @@ async def prepare(stage: Stage) -> Mapping[str, float]:
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """Poisson arrivals, slow to far too fast for the baseline."""
+    """Poisson arrivals, from slow to far too fast for the baseline."""
     return [
         Point(f"{share:g} of saturation", {"rate": share * full}, round(share * full, 4),
               quick=share in (1.5, 0.5, 3.0, 6.0))
@@ -40,7 +40,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """A number of users, each of one of the four applications."""
+    """Serve users who arrive at random, each of one of the four applications."""
     arrivals = _load.poisson(stage.rng, point.values["rate"])
     times = [next(arrivals) for _ in range(stage.scale.items(REQUESTS, least=4))]
     await _load.arriving(times, lambda number: _user(stage, number))
@@ -49,7 +49,7 @@ async def run(stage: Stage, point: Point) -> None:
 async def _user(stage: Stage, number: int) -> None:
     which = number % len(APPS)
     lengths = APPS[which]
-    # The prompts of an application stay the same for all repetitions: they are its program.
+    # An application's prompt is the same in all repetitions, as it is part of its program.
     shared = stage.texts.document(f"gpts {which}", stage.scale.tokens(PROMPTS * lengths["prompt"]))
     query = stage.texts.document(f"query {stage.seed} {number}", lengths["query"] + 4)
     llm = stage.llm(stage.scale.tokens(OUTPUTS * lengths["output"]))
@@ -63,10 +63,10 @@ WORKLOAD = Workload(
     figure="Figure 17",
     paper="12 times the rate of vLLM without sharing; 2.4 by the kernel; 4 A6000, 7B",
     difference=(
-        "the paper's baseline filled each application's prompt for every user and had four GPUs to "
-        "place them on; vLLM's prefix cache keeps all four prompts here, and there is one engine. "
-        "A quick run has so few users that the highest rates are one burst: what a rate beyond "
-        "saturation costs in the long run takes the full sizes."
+        "the paper's baseline prefilled each application's prompt for every user, and placed them "
+        "on four GPUs. Here is one engine, and vLLM's prefix cache keeps all four prompts. A quick "
+        "run has so few users that the highest rates are one burst; only the full sizes show what "
+        "a rate beyond saturation costs in the long run."
     ),
     points=points,
     run=run,

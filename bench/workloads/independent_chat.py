@@ -1,4 +1,4 @@
-"""Chats with no relation to each other: the latency profile, where an application gains nothing."""
+"""Unrelated chats: the latency profile, where applications offer nothing to gain."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bench.harness.workload import Point, Scale, Workload
 from bench.workloads import _load
 
 PROMPT, OUTPUT = 512, 100
-TURNS = 2  # of every user, one behind the other
+TURNS = 2  # of every user, one after the other
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """So many users at once; the tokens in flight are the paper's axis."""
+    """Numbers of users at once; the paper's axis is the tokens in flight."""
     return [Point(f"{n} at once", {"users": n}, n, quick=n in (1, 8)) for n in (8, 1, 2, 4, 16, 32)]
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """Every user asks, reads, and asks something else."""
+    """Every user asks, waits for the answer, and asks something else."""
 
     async def user(number: int) -> None:
         for turn in range(TURNS):
@@ -34,8 +34,8 @@ WORKLOAD = Workload(
     figure="Figure 10",
     paper="latency grows and throughput saturates with the tokens in flight; nothing to gain",
     difference=(
-        "there is no application here: the ratio is that of the two engines, and of the server's "
-        "own cost for each request."
+        "there is no application here: the ratio compares the two engines, and the server's own "
+        "cost for each request."
     ),
     points=points,
     run=run,

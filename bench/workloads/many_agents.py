@@ -1,4 +1,4 @@
-"""Tool agents in LangGraph whose contexts together need three times the KV pool, with pauses."""
+"""Tool agents in LangGraph with pauses; their contexts need three times the KV pool."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload
 
 AGENTS = 80  # at the usual scale of 0.4: 32
-TURNS, QUICK_TURNS = 8, 3  # the fewest with which a context comes back more than once
+TURNS, QUICK_TURNS = 8, 3  # with 3, the fewest, each context is still reused twice
 SYSTEM, RESULT, OUTPUT = 800, 120, 80
-POOL = 1 / 3  # of what all contexts need at their longest
+POOL = 1 / 3  # of the tokens of all contexts at their longest
 
 
 class State(TypedDict):
-    """The conversation of one agent, and the tools it has called."""
+    """The conversation of one agent, and how many tools it has called."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     turns: int
@@ -33,7 +33,7 @@ class State(TypedDict):
 def agent(
     llm: BaseChatModel, results: Sequence[str], pauses: Sequence[float]
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Model, tool, model, …: as many tool calls as there are `results`, each after its pause."""
+    """A loop of model and tool calls; each tool waits its pause and returns one of `results`."""
 
     async def think(state: State) -> dict[str, Any]:
         return {"messages": [await llm.ainvoke(state["messages"])]}
@@ -53,19 +53,19 @@ def agent(
 
 
 def turns_of(scale: Scale) -> int:
-    """Model calls of each agent."""
+    """The model calls of each agent."""
     return QUICK_TURNS if scale.quick else TURNS
 
 
 def turn_tokens(scale: Scale) -> int:
-    """What all turns of an agent add to its context."""
+    """The tokens that all turns of an agent add to its context."""
     return turns_of(scale) * scale.tokens(RESULT + OUTPUT)
 
 
 def kv_tokens(scale: Scale) -> int:
-    """The pool on both sides: a third of what the most agents need at the end of their loops.
+    """The tokens of the pool on both sides: a third of what all agents need in their last turn.
 
-    A quick run has one pool for all workloads, and its agents get longer roles instead.
+    A quick run has one pool for all workloads; there the agents get longer roles instead.
     """
     if scale.quick:
         return scale.kv_tokens
@@ -73,12 +73,12 @@ def kv_tokens(scale: Scale) -> int:
 
 
 def role_tokens(scale: Scale) -> int:
-    """An agent's system prompt, with which all contexts together are three times the pool."""
+    """The tokens of an agent's system prompt that make all contexts three times the pool."""
     return round(kv_tokens(scale) / POOL / scale.items(AGENTS)) - turn_tokens(scale)
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """All agents, half, a quarter; tools that take half a second, and eight."""
+    """All agents, a quarter, a half of them; with tools that take half a second, then eight."""
     most = scale.items(AGENTS)
     counts = dict.fromkeys((most, max(2, most // 4), max(2, most // 2)))
     return [
@@ -94,7 +94,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """All agents start at once; each has a context and pauses of its own."""
+    """Start all agents at once; each has its own context and pauses."""
     turns = turns_of(stage.scale)
     llm = stage.llm(stage.scale.tokens(OUTPUT))
 
@@ -120,7 +120,7 @@ WORKLOAD = Workload(
     figure="not in the paper",
     paper="none: today's load, with evictions between the turns of an agent",
     difference=(
-        "it is not in the paper: whose context stays while a tool runs is what decides here."
+        "it is not in the paper: what counts here is which contexts stay while a tool runs."
     ),
     points=points,
     run=run,
@@ -130,8 +130,12 @@ WORKLOAD = Workload(
         "ms per token": ms_per_token("agent"),
     },
     systems=(
-        *("langchain-vllm", "langchain-vllm-4", "langchain-vllm-8", "langchain-vllm-12"),
-        *("weftline", "weftline-vllm"),
+        "langchain-vllm",
+        "langchain-vllm-4",
+        "langchain-vllm-8",
+        "langchain-vllm-12",
+        "weftline",
+        "weftline-vllm",
     ),
     quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,

@@ -1,4 +1,4 @@
-"""Many chain summaries at once, all from the start (Parrot, Figures 12b and 13)."""
+"""Many chain summaries that start at the same time (Parrot, Figures 12b and 13)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ WORKLOAD = Workload(
     figure="Figures 12b and 13",
     paper="1.38 to 1.68 times in the mean of 10 to 25 applications, none slower, 1 A100, 13B",
     difference=(
-        "applications start together in both; there are fewer of them, as many as two cores serve "
-        "in the time."
+        "applications start together in both; here there are fewer, because two cores serve fewer "
+        "in the same time."
     ),
     points=points,
     run=run,

@@ -1,4 +1,4 @@
-"""Chats that want their answers soon, beside map-reduce summaries (Parrot, Figure 19)."""
+"""Interactive chats beside map-reduce summaries (Parrot, Figure 19)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bench.workloads.map_reduce import documents, map_reduce_chain
 
 PAPER = paper("fig19_mixed")
 CHAT_PROMPT, CHAT_OUTPUT = 400, 200  # about ShareGPT's means
-CHAT_LOAD = 0.4  # of what the baseline can take of chats alone
-GROUP, GAP_S = 3, 5.0  # summaries come three at a time
+CHAT_LOAD = 0.4  # share of the chats that the baseline can take alone
+GROUP, GAP_S = 3, 5.0  # three summaries arrive together every five seconds
 
 
 async def prepare(stage: Stage) -> Mapping[str, float]:
-    """What the baseline can take of chats alone, in requests a second."""
+    """Measure how many chats a second the baseline takes alone."""
     return {"saturation": await _load.saturation(stage, CHAT_PROMPT, CHAT_OUTPUT)}
 
 
@@ -28,7 +28,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """Chats at random, summaries in groups."""
+    """Chats arrive at random, summaries in groups."""
     arrivals = _load.poisson(stage.rng, point.values["rate"])
     times = [next(arrivals) for _ in range(stage.scale.items(PAPER["chat_requests"]))]
     llm = stage.llm(stage.scale.tokens(PAPER["output_tokens"]))
@@ -53,8 +53,8 @@ WORKLOAD = Workload(
     figure="Figure 19",
     paper="chats 1.23 times, summaries 3.7 times over vLLM for throughput, 4 A6000, 7B",
     difference=(
-        "one engine serves both kinds here, where the paper keeps them apart on four GPUs: what is "
-        "measured is how they are batched together."
+        "one engine serves both kinds here, while the paper keeps them apart on four GPUs. This "
+        "measures how they are batched together."
     ),
     points=points,
     run=run,

@@ -1,4 +1,4 @@
-"""Architect, coders, reviewers: files written and revised by many roles (Parrot, Figure 18)."""
+"""An architect, coders and reviewers write and revise files (Parrot, Figure 18)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
 PAPER = paper("fig18_metagpt")
-LENGTHS = 0.5  # of the paper's at scale 1
+LENGTHS = 0.5  # share of the paper's lengths
 ARCHITECT = ChatPromptTemplate.from_template("{task}\n\nDesign the files and their interfaces.")
 
 
 def memory(files: int) -> str:
-    """What every role after the architect reads first: the task, the design and all files."""
+    """The beginning of a prompt after the first files: the task, the design and all files."""
     listing = "".join(f"\n\nFile {i}:\n{{file_{i}}}" for i in range(files))
     return "{task}\n\nThe design:\n{design}" + listing
 
 
 def team(stage: Stage, files: int, cycles: int) -> Runnable[dict[str, Any], Any]:
-    """A chain over {"task": text}: the design, the files, then reviews and revisions in turns."""
+    """A chain over {"task": text}: the design, the files, then reviews and revisions in cycles."""
 
     def role(instruction: str, lengths: Sequence[int], number: int) -> Runnable[Any, str]:
         low, high = lengths
@@ -55,13 +55,13 @@ def team(stage: Stage, files: int, cycles: int) -> Runnable[dict[str, Any], Any]
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """The paper's most and fewest files."""
+    """The paper's largest and smallest number of files."""
     files = sorted({scale.items(n) for n in (PAPER["files"][0], PAPER["files"][-1])}, reverse=True)
     return [Point(f"{n} files", {"files": n}, n, quick=i == 0) for i, n in enumerate(files)]
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """One program."""
+    """Write one program."""
     cycles = stage.scale.items(PAPER["review_revise_cycles"], least=1)
     chain = stage.compiled(team(stage, point.values["files"], cycles))
     task = stage.texts.document(f"task {stage.seed}", stage.scale.tokens(LENGTHS * 2000))
@@ -74,8 +74,8 @@ WORKLOAD = Workload(
     figure="Figure 18",
     paper="2.45 times over vLLM for throughput (2.43 in its logs), 11.7 over its latency setting",
     difference=(
-        "97 % of each prompt is shared in both; vLLM's prefix cache now finds that, too, so the "
-        "sharing itself is no longer the difference."
+        "97 % of each prompt is shared in both. vLLM's prefix cache now finds that, too, so the "
+        "sharing itself makes no difference any more."
     ),
     points=points,
     run=run,

@@ -1,4 +1,4 @@
-"""A question to a LlamaIndex query engine: retrieval, then an answer made of what was found."""
+"""A question to a LlamaIndex query engine: retrieval, then an answer from the passages found."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from bench.harness.workload import Point, Scale, Workload
 
 CHUNK = 512  # tokens of a passage
 PASSAGES = 24  # in the index
-TOP_K = 8  # that are read for an answer
+TOP_K = 8  # passages that an answer reads
 OUTPUT = 40  # tokens of every call
-PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
-# Tokens of a passage, so that at any scale a tree's answers are together no longer than one, which
-# the LLM that plans ahead must be sure of: at the quick scale eight of at most seven tokens.
+PROMPT = 1100  # the most tokens of a template, an answer to refine, and the room for a new one
+# The fewest tokens of a passage. All answers of a tree's level must fit into the prompt of one
+# passage, or the LLM cannot plan ahead: at the quick scale these are eight of at most seven tokens.
 LEAST = 72
-GAP = 3  # tokens: what is between two passages, and a word that did not fit
+GAP = 3  # tokens between two passages, and of a word that did not fit
 DIMENSIONS = 256
 
 
 class Words(BaseEmbedding):
-    """Counts words by their hash: retrieval that takes no processor from the systems."""
+    """Embeds a text by the hashes of its words, which takes next to no processor time."""
 
     def _get_text_embedding(self, text: str) -> list[float]:
         vector = [0.0] * DIMENSIONS
@@ -48,10 +48,10 @@ class Words(BaseEmbedding):
 
 
 def of_one_length(texts: Iterable[str]) -> list[str]:
-    """The texts, cut to the tokens of the shortest.
+    """Cut the texts to the tokens of the shortest.
 
-    A synthesizer joins what was found and cuts it anew: only of passages of one length do all
-    systems get as many pieces, and so as many calls.
+    A synthesizer joins the passages and cuts the text again. With passages of one length, all
+    systems get the same number of pieces, and so of calls.
     """
     counted = get_tokenizer()
     found = [text.split() for text in texts]
@@ -64,7 +64,7 @@ def of_one_length(texts: Iterable[str]) -> list[str]:
 
 
 def engine(stage: Stage, mode: str) -> RetrieverQueryEngine:
-    """A query engine over passages that no earlier run has seen, as much as one in each prompt."""
+    """A query engine over new passages; each prompt has room for one."""
     scale, texts = stage.scale, stage.texts
     length = max(LEAST, scale.tokens(CHUNK))
     passages = of_one_length(
@@ -85,7 +85,7 @@ def engine(stage: Stage, mode: str) -> RetrieverQueryEngine:
 
 
 def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
-    """`aquery` asks a tree's leaves at once by itself; `query`, the usual way, does not."""
+    """`aquery` sends a tree's leaves in parallel by itself; the usual `query` does not."""
     modes = {
         "tree, query": ("tree_summarize", False),
         "tree, aquery": ("tree_summarize", True),
@@ -98,7 +98,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 
 
 async def run(stage: Stage, point: Point) -> None:
-    """One question; the index is there before it is asked."""
+    """Ask one question, after the index is built."""
     asked = engine(stage, point.values["mode"])
     question = "What does this text say about weaving?"
     async with stage.app("question") as app:
@@ -114,7 +114,7 @@ WORKLOAD = Workload(
     paper="none: what most LlamaIndex users run first",
     difference=(
         "it is not in the paper. The baseline is a plain client of the chat endpoint in "
-        "LlamaIndex, whose `query` asks a tree's leaves one by one, and `aquery` at once."
+        "LlamaIndex: `query` asks a tree's leaves one by one, `aquery` all at once."
     ),
     points=points,
     run=run,

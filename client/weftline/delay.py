@@ -1,8 +1,16 @@
-"""A server that is far away: a proxy on loopback that holds all bytes back by half a round trip."""
+"""Put a server far away: a proxy on loopback that holds all bytes back by half a round trip.
+
+    python -m weftline.delay --to http://127.0.0.1:8600 --rtt-ms 250 --jitter 0.2
+
+prints the address of such a proxy, which runs until standard input ends.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import random
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -10,31 +18,29 @@ from functools import partial
 from threading import Thread
 from urllib.parse import urlsplit
 
+PIECE = 1 << 16  # bytes that are read at a time
+PIECES = 1024  # that may be under way in each direction, before no more are read
+
 
 @contextmanager
-def delayed(target: str, rtt_s: float) -> Iterator[str]:
-    """The address of a proxy to `target` that runs inside the block."""
-    address = urlsplit(target)
-    assert address.hostname is not None and address.port is not None
+def delayed(target: str, rtt_s: float, jitter: float = 0.0) -> Iterator[str]:
+    """The address of a proxy to `target`, an http URL with a port, that runs inside the block.
+
+    Each piece of data arrives half of `rtt_s` later, give or take the share `jitter` of it, and
+    never before the piece that was sent before it.
+    """
     started: Future[tuple[str, Callable[[], object]]] = Future()
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        away, to = await asyncio.open_connection(address.hostname, address.port)
-        try:
-            await asyncio.gather(_carry(reader, to, rtt_s / 2), _carry(away, writer, rtt_s / 2))
-        except asyncio.CancelledError:  # the block was left, and clients keep their connections
-            to.close()
-            writer.close()  # asyncio's streams would report the error; nothing waits for this task
-
     async def serve() -> None:
-        server = await asyncio.start_server(connect, "127.0.0.1", 0)
+        server = await proxy(target, rtt_s, jitter)
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         port = server.sockets[0].getsockname()[1]
-        started.set_result((f"http://127.0.0.1:{port}", partial(_set, loop, over)))
+        stop = partial(loop.call_soon_threadsafe, over.set)
+        started.set_result((f"http://127.0.0.1:{port}", stop))
         await over.wait()
         server.close()
 
-    # `run` ends what is still under way; a loop that is only stopped leaves tasks that complain.
+    # `run` cancels the tasks that are left; a loop that is only stopped leaves tasks that complain.
     thread = Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     url, stop = started.result()
@@ -45,16 +51,80 @@ def delayed(target: str, rtt_s: float) -> Iterator[str]:
         thread.join()
 
 
-def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    loop.call_soon_threadsafe(event.set)
+async def proxy(target: str, rtt_s: float, jitter: float = 0.0) -> asyncio.Server:
+    """Listen on a free port of this machine and pass everything on, as `delayed` says."""
+    address = urlsplit(target)
+    assert address.hostname is not None and address.port is not None
+    host, port, rng = address.hostname, address.port, random.Random(0)
+
+    def one_way() -> float:
+        return rtt_s / 2 * rng.uniform(1 - jitter, 1 + jitter)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            away, to = await asyncio.open_connection(host, port)
+        except OSError:  # the target is gone, and so is this connection
+            writer.close()
+            return
+        # Leaving the block cancels open connections; asyncio would report that as an error.
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(_pump(reader, to, one_way), _pump(away, writer, one_way))
+        to.close()
+        writer.close()
+
+    return await asyncio.start_server(connected, "127.0.0.1", 0)
 
 
-async def _carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, one_way: Callable[[], float]
 ) -> None:
-    """Bytes in their order, each after the delay; a closed end closes the other."""
+    """Copy until the end, late. The end itself travels as late as the data."""
     loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):
-        while data := await reader.read(1 << 16):
-            loop.call_later(delay_s, writer.write, data)
-    loop.call_later(delay_s, writer.close)
+    line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
+
+    async def deliver() -> None:
+        while True:
+            due, piece = await line.get()
+            await asyncio.sleep(due - loop.time())
+            if not piece:
+                writer.write_eof()  # the other direction may go on
+                return
+            writer.write(piece)
+            await writer.drain()
+
+    delivering = asyncio.create_task(deliver())
+    last = 0.0
+    try:
+        while piece := await reader.read(PIECE):
+            last = max(last, loop.time() + one_way())
+            await line.put((last, piece))
+        await line.put((max(last, loop.time() + one_way()), b""))
+        await delivering
+    except OSError:  # one side is gone, so the other ends, too
+        delivering.cancel()
+        writer.transport.abort()
+
+
+async def _serve(target: str, rtt_s: float, jitter: float) -> None:
+    server = await proxy(target, rtt_s, jitter)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+def main() -> None:
+    """Serve until standard input ends, which is when the process that started this one ends."""
+    parser = argparse.ArgumentParser(
+        prog="python -m weftline.delay", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--to", required=True, metavar="URL", help="of the server")
+    parser.add_argument("--rtt-ms", type=float, required=True, metavar="MS", help="a round trip")
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, metavar="SHARE", help="of it, to either side"
+    )
+    args = parser.parse_args()
+    asyncio.run(_serve(args.to, args.rtt_ms / 1e3, args.jitter))
+
+
+if __name__ == "__main__":
+    main()

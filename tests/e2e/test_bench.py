@@ -1,4 +1,4 @@
-"""`weftline bench` on the null engine: every workload runs, whatever it is interrupted by."""
+"""`weftline bench` on the null engine: every workload runs, and interrupted runs leave no mess."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import bench_server
 from bench.harness.systems import ABLATION
 from bench.harness.workload import load, names
+from bench.micro import server
 from bench.report import others
 from bench.report.page import write_headline, write_page
 
@@ -27,7 +27,7 @@ BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all workloads, run once at the smallest scale, have written."""
+    """The results of all workloads, run once at the smallest scale."""
     folder = tmp_path_factory.mktemp("results")
     words = ["all", "--quick", "--null", "--folder", str(folder)]
     done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=600)
@@ -37,22 +37,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", names())
 def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
-    """Nothing fails, and where the number of requests is given, all systems answer as much."""
+    """Nothing fails, and all systems answer as many tokens if the number of requests is fixed."""
     report: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
     assert report["partial"] is False
-    errors = [app["error"] for run in report["runs"] for app in run["apps"] if app["error"]]
+    runs = json.loads((results / "raw" / f"{name}.json").read_text())["runs"]
+    errors = [app["error"] for run in runs for app in run["apps"] if app["error"]]
     assert errors == []
-    assert {row["system"] for row in report["summary"]} == set(report["systems"])
-    assert all(row["metrics"] for row in report["summary"])
+    assert {row["system"] for row in report["rows"]} == set(report["systems"])
+    assert all(row["metrics"] for row in report["rows"])
     if name == "chain_background":  # it lasts as long as its chain does
         return
-    for point in {(row["point"], row["delay_ms"]) for row in report["summary"]}:
-        rows = [row for row in report["summary"] if (row["point"], row["delay_ms"]) == point]
+    for point in {(row["point"], row["delay_ms"]) for row in report["rows"]}:
+        rows = [row for row in report["rows"] if (row["point"], row["delay_ms"]) == point]
         assert len({tuple(row["output_tokens"]) for row in rows}) == 1, rows
 
 
 def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> None:
-    """Every workload has its section, and every picture that the page shows is one."""
+    """Every workload has its section, and every picture of the page is an SVG."""
     page = write_page(results, tmp_path).read_text()
     sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert {load(name).title for name in names()} <= set(sections)
@@ -73,30 +74,33 @@ def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> 
 
 
 def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
-    """At the first point and round trip alone, and the pictures leave out what is not there."""
+    """It takes them only at the first point and round trip, and the pictures leave gaps."""
     words = ["chain_summary", "--null", "--systems", "weftline,openai-weftline"]
     done = subprocess.run([*BENCH, *words, "--folder", str(tmp_path)], capture_output=True)
     assert done.returncode == 0
     report = json.loads((tmp_path / "chain_summary.json").read_text())
-    found = [(run["system"], run["delay_ms"]) for run in report["runs"]]
+    raw = json.loads((tmp_path / "raw" / "chain_summary.json").read_text())
+    found = [(run["system"], run["delay_ms"]) for run in raw["runs"]]
     assert found == [("weftline", 0), ("openai-weftline", 0), ("weftline", 250)]
-    assert report["repeated_tokens"] == 0.0  # counted, and no paragraph of the two prompts is
+    assert (
+        report["repeated_tokens"] == 0.0
+    )  # it was counted, and the prompts have no common paragraph
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| weftline | " in page and "At the sizes of" not in page
     (tmp_path / "full").mkdir()
     shutil.copy(tmp_path / "chain_summary.json", tmp_path / "full")
     page = write_page(tmp_path, tmp_path).read_text()
     assert "## At the sizes of `--scale full`" in page
-    assert "1 repetition of each workload's first point" in page
+    assert "with 1 repetition of each workload's first point." in " ".join(page.split())
 
 
 def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> None:
-    """Each has its process; both caches are named, and the page stacks what each part adds."""
+    """Each has its own process, both caches are named, and the page stacks the added times."""
     words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
     for more in ([], ["--ablation", "--warm"]):
         done = subprocess.run([*BENCH, *words, *more], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "chain_summary-ablation.json").read_text())
+    report = json.loads((tmp_path / "raw" / "chain_summary-ablation.json").read_text())
     found = [(run["system"], run["cache"]) for run in report["runs"]]
     assert found == [(name, cache) for name in ABLATION for cache in ("cold", "warm")]
     assert len({about["command"] for about in report["systems"].values()}) == len(ABLATION)
@@ -107,15 +111,18 @@ def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> Non
 
 
 def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
-    """A part ends behind a whole turn when its time is over; the next one keeps what is there, and
-    when nothing is left starts no server. Other systems are refused, for theirs would be lost."""
+    """A part ends after a complete turn when its time is over; the next part keeps its runs.
+
+    If nothing is left, no server is started. Other systems are refused, as runs would be lost.
+    """
     words = ["chain_summary", "--null", "--repeat", "2", "--delays", "0", "--folder", str(tmp_path)]
     both = [*words, "--systems", "weftline,openai-weftline", "--resume"]
     path = tmp_path / "chain_summary.json"
 
     def part(*more: str) -> tuple[int, str, list[dict[str, Any]]]:
         done = subprocess.run([*BENCH, *both, *more], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr, json.loads(path.read_text())["runs"]
+        runs = json.loads((tmp_path / "raw" / path.name).read_text())["runs"]
+        return done.returncode, done.stdout + done.stderr, runs
 
     code, said, first = part("--within", "0.001")
     assert (code, len(first)) == (3, 2) and "the time is over" in said
@@ -132,7 +139,7 @@ def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
     ]
     report = json.loads(path.read_text())
     assert report["partial"] is False
-    assert {row["metrics"]["seconds"]["n"] for row in report["summary"]} == {2}
+    assert {row["metrics"]["seconds"]["n"] for row in report["rows"]} == {2}
     code, said, again = part()
     assert code == 0 and again == whole and "starting" not in said
     done = subprocess.run([*BENCH, *words, "--resume"], capture_output=True, text=True)
@@ -141,8 +148,8 @@ def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
 
 
 def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
-    """The servers' threads on theirs and the client on its own, as the results say; a list of cores
-    that are not there is one sentence."""
+    """Servers and client run on their cores, and the results name them. A list of cores that do not
+    exist is one sentence."""
     last = max(os.sched_getaffinity(0))
     words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
     more = ["--cores", str(last), "--client-cores", str(last)]
@@ -162,8 +169,8 @@ def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_partial_and_leaves_no_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C in the middle, or an end of what a shell has started in the background, where SIGINT
-    is ignored: one sentence, exit code 130, and what was measured is kept."""
+    """Ctrl-C gives one sentence and exit code 130, and keeps the runs so far. So does SIGTERM to a
+    process in the background of a shell, where SIGINT is ignored."""
     at_start = signal.default_int_handler if number == signal.SIGINT else signal.SIG_IGN
     process = subprocess.Popen(
         [*BENCH, "chain_summary", "--null", "--repeat", "1000", "--folder", str(tmp_path)],
@@ -182,19 +189,19 @@ def test_an_interrupted_run_is_partial_and_leaves_no_process(
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said == "weftline bench: interrupted; what was measured is marked partial\n"
+    assert said == "weftline bench: interrupted; the results are marked partial\n"
     assert json.loads(path.read_text())["partial"] is True
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
 
 
 def _below(pid: int) -> list[int]:
-    """All processes that `pid` started, and those that they started."""
+    """All descendants of the process `pid`."""
     words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [found for word in words for found in (int(word), *_below(int(word)))]
 
 
 def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    """Before anything is started."""
+    """It is found before any server is started."""
     words = ["chain_summary", "--model", str(tmp_path), "--folder", str(tmp_path / "out")]
     done = subprocess.run([*BENCH, *words], capture_output=True, text=True)
     assert done.returncode == 1
@@ -203,13 +210,13 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At small sizes: every curve is there, nothing is lost, and the report can be drawn of it."""
-    monkeypatch.setattr(bench_server, "LENGTHS", (10, 20))
+    """At small sizes every curve is there, nothing is lost, and the report can show it."""
+    monkeypatch.setattr(server, "LENGTHS", (10, 20))
     monkeypatch.setattr(
         "sys.argv",
-        ["bench_server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],
+        ["server", "--sessions", "8", "--agents", "4", "--folder", str(tmp_path)],
     )
-    bench_server.main()
+    server.main()
     report = json.loads((tmp_path / "server.json").read_text())
     assert {*report["place_ms_by_queue"]} == {"sharing", "alone", "full"}
     for curves in (report["place_ms_by_queue"], report["add_call_us_by_session"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu_checks import CHECKS, PAGE, TOLERANCE, tree
+from bench.gpu.checks import CHECKS, PAGE, TOLERANCE, tree
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import attend
 from weftline_kernels.device_tiles import Capacity, DeviceTiles

@@ -1,14 +1,16 @@
-"""The parts of the benchmark harness, on numbers that can be checked by hand."""
+"""The parts of the benchmark harness, with numbers that a reader can check by hand."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_index.core.utils import get_tokenizer
@@ -16,10 +18,16 @@ from llama_index.core.utils import get_tokenizer
 from bench.harness import probe, results, resume, servers, systems
 from bench.harness.__main__ import main as harness
 from bench.harness.fleet import Fleet
-from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile, spread
-from bench.harness.relay import relay
-from bench.harness.repeated import repeated_share
-from bench.harness.results import Run, summary
+from bench.harness.metrics import (
+    apps_per_minute,
+    mean_seconds,
+    ms_per_token,
+    percentile,
+    repeated_share,
+    spread,
+)
+from bench.harness.results import rows
+from bench.harness.runs import Run
 from bench.harness.servers import (
     Kind,
     Server,
@@ -36,17 +44,18 @@ from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, nam
 from bench.report import others, page, verdicts
 from bench.workloads import many_agents
 from bench.workloads.rag import of_one_length
+from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_server.config import OPTIMISATIONS
 
 
 def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
-    """One run of an application with one call."""
+    """An application with one call."""
     return App(kind, start, seconds, "", error, [Call("c", start, seconds, 5, output)])
 
 
 def test_the_metrics_of_a_run() -> None:
-    """A failed application counts in none of them."""
+    """A failed application counts in no metric."""
     apps = [app("a", 0, 1), app("a", 1, 3), app("b", 0, 6), app("a", 0, 50, error="lost")]
     assert mean_seconds("a").value(apps) == 2.0
     assert mean_seconds().value(apps) == pytest.approx(10 / 3)
@@ -57,7 +66,7 @@ def test_the_metrics_of_a_run() -> None:
 
 
 def test_quartiles() -> None:
-    """Of one value it is all three; of two the quartiles lie between them."""
+    """A single value is its own median and quartiles; the quartiles of two lie between them."""
     assert (spread([2.0]).low, spread([2.0]).median, spread([2.0]).n) == (2.0, 2.0, 1)
     four = spread([1.0, 2.0, 3.0, 10.0])
     assert (four.low, four.median, four.high, four.n) == (1.75, 2.5, 4.75, 4)
@@ -80,7 +89,7 @@ def run(system: str, repeat: int, *apps: App) -> Run:
 
 
 def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
-    """A neighbour made the second repetition ten times slower for both: the ratio stays 2."""
+    """Other load made the second repetition ten times slower for both; the ratio stays 2."""
 
     async def program(stage: Stage, point: Point) -> None: ...
 
@@ -99,7 +108,7 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
         *(run("theirs", 1, app("a", 0, 40)), run("ours", 1, app("a", 0, 20))),
         run("ours", 2, app("a", 0, 9, error="lost")),
     ]
-    theirs, ours = summary(workload, runs, "theirs")
+    theirs, ours = rows(workload, runs, "theirs")
     assert (theirs["apps"], theirs["failed"], ours["apps"], ours["failed"]) == (2, 0, 3, 1)
     assert ours["metrics"]["seconds"]["median"] == 11.0
     assert ours["metrics"]["seconds"]["ratio"]["median"] == 2.0
@@ -108,8 +117,10 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
 
 
 def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
-    """Runs come back as they were written, but for the calls of later repetitions, whose tokens
-    are kept; another code, machine or size is taken anew, and other systems are refused."""
+    """Runs are read as they were written; later repetitions keep the token counts of their calls.
+
+    After a change of code, machine or size nothing is kept; other systems are refused.
+    """
     apps = [app("a", 0.0, 1.5, output=7), app("a", 0.5, 2.0, error="lost")]
     runs = [replace(run("ours", repeat), apps=apps) for repeat in (0, 1)]
     machine = dict.fromkeys(resume.OF_THE_MACHINE, "m")
@@ -139,22 +150,86 @@ def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
 
 
 def test_equal_answers_are_counted() -> None:
-    """Application by application; one that failed has given none."""
+    """Answers are compared application by application; a failed one has none."""
 
     async def program(stage: Stage, point: Point) -> None: ...
 
     workload = replace(load("copilot"), run=program, metrics={"seconds": mean_seconds()})
     said = [replace(app("a", 0, 1), result=text) for text in ("x", "y", "z")]
     other = [said[0], replace(said[1], result="Y"), replace(said[2], error="lost")]
-    rows = summary(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
-    assert [row["same_answers"] for row in rows] == [3, 1]
-    # What only one of them ran, as a background that took longer, is compared with nothing.
-    rows = summary(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
-    assert [(row["same_answers"], row["compared"]) for row in rows] == [(3, 3), (1, 1)]
+    found = rows(workload, [run("one", 0, *said), run("two", 0, *other)], "one", True)
+    assert [row["same_answers"] for row in found] == [3, 1]
+    # An application that only one system ran, such as a background request, is not compared.
+    found = rows(workload, [run("one", 0, *said), run("two", 0, said[0])], "one", True)
+    assert [(row["same_answers"], row["compared"]) for row in found] == [(3, 3), (1, 1)]
+
+
+def report_of(name: str, *runs: Run) -> dict[str, Any]:
+    """A report of raw runs as the harness writes it."""
+    taken = dict.fromkeys(results.TAKEN) | {"workload": name, "variant": "", "began": "today"}
+    systems = {run.system: {"title": run.system} for run in runs}
+    return {**taken, "systems": systems, "runs": [run.to_json() for run in runs]}
+
+
+def test_a_summary_holds_what_the_report_draws() -> None:
+    """It has seconds by kind and system, the calls of the first repetition, and pairs for Figure
+    13.
+
+    An application that failed on one system is in no pair.
+    """
+    told = Call("c", 1.0, 4.0, 10, 3, queue_s=1.0, fill_s=2.0, cached=5)
+    runs = [
+        run("theirs", 0, app("chain", 0, 4), app("chain", 0, 2)),
+        run("ours", 0, replace(app("chain", 0, 3), calls=[told]), app("chain", 0, 1, error="lost")),
+        run("ours", 1, app("chain", 0, 2)),
+    ]
+    found = results.summarise(report_of("many_chains", *runs))
+    assert (found["date"], found["repeats"]) == ("today", 2)
+    assert found["app_seconds"] == {"chain": {"theirs": [2, 4], "ours": [2, 3]}}
+    assert found["timeline"] == {
+        "theirs": [[0, 4, None, None], [0, 2, None, None]],
+        "ours": [[1.0, 4.0, 1.0, 2.0], [0, 1, None, None]],
+    }
+    assert found["pairs"] == {"ours": [[4, 3]]}
+    theirs, ours = found["rows"]
+    assert "phases_s" not in theirs
+    assert ours["phases_s"] == {"queue": 1.0, "fill": 2.0, "generate": 1.0}
+    small = results.summarise(report_of("many_chains", *runs), pictures=False)
+    assert small == {k: v for k, v in found.items() if k not in ("app_seconds", "timeline")}
+
+
+def test_the_servers_sums_come_before_its_graphs() -> None:
+    """The calls of a plain client have no phases; the sums that the server reported stand for
+    them."""
+    asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
+    one = replace(run("ours", 0, app("user", 0, 4)), phases_s=asked)
+    (row,) = results.summarise(report_of("copilot", one))["rows"]
+    assert row["phases_s"] == {"queue": 3.0, "fill": 5.0, "generate": 2.0}
+    assert row["cached"] == 0.0
+
+
+def test_summaries_are_made_anew_from_the_raw_runs(tmp_path: Path) -> None:
+    """They have the same bytes as before; a folder without raw runs is an error of one sentence."""
+    path = results.write_runs(
+        tmp_path, "copilot", report_of("copilot", run("a", 0, app("u", 0, 4)))
+    )
+    before = path.read_bytes()
+    path.unlink()
+    assert results.summarise_again(tmp_path) == [path] and path.read_bytes() == before
+    with pytest.raises(InvalidRequest, match=r"^there are no raw runs in .*raw: measure them"):
+        results.summarise_again(tmp_path / "none")
+
+
+def test_json_for_a_reader() -> None:
+    """A value that fits in a line takes one line, and short items share a line."""
+    value = {"a": list(range(60)), "b": {10: 1.5, "long": "x" * 150}}
+    lines = results.dumps(value).splitlines()
+    assert json.loads("".join(lines)) == {"a": list(range(60)), "b": {"10": 1.5, "long": "x" * 150}}
+    assert len(lines) == 10 and max(map(len, lines)) <= 165
 
 
 def test_the_server_by_itself() -> None:
-    """Curves as rows, the whole path, and a row for each way to admit."""
+    """The section has rows for the curves, for the whole path, and for each way to admit."""
     one = {"median": 12.34, "low": 12.0, "high": 13.0, "n": 3}
     way = {"applications_per_minute": 48.0, "recomputed_share": 0.04, "mean_s": 30.0}
     path = {"at_once": 1000, "calls": 5000, "lost_or_wrong": 0}
@@ -176,7 +251,7 @@ def test_the_server_by_itself() -> None:
 
 
 def test_texts_have_their_length_and_their_salt() -> None:
-    """The same for the same seed; with another salt, no common beginning after the first word."""
+    """Equal seeds give equal texts; another salt changes the number at the beginning."""
     one, same, other = (Texts(words, salt).document("s", 50) for salt in (7, 7, 8))
     assert one == same
     assert len(one.split()) == len(other.split()) == 50
@@ -186,14 +261,14 @@ def test_texts_have_their_length_and_their_salt() -> None:
 
 
 def test_repeated_tokens() -> None:
-    """Lines that stand in two prompts, in both; a line twice in one prompt is not repeated."""
+    """Lines that occur in two prompts count in both; a line that occurs twice in one does not."""
     assert repeated_share(["a a\nb", "a a\nc\nc"], words) == 4 / 7
     assert repeated_share([], words) == 0.0
 
 
 def test_every_workload_says_what_it_is() -> None:
-    """With the paper's result and why ours is another, and points of different names at both
-    scales, the first of them a quick one."""
+    """It gives the paper's result and why ours differs. Its points have different names at both
+    scales, and the first one is quick."""
     for name in names():
         workload = load(name)
         for scale in (TINY, FULL):
@@ -206,26 +281,27 @@ def test_every_workload_says_what_it_is() -> None:
 
 
 def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_path: Path) -> None:
-    """Its own pool comes behind the one of all, so that it counts; ours is what the page judges."""
+    """Its own pool size comes last and so takes effect; the page judges our usual system."""
     capped = SYSTEMS["request-capped"]
     words = command(capped.server, Setup(model=None), 1)
     assert words[-4:] == ("--policy", "request", "--kv-tokens", "4096")
     words = command(capped.server, Setup(model=tmp_path), 1)
-    assert words.index("4096") > words.index("65536")  # the later one counts
+    assert words.index("4096") > words.index("65536")  # the last one takes effect
     for chosen in (systems.USUAL, systems.ABLATION):
         assert "request-capped" in chosen and systems.OURS in chosen
-    found = {"summary": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
+    found = {"rows": [{"point": "p", "system": name, "cache": "cold"} for name in SYSTEMS]}
     rows = verdicts.headline_rows(found | {"systems": SYSTEMS})
     assert [row["system"] for row in rows] == ["weftline"]
 
 
 def test_what_is_left_out_in_turn_is_known_to_the_server() -> None:
-    """Else the ablation would end at its start."""
+    """Otherwise the servers of an ablation would refuse to start."""
     assert set(systems.OPTIMISATIONS) <= OPTIMISATIONS
 
 
 def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tokens here, in bytes there: 2 of k and v, 30 layers, 3 heads of 64 in bfloat16."""
+    """Ours is given in tokens, vLLM's in bytes: keys and values, 30 layers, 3 heads of 64, 2
+    bytes."""
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, '
         '"hidden_size": 576, "max_position_embeddings": 2048}'
@@ -239,8 +315,10 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     wide = command(ServerSpec(Kind.VLLM), replace(setup, dtype="float32"), 1)
     assert wide[wide.index("--kv-cache-memory-bytes") + 1] == str(1000 * 2 * 30 * 3 * 64 * 4)
     faster = command(ServerSpec(Kind.VLLM), replace(setup, vllm_dtype="float32"), 1)
-    assert faster == wide  # the peer's type is its own, and its pool has as many tokens
-    assert faster[faster.index("--max-model-len") + 1] == "768"  # of eight blocks, one is kept back
+    assert faster == wide  # vLLM has its own dtype, and a pool of as many tokens
+    assert (
+        faster[faster.index("--max-model-len") + 1] == "768"
+    )  # vLLM keeps one of eight blocks back
     ample = command(ServerSpec(Kind.VLLM), replace(setup, kv_tokens=65_536), 1)
     assert "--max-model-len" not in ample
     given = environment(ServerSpec(Kind.VLLM), {"PYTHONPATH": "ours", "HOME": "/h"})
@@ -251,7 +329,7 @@ def test_both_sides_get_the_same_pool(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_probe_multiplies_in_both_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the interpreter that vLLM runs in, for which this one stands here."""
+    """The probe runs in vLLM's interpreter; here this one takes its place."""
     (tmp_path / "config.json").write_text('{"hidden_size": 8, "intermediate_size": 16}')
     monkeypatch.setattr(probe, "VLLM_PYTHON", Path(sys.executable))
     monkeypatch.setattr(probe, "SECONDS", 0.01)
@@ -263,7 +341,7 @@ def test_the_probe_multiplies_in_both_types(
 
 
 def test_agents_overflow_their_pool_at_every_scale() -> None:
-    """All contexts at their longest are three times the pool; the full size is the issue's."""
+    """All contexts in their last turn are three times the pool, at every scale."""
     for scale in (TINY, QUICK, FULL):
         turns, agents = many_agents.turns_of(scale), scale.items(many_agents.AGENTS)
         longest = many_agents.role_tokens(scale) + many_agents.turn_tokens(scale)
@@ -272,14 +350,14 @@ def test_agents_overflow_their_pool_at_every_scale() -> None:
 
 
 def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says which verb installs it."""
+    """It names the command that installs it."""
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
     with pytest.raises(InvalidRequest, match="run `make install-bench`"):
         command(ServerSpec(Kind.VLLM), Setup(model=tmp_path), 1)
 
 
 async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) -> None:
-    """With its exit code and its own last words, and where all of them are."""
+    """The sentence has the exit code, the last error, and the path of the log."""
     spec = ServerSpec(Kind.WEFTLINE, ("--policy", "nonsense"))
     with pytest.raises(EngineUnavailable) as raised:
         async with running(spec, Setup(model=None, logs=tmp_path), "ours"):
@@ -291,7 +369,7 @@ async def test_a_server_that_does_not_come_up_is_one_sentence(tmp_path: Path) ->
 async def test_a_port_in_use_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody was quicker to take the port that was free a moment ago."""
+    """Another process has taken the port that was free a moment ago."""
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     monkeypatch.setattr(servers, "free_port", lambda: port)
@@ -302,7 +380,7 @@ async def test_a_port_in_use_is_one_sentence(
 
 
 def test_a_run_waits_until_the_servers_are_at_rest() -> None:
-    """One that still computes when it has answered ends that before another is measured."""
+    """A server that still computes after its answer comes to rest before another is measured."""
     code = "import time; time.sleep(0.1)\nwhile time.process_time() < 1: pass\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     fleet = Fleet()
@@ -320,7 +398,7 @@ def test_a_run_waits_until_the_servers_are_at_rest() -> None:
 def test_the_command_says_what_it_cannot_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sentence each, before anything is measured: no vLLM, no model for it, unknown names."""
+    """A missing vLLM or model and unknown names are one sentence each, before any measurement."""
     words = ["copilot", "--null", "--folder", str(tmp_path)]
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
     cases = {
@@ -340,15 +418,15 @@ def test_the_command_says_what_it_cannot_do(
     assert list(tmp_path.glob("*.json")) == []
 
 
-async def test_the_relay_changes_nothing() -> None:
-    """Bytes arrive whole and in their order, in both directions, and the end arrives, too."""
+async def test_the_delaying_proxy_changes_nothing() -> None:
+    """All bytes arrive in order in both directions, and so does the end."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.read())[::-1])
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    line = await relay("127.0.0.1", server.sockets[0].getsockname()[1], 0.001, 0.003)
+    line = await proxy(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 0.002, 0.5)
     reader, writer = await asyncio.open_connection(*line.sockets[0].getsockname())
     sent = bytes(range(256)) * 2000
     writer.write(sent)
@@ -359,7 +437,7 @@ async def test_the_relay_changes_nothing() -> None:
 
 
 def test_passages_of_one_length() -> None:
-    """As many tokens in each, whatever their words: as many calls on every system."""
+    """Passages are cut to equal token counts, so that every system makes as many calls."""
     counted = get_tokenizer()
     made = of_one_length(["weft " * 30, "antidisestablishmentarianism " * 9, "loom, warp; " * 20])
     assert [len(counted(text)) for text in made] == [54] * 3

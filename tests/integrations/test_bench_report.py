@@ -1,47 +1,37 @@
-"""The page that is drawn of the results: its sentences and tables, on numbers put in by hand."""
+"""The sentences and tables of docs/benchmarks.md, for numbers given by hand."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.harness import probe
-from bench.harness.stage import App, Call
+from bench.harness.results import RAW, RESULTS
 from bench.harness.systems import SYSTEMS
 from bench.harness.workload import load
 from bench.report import charts, others, page, verdicts
-from bench.report.rates import rate_within, sentence
+from bench.report.verdicts import rate_sentence, rate_within
 
-
-def app(kind: str, start: float, seconds: float, output: int = 10, error: str | None = None) -> App:
-    """One run of an application with one call."""
-    return App(kind, start, seconds, "", error, [Call("c", start, seconds, 5, output)])
+MOST_LINES = 5000  # of all summaries together
+COMMITTED = [path for path in RESULTS.rglob("*.json") if RAW not in path.parts]
 
 
 def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
-    """Over all points of a way; and the phases of the calls that the server speaks of."""
+    """Equal answers are summed over all points; phases are shares of the seconds reported."""
     systems = {"one": {"title": "One"}, "two": {"title": "Two"}}
     rows = [{"system": "two", "same_answers": n, "compared": 4, "point": "p"} for n in (4, 3)]
-    report = {"title": "Chain", "systems": systems, "summary": rows}
+    report = {"title": "Chain", "systems": systems, "rows": rows}
     assert page.exact({"chain": report})[-2] == "| Chain | Two | 7 of 8 |"
     assert page.exact({}) == []
-    call = {"seconds": 4.0, "queue_s": 1.0, "fill_s": 2.0, "prompt": 10, "cached": 5}
-    runs = [{"system": "two", "point": "p", "delay_ms": 0, "apps": [{"calls": [call]}]}]
-    assert verdicts.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
+    row = {"phases_s": {"queue": 1.0, "fill": 2.0, "generate": 1.0}, "cached": 0.5}
+    assert verdicts.phases(row) == (
         "its calls wait 25% of their time, fill 50% (50% of a prompt is cached) and generate 25%"
     )
-    # Calls by themselves, of which the client knows no more than when they began and ended.
-    alone = {**call, "queue_s": None, "fill_s": None}
-    asked = {"queue": 3.0, "fill": 5.0, "generate": 2.0, "transform": 0.0}
-    runs = [{**runs[0], "apps": [{"calls": [alone]}], "phases_s": asked}]
-    assert verdicts.phases({"runs": runs}, {"system": "two", "point": "p", "delay_ms": 0}) == (
-        "its calls wait 30% of their time, fill 50% (50% of a prompt is cached) and generate 20%"
-    )
+    assert verdicts.phases({}) == "the server was not asked where its calls' time went"
 
 
 def test_the_page_shows_what_is_not_of_the_harness() -> None:
-    """The simulator's errors and sizes; a query engine's seconds."""
+    """It shows the simulator's errors and sizes, and a query engine's seconds."""
     foretold = {"workload": "copilot", "point": "8 users", "delay_ms": 250, "error": -0.04}
     size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
     simulated = {
@@ -54,15 +44,15 @@ def test_the_page_shows_what_is_not_of_the_harness() -> None:
     lines = others.simulation(simulated)
     assert "| copilot | 8 users | 250 ms | 2.50 s | 2.40 s | -4% |" in lines
     assert "| 64 | app | 9 | 2.00 s | 3.00 s | 30% | 80% |" in lines
-    assert "20 ms each" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
+    assert "takes 20 ms, plus" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
     found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
     rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})
 
 
 def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
-    """The newest of each: applications by sharing and policy, and batches that decode."""
-    assert "No GPU was to be had for these results." in others.gpu(tmp_path)
+    """It shows the newest result of each figure: applications, and batches that decode."""
+    assert "No GPU was available for these results." in others.gpu(tmp_path)
     about = {"device": "A GPU", "date": "2030-01-02"}
     batch = {"mean_latency_s": 2.0, "ms_a_token": 20.0}
     decoding = {"batch": 8, "most_output": 9, "counts": True, "tree": batch, "pages_shared": batch}
@@ -87,7 +77,7 @@ def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_the_rate_within_a_bound() -> None:
-    """Between two points on a straight line; where all are within it, the last."""
+    """The rate is interpolated between two points; if all are within the bound, it is the last."""
     curve = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
     assert rate_within(curve, 40.0) == 3.0
     assert rate_within(curve, 100.0) == 4.0
@@ -97,13 +87,13 @@ def test_the_rate_within_a_bound() -> None:
         for name, factor in (("base", 1.0), ("ours", 0.5))
         for x, y in ((rate, latency * factor) for rate, latency in curve)
     ]
-    said = sentence({"systems": {"base": {}, "ours": {}}, "summary": rows}, "ours", 3.0)
+    said = rate_sentence({"systems": {"base": {}, "ours": {}}, "rows": rows}, "ours", 3.0)
     assert said is not None
     assert said.endswith("takes 2 requests a second and weftline 3: 1.50 times, of 3 to reach.")
 
 
 def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
-    """Of the systems at the same point, and of ours alone at the points behind the first one."""
+    """The semaphores count at the same point; later points have our ratio alone."""
     ratios = {
         ("32 agents", "langchain-vllm"): 1.0,
         ("32 agents", "langchain-vllm-4"): 1.5,
@@ -124,46 +114,39 @@ def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
         for (point, system), ratio in ratios.items()
     ]
     systems = {name: {} for _, name in ratios}
-    report = {"workload": "many_agents", "systems": systems, "summary": rows}
+    report = {"workload": "many_agents", "systems": systems, "rows": rows}
     assert list(verdicts.verdicts(load("many_agents"), report)) == [
         "3.50 times at 0 ms.",
         "1.75 times the baseline with 12 at once, the best of 2 semaphores, of 1.2 to reach.",
     ]
     assert list(verdicts.elsewhere(report)) == ["At 8 agents: 1.25 times."]
-    without = {**report, "summary": [row for row in rows if not row["system"][-1].isdigit()]}
+    without = {**report, "rows": [row for row in rows if not row["system"][-1].isdigit()]}
     assert list(verdicts.verdicts(load("many_agents"), without)) == ["3.50 times at 0 ms."]
 
 
 def test_what_each_part_adds() -> None:
-    """Stacked on weftline's own time: without groups half as fast, without prefix no slower."""
+    """Without groups weftline is half as fast, which adds its own time; without prefix no
+    slower."""
     ratios = {"weftline": 1.0, "without-groups": 0.5, "without-prefix": 1.01}
     rows = [
         {"system": name, "point": "p", "delay_ms": 0, "metrics": {"s": {"ratio": {"median": r}}}}
         for name, r in ratios.items()
     ]
     titles = {name: {"title": SYSTEMS[name].title} for name in ratios}
-    found = charts.losses({"summary": rows, "systems": titles})
+    found = charts.losses({"rows": rows, "systems": titles})
     assert found == {"weftline": 1.0, "without groups": 1.0, "without prefix": 0.0}
 
 
-def test_an_application_is_beside_itself_in_the_scatter() -> None:
-    """Of the same repetition at the first point, where it succeeded on both."""
-    where = {"point": "p", "delay_ms": 250, "cache": "cold"}
-    both = [app("a", 0, 4), app("a", 0, 2)], [app("a", 0, 8), app("a", 0, 1, error="lost")]
-    runs = [
-        {"system": name, "repeat": 0, "apps": [asdict(one) for one in apps], **where}
-        for name, apps in zip(("ours", "theirs"), both, strict=True)
-    ]
-    report = {"runs": runs, "summary": [{**where, "x": 1.0}]}
-    assert charts.matched(report, "theirs", "ours") == [(8, 4)]
-    report["systems"] = {"theirs": {}, "ours": {}}
-    said = "Of 1 applications {} took longer than with the baseline."
+def test_applications_that_took_longer_are_counted() -> None:
+    """A pair has the seconds of the baseline, then ours."""
+    said = "Of 2 applications {} took longer than with the baseline."
+    report = {"pairs": {"ours": [[8.0, 4.0], [2.0, 2.0]], "other": [[4.0, 8.0], [2.0, 1.0]]}}
     assert verdicts.slower(report, "ours") == said.format("none")
-    assert verdicts.slower({**report, "systems": {"ours": {}}}, "theirs") == said.format(1)
+    assert verdicts.slower(report, "other") == said.format(1)
 
 
 def test_the_page_says_in_which_type_vllm_ran() -> None:
-    """Chosen by the probe; or given, on a machine whose ratios then flatter us."""
+    """The probe chose it, or it was given; the page warns if the processor is slow at it."""
     machine = {"bf16_instructions": False}
     report = {"model": "m", "dtype": "bfloat16", "machine": machine}
     probed = {"vllm_dtype": "float32", "vllm_probe_ms": {"bfloat16": 18.0, "float32": 4.5}}
@@ -178,7 +161,7 @@ def test_the_page_says_in_which_type_vllm_ran() -> None:
 
 
 def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path) -> None:
-    """A folder's own file comes first; another machine's is none."""
+    """A folder's own file comes first; files of other machines do not count."""
     for folder, name in (("01-box", "a"), ("02-box", "a"), ("03-box", "b"), ("04-tin", "a")):
         (tmp_path / f"2026-01-{folder}").mkdir(exist_ok=True)
         (tmp_path / f"2026-01-{folder}" / f"{name}.json").write_text("{}")
@@ -186,3 +169,31 @@ def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path
     assert page.newest(own, "a.json") == [tmp_path / "2026-01-02-box" / "a.json"]
     assert page.newest(own, "b.json") == [own / "b.json"]
     assert page.newest(own, "c.json") == []
+
+
+def test_committed_results_are_small_summaries() -> None:
+    """They hold no raw runs, and all fields that a reader needs to judge the numbers."""
+    text = {path: path.read_text() for path in COMMITTED}
+    assert 0 < sum(one.count("\n") for one in text.values()) < MOST_LINES
+    for path, one in text.items():
+        report = json.loads(one)
+        if path.name.startswith("gpu"):
+            assert {"date", "device", "kernels"} <= set(report), path
+            continue
+        assert report["date"], path
+        assert {"cpu", "cores", "python", "versions", "commit"} <= set(report["machine"]), path
+        if "workload" not in report:
+            continue
+        names = {"scale", "model", "dtype", "kv_tokens", "systems", "repeats", "partial", "rows"}
+        assert names <= set(report) and "runs" not in report, path
+        for row in report["rows"]:
+            assert {"point", "delay_ms", "system", "apps", "failed"} <= set(row), path
+            for found in row["metrics"].values():
+                assert {"median", "low", "high", "n"} <= set(found), path
+
+
+def test_every_committed_workload_has_what_its_pictures_need() -> None:
+    """A checkout can draw the page with all of its pictures."""
+    folder, reports = page.find(RESULTS)
+    for name in page.ORDER:
+        assert {"app_seconds", "timeline"} <= set(reports[name]), f"{folder}/{name}"

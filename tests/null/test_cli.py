@@ -154,13 +154,14 @@ def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("")
     folder = tmp_path / "bench"
     (folder / "workloads").mkdir(parents=True)
-    (folder / "bench_small.py").write_text("")
-    (folder / "gpu.py").write_text("")
+    (folder / "micro").mkdir()
+    (folder / "micro" / "small.py").write_text("")
+    (folder / "micro" / "_part.py").write_text("")
     assert bench.find_benchmarks(here) == folder
-    assert bench.benchmarks(folder) == {"small": [str(folder / "bench_small.py")]}
+    assert bench.benchmarks(folder) == {"small": ["-m", "bench.micro.small"]}
     (folder / "workloads" / "__init__.py").write_text("")
     (folder / "workloads" / "chain.py").write_text("")
-    assert list(bench.benchmarks(folder)) == ["all", "chain", "report", "small"]
+    assert list(bench.benchmarks(folder)) == ["all", "chain", "report", "small", "summarise"]
     assert bench.pick(folder, "chain") == ["-m", "bench.harness", "chain"]
     with pytest.raises(InvalidRequest, match="no benchmark 'large': there are all, chain, rep"):
         bench.pick(folder, "large")

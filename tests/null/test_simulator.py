@@ -1,4 +1,4 @@
-"""The simulator against itself: a profile is found again from what it has made, and foretells."""
+"""The simulator against itself: calibration finds a known profile again, and predicts with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIDDEN = SimulatedConfig(cost=StepCost(step_s=0.03, fill_s=0.001, sequence_s=0.0
 
 
 def call(start: float, seconds: float, prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
-    """As the harness writes it down; two thirds of the call's time are its prompt's."""
+    """A call as the harness records it; queue and prefill take two thirds of its time."""
     sizes = {"prompt": prompt, "output": output, "cached": cached}
     phases = {"queue_s": seconds / 6, "fill_s": seconds / 2}
     return {"start": start, "seconds": seconds, **sizes, **phases}
@@ -29,18 +29,18 @@ def app(start: float, seconds: float, *calls: dict[str, Any]) -> dict[str, Any]:
 
 
 def case(workload: str, point: str, *apps: dict[str, Any]) -> Case:
-    """A point that the hidden profile has measured."""
+    """A point with the times of the hidden profile."""
     return measured_by(HIDDEN, Case(workload, point, apps, 1.0, 0.0, 0))
 
 
 def measured_by(config: SimulatedConfig, made: Case) -> Case:
-    """As if an engine of this profile had been measured."""
+    """The same case with the times of an engine of this profile."""
     (found,) = replay([made], config)
     return replace(made, **asdict(found))
 
 
 def chats(users: int) -> Case:
-    """So many users of two turns each."""
+    """A case of `users` users with two turns each."""
     apps = [app(t, 1, call(0, 1, 80 + user, 8)) for t in (0.0, 1.0) for user in range(users)]
     return case("independent_chat", f"{users} at once", *apps)
 
@@ -50,7 +50,7 @@ STEPS = [call(0, 1, 100, 6), call(1, 1, 106, 6), call(2, 1, 106, 6)]
 
 
 def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
-    """80 tokens of prompt in a step of 0.03 + 0.08 s, then seven tokens in 0.034 s each."""
+    """80 prompt tokens take a step of 0.03 + 0.08 s; seven more tokens take 0.034 s each."""
     (found,) = replay(CHATS[:1], HIDDEN)
     assert found.prefill_s == pytest.approx(0.03 + 0.08)
     assert found.generate_s == pytest.approx(7 * 0.034)
@@ -59,15 +59,15 @@ def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
 
 @pytest.mark.parametrize("point", ("summary first", "text first"))
 def test_what_is_read_is_waited_for(point: str) -> None:
-    """Three steps of a chain, 100 words, then 6 and 100 twice. Where the text stands first it is
-    computed while its step waits: on an engine that has no time to spare, that is all the same."""
+    """A chain has three steps: 100 tokens, then twice 6 and 100. A text that comes first is
+    prefilled while its step waits, but on a busy engine that saves no time."""
     found = case("chain_summary", point, app(0, 1, *STEPS))
     each = 0.03 + 5 * 0.034
     assert found.seconds == pytest.approx(3 * each + 0.001 * (100 + 106 + 106))
 
 
 def test_a_profile_is_found_again_and_foretells_other_workloads() -> None:
-    """From a start that is off by half, within 15 % on what it was not fitted to."""
+    """It starts at half of the true profile; the error on other workloads is then below 15 %."""
     start = SimulatedConfig(cost=StepCost(step_s=0.015, fill_s=0.0005, sequence_s=0.002))
     found = calibrate(CHATS, start, rounds=3)
     others = [
@@ -79,8 +79,8 @@ def test_a_profile_is_found_again_and_foretells_other_workloads() -> None:
 
 
 def test_long_prompts_cost_more_than_their_length() -> None:
-    """A prompt of 80 tokens attends to 80 · 81 / 2; from prompts of two lengths the cost of that is
-    told apart from that of a token, and users of one system prompt are foretold."""
+    """A prompt of 80 tokens attends to 80 · 81 / 2 tokens. Prompts of two lengths separate the cost
+    of attention from that of a token, and users of one system prompt are predicted."""
     attending = replace(HIDDEN, cost=replace(HIDDEN.cost, attend_s=20e-6))
     (alone,) = replay(CHATS[:1], attending)
     assert alone.seconds == pytest.approx(0.03 + 0.08 + 20e-6 * 3240 + 7 * 0.034)
@@ -103,7 +103,7 @@ def test_long_prompts_cost_more_than_their_length() -> None:
 
 
 def test_the_points_of_a_report() -> None:
-    """Those of ours at each round trip; what an application takes outside of its calls is noted."""
+    """There is a case for each of our points and round trips, with the time outside of calls."""
     runs = [
         {"system": system, "point": point, "delay_ms": delay, "cache": "cold", "repeat": repeat}
         | {"apps": [app(0.0, 2.0 + repeat, call(0.25, 1.5, 50, 4, 32))]}
@@ -123,7 +123,7 @@ def test_the_points_of_a_report() -> None:
 
 
 def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
-    """Two calls that are not joined: as long as the longer one takes."""
+    """Two independent calls take as long as the longer one."""
 
     async def main(loop: VirtualLoop) -> float:
         async with world(loop, HIDDEN) as made:
@@ -136,7 +136,7 @@ def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
 
 
 def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
-    """The same two calls, the second of which reads the first: a round trip for each of them."""
+    """Of two calls the second reads the first; the client pays a round trip for each."""
 
     async def main(loop: VirtualLoop) -> tuple[float, float]:
         async with world(loop, HIDDEN) as made:
@@ -149,15 +149,15 @@ def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
 
 
 def test_what_was_in_the_cache_before_is_not_computed_again() -> None:
-    """30 of 50 tokens that all prompts begin with: instructions that never change."""
+    """All prompts begin with the same 50 tokens, of which 30 are in the cache before."""
     cold = Case("copilot", "1 users", [app(0, 1, call(0, 1, 80, 3))], 1.0, 0.0, 50)
     (found, again) = (replay([one], HIDDEN)[0] for one in (cold, replace(cold, warm=30)))
     assert found.prefill_s - again.prefill_s == pytest.approx(0.030)
 
 
 def test_a_mix_of_applications_on_several_engines() -> None:
-    """All applications end, in the same simulated time whenever it is run; `app` brings the users
-    of one system prompt together, which `request` does by chance alone."""
+    """All applications end, and a second simulation gives the same times. `app` brings users of one
+    system prompt together; `request` does so only by chance."""
     found = [simulate(3, 200, policy, HIDDEN) for policy in ("app", "request")]
     for one in found:
         assert sum(len(mix(i)[1]) for i in range(one.applications)) == one.calls >= 200
@@ -168,6 +168,6 @@ def test_a_mix_of_applications_on_several_engines() -> None:
 
 
 def test_the_shapes_of_the_mix() -> None:
-    """What a call reads counts as its prompt."""
+    """The outputs that a call reads count as its prompt."""
     assert prompt_tokens(chain(3, own=10, output=4)) == 10 + 14 + 14
     assert prompt_tokens(map_reduce(3, own=10, output=4, joined=5)) == 30 + 5 + 12

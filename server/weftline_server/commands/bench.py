@@ -12,7 +12,7 @@ from pathlib import Path
 from weftline.errors import InvalidRequest
 
 # Names that the harness takes beside its workloads: run all workloads, and draw the results.
-HARNESS = ("all", "report")
+HARNESS = ("all", "report", "summarise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +70,10 @@ def find_benchmarks(here: Path) -> Path | None:
 
 
 def benchmarks(folder: Path) -> dict[str, list[str]]:
-    """Return Python's arguments by name: for each bench/bench_NAME.py and each harness workload."""
-    programs = {path.stem.removeprefix("bench_"): [str(path)] for path in folder.glob("bench_*.py")}
+    """Python's arguments by name: for each program of bench/micro and each harness workload."""
+    programs = {
+        path.stem: ["-m", f"bench.micro.{path.stem}"] for path in folder.glob("micro/[!_]*.py")
+    }
     workloads = [path.stem for path in folder.glob("workloads/[!_]*.py")]
     harness = [*HARNESS, *workloads] if workloads else []
     return dict(sorted((programs | {n: ["-m", "bench.harness", n] for n in harness}).items()))

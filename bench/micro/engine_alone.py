@@ -1,9 +1,9 @@
-"""Measures the embedded engine alone: prefill and decode tokens a second, shared prefixes, memory.
+"""Measures the embedded engine alone: prefill, decode, shared prefixes, and memory.
 
-    python bench/bench_engine_alone.py MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
+    python -m bench.micro.engine_alone MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
 
-Prints JSON. Every number is the best of its repeats: on a machine with neighbours the best is what
-the code can do, and all repeats are printed beside it.
+It prints JSON. Every number is the best of its repeats, as other processes on the machine only make
+it worse; all repeats are printed, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from weftline_engine.models.cache import default_home
 
 
 class NoText:
-    """A detokenizer whose texts are empty: text is not what is measured."""
+    """A detokenizer whose texts are empty, as text is not measured."""
 
     def stream(self, prompt: Sequence[int]) -> NoText:
         return self
@@ -45,14 +46,14 @@ def tokens_of(seed: int, count: int) -> tuple[int, ...]:
 
 
 class Bench:
-    """A core, and the times of its parts."""
+    """Runs prompts on a core and notes when their tokens arrive."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.count = 0
 
     def run(self, prompts: Sequence[tuple[int, ...]], output: int) -> list[list[float]]:
-        """Generate behind all prompts at once; the times of each one's tokens, in seconds."""
+        """Generate for all prompts at once; for each prompt, 0.0 and the seconds of its tokens."""
         start, times = time.perf_counter(), {}
         for prompt in prompts:
             self.count += 1
@@ -70,7 +71,7 @@ class Bench:
         return list(times.values())
 
     def decode(self, batch: int, seed: int, context: int = 128, output: int = 48) -> float:
-        """Tokens a second from when all have their first one."""
+        """Tokens a second, from when all prompts have their first token."""
         prompts = [tokens_of(1000 * seed + i, context) for i in range(batch)]
         times = self.run(prompts, output)
         begin = max(one[1] for one in times)
@@ -83,7 +84,7 @@ class Bench:
         return length / times[0][1]
 
     def shared(self, groups: int, members: int, prefix: int, seed: int) -> float:
-        """Output tokens a second, start to end, where each group shares a prefix."""
+        """Output tokens a second from start to end; each group shares a prefix."""
         prompts = [
             (*tokens_of(9000 + 10 * seed + group, prefix), *tokens_of(77 + group + i * 31, 20))
             for group in range(groups)
@@ -107,10 +108,10 @@ def main() -> None:
     bench = Bench(Core(decoder, SchedulerConfig(blocks=3000, max_running=64), NoText()))
     bench.decode(1, 0, output=4)
     measures: dict[str, Callable[[int], float]] = {
-        **{f"decode_{b}": lambda seed, b=b: bench.decode(b, seed) for b in (1, 8, 32, 64)},
-        **{f"prefill_{n}": lambda seed, n=n: bench.prefill(n, seed) for n in (500, 2000)},
-        "shared_16x2000": lambda seed: bench.shared(1, 16, 2000, seed),
-        "shared_4x4x1000": lambda seed: bench.shared(4, 4, 1000, seed),
+        **{f"decode_{b}": partial(bench.decode, b) for b in (1, 8, 32, 64)},
+        **{f"prefill_{n}": partial(bench.prefill, n) for n in (500, 2000)},
+        "shared_16x2000": partial(bench.shared, 1, 16, 2000),
+        "shared_4x4x1000": partial(bench.shared, 4, 4, 1000),
     }
     chosen = {name: run for name, run in measures.items() if name.startswith(options.only)}
     runs = {name: [run(i + 1) for i in range(options.repeat)] for name, run in chosen.items()}

@@ -1,8 +1,8 @@
-"""What the kernels do on a CUDA device: right, how near the roof, and what a decode step gains.
+"""Checks the kernels on a CUDA device, and measures attention and the decode step.
 
-    PYTHONPATH=client:server:engine:kernels python bench/gpu.py [--dry-run]
+    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu [--dry-run]
 
-Needs torch and triton alone. Prints JSON, and writes it to bench/results/DATE-MACHINE/gpu.json.
+It needs only torch and triton. It prints JSON and writes it to bench/results/DATE-MACHINE/gpu.json.
 `--dry-run` runs every part on the CPU in Triton's interpreter, at shapes whose times mean nothing.
 """
 
@@ -18,45 +18,43 @@ import time
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
 
-import gpu_attention
-import gpu_checks
-import gpu_report
-import gpu_step
 import torch
 import triton
 
+from bench.gpu import attention, checks, llama
+from bench.gpu.results import kernel_hashes, write
 from weftline_kernels.work_list import Rows
 
-BUDGET_S = 420.0  # of the eight minutes, the rest being for tests and compilation
+BUDGET_S = 420.0  # of eight minutes; the rest is for tests and compilation
 
 
 def attention_rows(device: torch.device, deadline: float, dry: bool) -> dict[str, object]:
-    """Part (b); the most telling rows first, for what the time does not reach is left out."""
-    bandwidth = gpu_attention.copy_bandwidth(device)
-    shapes: tuple[gpu_attention.Shape, ...] = gpu_attention.SHAPES
+    """The attention of one layer. The most important rows come first, as the time may run out."""
+    bandwidth = attention.copy_bandwidth(device)
+    shapes: tuple[attention.Shape, ...] = attention.SHAPES
     cases = [(p, b) for p in (6000, 2048) for b in (16, 32, 8, 64)]
     suffix = 500
     if dry:
-        shapes, cases, suffix = (gpu_attention.Shape("tiny", 4, 2, 16),), [(40, 3)], 9
+        shapes, cases, suffix = (attention.Shape("tiny", 4, 2, 16),), [(40, 3)], 9
     rows, left_out = [], 0
     for shape in shapes:
         for prefix, batch in cases:
             if time.monotonic() > deadline:
                 left_out += 1
                 continue
-            row = gpu_attention.measure(shape, batch, prefix, suffix, bandwidth, device)
+            row = attention.measure(shape, batch, prefix, suffix, bandwidth, device)
             print(json.dumps(row), file=sys.stderr)
             rows.append(row)
     return {"copy_gb_s": bandwidth / 1e9, "rows": rows, "rows_left_out_for_time": left_out}
 
 
 def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, object]:
-    """Part (c): the decode step of a dummy LLaMA-7B, at batch 32 behind 6,000 common tokens."""
-    config, batch, prefix, suffix, repeat = gpu_step.LLAMA_7B, 32, 6000, 500, 15
+    """The decode step of a LLaMA-7B of random weights, at batch 32 after 6,000 common tokens."""
+    config, batch, prefix, suffix, repeat = llama.LLAMA_7B, 32, 6000, 500, 15
     if dry:
-        config = gpu_step.TINY
+        config = llama.TINY
         batch, prefix, suffix, repeat = 3, 32, 6, 1
-    model = gpu_step.load(config, device)
+    model = llama.load(config, device)
     modes = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
     found: dict[str, object] = {
         "decoder": "the engine's, without scheduler and sampling; engine_ms with them",
@@ -65,20 +63,20 @@ def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, ob
         "suffix": suffix,
     }
     for name, (copied, shared) in modes.items():
-        pages = gpu_step.tables(prefix, [prefix + suffix] * batch, copied=copied)
-        if not gpu_step.fits(config, 1 + pages[-1][-1], device):
+        pages = llama.tables(prefix, [prefix + suffix] * batch, copied=copied)
+        if not llama.fits(config, 1 + pages[-1][-1], device):
             found[f"{name}_ms"] = "does not fit"
             continue
         parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(pages)]
-        decode = gpu_step.Decode(model, parts, shared=shared)
-        found[f"{name}_ms"] = gpu_step.step_seconds(decode, parts, repeat) * 1e3
+        decode = llama.Decode(model, parts, shared=shared)
+        found[f"{name}_ms"] = llama.step_seconds(decode, parts, repeat) * 1e3
         tokens = (prefix if shared else batch * prefix) + batch * suffix
-        must = gpu_step.weight_bytes(config) + tokens * gpu_step.token_bytes(config)
+        must = llama.weight_bytes(config) + tokens * llama.token_bytes(config)
         found[f"{name}_roof_ms"] = must / bandwidth * 1e3
         del decode
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    seconds, prompt_tokens = gpu_step.engine_seconds(model, batch, prefix, suffix, repeat + 1)
+    seconds, prompt_tokens = llama.engine_seconds(model, batch, prefix, suffix, repeat + 1)
     found |= {"engine_ms": seconds * 1e3, "engine_prompt_tokens_per_s": prompt_tokens}
     return found
 
@@ -91,10 +89,10 @@ def main() -> None:
         sys.exit("no CUDA device here: run this on a machine with one, or with --dry-run")
     device = torch.device("cpu" if dry else "cuda")
     start = time.monotonic()
-    dtypes = (torch.float32,) if dry else tuple(gpu_checks.TOLERANCE)
+    dtypes = (torch.float32,) if dry else tuple(checks.TOLERANCE)
     if dry:
-        gpu_checks.CHECKS = {
-            name: check for name, check in gpu_checks.CHECKS.items() if "attention" not in name
+        checks.CHECKS = {
+            name: check for name, check in checks.CHECKS.items() if "attention" not in name
         }
     report: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -104,19 +102,19 @@ def main() -> None:
             "torch": torch.__version__,
             "triton": triton.__version__,
         },
-        "kernels": gpu_report.kernel_hashes(),
+        "kernels": kernel_hashes(),
     }
-    checks = list(gpu_checks.run(device, dtypes))
-    attention = attention_rows(device, start + 0.6 * BUDGET_S, dry)
-    bandwidth = float(str(attention["copy_gb_s"])) * 1e9
-    report |= {"checks": checks, "attention": attention}
+    checked = list(checks.run(device, dtypes))
+    measured = attention_rows(device, start + 0.6 * BUDGET_S, dry)
+    bandwidth = float(str(measured["copy_gb_s"])) * 1e9
+    report |= {"checks": checked, "attention": measured}
     report["decode_step"] = step_rows(device, bandwidth, dry)
     report["seconds"] = round(time.monotonic() - start, 1)
     print(json.dumps(report, indent=2))
     if not dry:
         date, name = str(report["date"]), str(report["device"])
-        print(f"written to {gpu_report.write(report, date, name, 'gpu.json')}", file=sys.stderr)
-    if not all(check["ok"] for check in checks):
+        print(f"written to {write(report, date, name, 'gpu.json')}", file=sys.stderr)
+    if not all(check["ok"] for check in checked):
         sys.exit("a kernel differs from its reference")
 
 

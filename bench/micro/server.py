@@ -1,20 +1,19 @@
-"""What the server itself costs, and what its admission and retention earn.
+"""Measures the cost of the server itself, and the gain from admission and retention.
 
     make bench-server [ARGS="--sessions 1000 --agents 32 --folder out/server"]
 
-Writes server.json below bench/results. Curves: a placement round over 16 engines by the length of
-the queue, and adding a call to a session by its size. The CPU time of the server process per call,
-for many sessions at once on the null engine, with how many values came back wrong or not at all.
-And in simulated time, many agents whose KV pool holds a third of them: ours, LRU that admits
-everybody, and LRU behind a semaphore in the client, of the best size for its rate.
+It writes server.json below bench/results, with four parts. The first two are curves: a placement
+round over 16 engines by the length of the queue, and the addition of a call to a session by its
+size. The third is the CPU time of the server process per call, for many sessions at once on the
+null engine, and the number of values that are wrong or missing. The fourth, in simulated time, is
+many agents on a KV pool that holds a third of them. It compares our policy, LRU that admits all,
+and LRU behind the best semaphore in the client.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import os
 import random
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 from bench.harness import machine
 from bench.harness.metrics import spread
-from bench.harness.results import RESULTS, write
+from bench.harness.results import dated, dumps, stamp, write
 from bench.simulator.agents import Agents, simulate
 from weftline import AsyncClient
 from weftline.local import local_server
@@ -43,15 +42,15 @@ FEW_AT_ONCE = 64
 ENGINES = 16
 LENGTHS = (10, 100, 1000, 10_000)
 ROUNDS = 15
-# Sizes of the client's semaphore, as shares of the agents; between them the best one lies.
+# Sizes of the client's semaphore, as shares of the agents; the best one lies between them.
 ROOMS = (0.25, 0.31, 0.34, 0.38, 0.41, 0.44, 0.5)
 
 Curve = Mapping[int, Mapping[str, float]]
 
 
 def placing() -> Mapping[str, Curve]:
-    """Milliseconds of a round by the length of the queue: calls that share forty beginnings, calls
-    that share nothing, and those on engines that have room for hardly one of them."""
+    """Milliseconds of a round by the length of the queue: for calls that share forty prefixes, for
+    calls that share nothing, and on engines that have room for hardly one call."""
     roomy, full = (
         [EngineLoad(name=f"e{i}", model="m", kv_tokens=size) for i in range(ENGINES)]
         for size in (60_000, 2_000)
@@ -66,7 +65,7 @@ def placing() -> Mapping[str, Curve]:
 
 
 def _queue(length: int, shared: int | None) -> list[Queued]:
-    """Calls of 500 groups; of their beginnings there are `shared`, or as many as calls."""
+    """Calls of 500 groups; they share `shared` prefixes, or none."""
     rng = random.Random(0)
     return [
         Queued(
@@ -82,9 +81,11 @@ def _queue(length: int, shared: int | None) -> list[Queued]:
 
 
 def growing() -> Mapping[str, Curve]:
-    """Microseconds to add one call to a session by its size, and to plan what that changes: below
-    a chain that has ended, as an agent goes on; beside calls that wait for a variable, too; and
-    below one of ten chains that wait."""
+    """Microseconds to add one call to a session and to plan the change, by the session's size.
+
+    The call comes after a chain that has ended, as an agent's does; beside calls that wait for the
+    same variable; or after one of ten waiting chains.
+    """
     shapes: dict[str, Callable[[int], str]] = {
         "after its last call": lambda number: f"v{number - 1}",
         "beside those that wait": lambda number: "topic",
@@ -124,7 +125,7 @@ def _add(session: Session, number: int, reads: str, runs: bool) -> None:
 
 
 def _spread(work: Callable[[], object], unit: float, times: int = ROUNDS) -> dict[str, float]:
-    """The median and the quartiles of so many rounds, in `unit`s of a second."""
+    """The median and the quartiles of `times` rounds; `unit` is the number of units in a second."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -143,7 +144,8 @@ def _call(writes: str, reads: str | None, text: str) -> Call:
 
 
 async def whole_path(sessions: int, at_once: int) -> dict[str, float | int]:
-    """Chains of calls on the echoing engine, each session one request, so many `at_once`."""
+    """Run chains of calls on the echoing engine, a request a session, `at_once` of them
+    together."""
     with local_server("--engine", "null") as url:
         async with AsyncClient(url) as client:
             room = asyncio.Semaphore(at_once)
@@ -157,7 +159,7 @@ async def whole_path(sessions: int, at_once: int) -> dict[str, float | int]:
                     answer = await client.run(calls, names[-1:])
                 return answer.values[names[-1]] == "".join(texts)
 
-            await asyncio.gather(*map(one, range(at_once)))  # warm
+            await asyncio.gather(*map(one, range(at_once)))  # warms the server up
             server = _server_pid()
             cpu, wall = _cpu_seconds(server), time.perf_counter()
             right = sum(await asyncio.gather(*map(one, range(sessions))))
@@ -184,7 +186,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def agents(count: int) -> dict[str, Any]:
-    """Applications a minute of so many agents on a pool for a third of them, in three ways."""
+    """Applications a minute of `count` agents on a pool for a third of them, in three ways."""
     load = Agents(agents=count, applications=4 * count)
     ours = SimulatedConfig(kv_tokens=load.pool, part_tokens=10)
     plain = replace(ours, predicts=False)
@@ -216,15 +218,14 @@ def agents(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write what was found."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--agents", type=int, default=32)
     about = machine.describe()
-    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
-    parser.add_argument("--folder", type=Path, default=RESULTS / today)
+    parser.add_argument("--folder", type=Path, default=dated(about))
     args = parser.parse_args()
-    found: dict[str, Any] = {"machine": about}
+    found: dict[str, Any] = stamp(about)
     parts: dict[str, Callable[[], Any]] = {
         "place_ms_by_queue": placing,
         "add_call_us_by_session": growing,
@@ -236,7 +237,7 @@ def main() -> None:
     }
     for name, measure in parts.items():
         found[name] = measure()
-        print(f"{name}: {json.dumps(found[name], indent=1)}", flush=True)
+        print(f"{name}: {dumps(found[name])}", flush=True)
     print(write(args.folder, "server", found))
 
 

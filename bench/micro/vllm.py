@@ -1,19 +1,18 @@
-"""What weftline costs in front of a vLLM: the same chats through it and past it, in turns.
+"""Measures what weftline costs in front of a vLLM: the same chats with and without it, in turns.
 
     make bench-vllm [ARGS="--rounds 4"]
 
-Prints JSON and writes it to bench/results/DATE-MACHINE/vllm.json. One vLLM, in the type that its
-torch multiplies faster in here, serves both ways, so the ratio of a pair of neighbouring rounds
-tells what the server between adds: `throughput` is tokens a second with several chats at once,
-through weftline over past it; `first_token_ms` what is added to the wait for the first token of a
-chat alone.
+It prints JSON and writes it to bench/results/DATE-MACHINE/vllm.json. One vLLM serves both ways, in
+the dtype that its torch multiplies faster here. So the ratio of two consecutive rounds is the cost
+of the server between. `throughput` is the ratio, with over without weftline, of the tokens a second
+of several chats at once. `first_token_ms` is what weftline adds to the wait for the first token of
+a single chat.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import time
@@ -23,27 +22,27 @@ from typing import Any
 
 import httpx
 
-from bench.gpu_report import write
 from bench.harness import machine, probe
 from bench.harness.fleet import Fleet
 from bench.harness.metrics import spread
+from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.servers import Kind, ServerSpec, Setup
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
 SYSTEM = "You are a careful assistant. You answer every question briefly, in one sentence. " * 6
-# With the switches that weftline gives a vLLM of its own.
+# With the options that weftline gives a vLLM that it starts itself.
 VLLM = ServerSpec(Kind.VLLM, ("--scheduling-policy", "priority", "--enable-prompt-tokens-details"))
 WAYS = {"direct": VLLM, "weftline": ServerSpec(Kind.WEFTLINE, engine=VLLM)}
 
 
 class Client:
-    """Chats with one base URL; prompts repeat in both ways, so that both find the same cache."""
+    """Chats with one base URL. Both ways use the same prompts, so that both find the same cache."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=300)
 
     async def chat(self, question: str, tokens: int) -> tuple[float, int]:
-        """Seconds to the first text, and how many tokens came."""
+        """The seconds to the first text, and the number of tokens."""
         body = {
             "model": "default",
             "messages": [
@@ -71,7 +70,7 @@ class Client:
         return first, count
 
     async def throughput(self, at_once: int, tokens: int) -> float:
-        """Tokens a second, with so many chats at once."""
+        """Tokens a second of `at_once` chats together."""
         started = time.perf_counter()
         chats = (self.chat(f"Tell me about the number {n}.", tokens) for n in range(at_once))
         made = await asyncio.gather(*chats)
@@ -81,8 +80,8 @@ class Client:
 async def first_tokens(ways: Mapping[str, Client], first: int, count: int) -> list[list[float]]:
     """Milliseconds to the first token of the same chat each way, one chat after the other.
 
-    Which way goes first changes from chat to chat: a neighbour's load, and what vLLM's threads
-    still spin for, then meets both.
+    The way that goes first changes from chat to chat, so that other load on the machine, and the
+    spinning of vLLM's threads, affect both.
     """
     found = []
     for number in range(first, first + count):
@@ -96,7 +95,7 @@ async def first_tokens(ways: Mapping[str, Client], first: int, count: int) -> li
 
 
 async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of both ways, there and back, so that what drifts drifts for both."""
+    """Run rounds of both ways in alternating order, so that a drift affects both."""
     ways = {way: Client(fleet.url(spec, 0)) for way, spec in WAYS.items()}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     waits: list[list[float]] = []
@@ -107,7 +106,7 @@ async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
             await fleet.rest()
             rate = await ways[way].throughput(args.at_once, args.tokens)
             print(f"  {round} {way} {rate:.1f} tokens/s", flush=True)
-            if round:  # the first one warms both
+            if round:  # the first round warms both up
                 rates[way].append(rate)
         waits += chats if round else []
     ratios = [ours / theirs for theirs, ours in zip(*rates.values(), strict=True)]
@@ -123,13 +122,13 @@ async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Start both, measure, and say with what."""
+    """Start both servers and measure; the results with their date, machine and dtype."""
     model = resolve(DEFAULT_MODEL)
     dtype = probe.fastest(probe.multiplications(model, dict(os.environ)))
     async with Fleet() as fleet:
         await fleet.need(Setup(model, vllm_dtype=dtype), WAYS)
         found = await measure(fleet, args)
-    return {**found, "dtype": dtype, "machine": machine.describe()}
+    return {**stamp(machine.describe()), "dtype": dtype, **found}
 
 
 def main() -> None:
@@ -140,9 +139,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     found = asyncio.run(compare(parser.parse_args()))
-    where = machine.slug(found["machine"]["cores"])
-    write(found, datetime.date.today().isoformat(), where, "vllm.json")
-    print(json.dumps(found, indent=1))
+    write(dated(found["machine"]), "vllm", found)
+    print(dumps(found))
 
 
 if __name__ == "__main__":

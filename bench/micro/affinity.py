@@ -1,25 +1,26 @@
-"""Does it pay to send a call where its prefix is? Parrot's Figure 17 on two engines.
+"""Measures what it gains to send a call to the engine that holds its prefix (Parrot, Figure 17).
 
     make bench-affinity [ARGS="--real"]
 
-Users of sixteen applications, four of each of the figure's four kinds at a quarter of their
-lengths, arrive at random. Each engine's KV pool holds 60 % of the applications' prompts. Two ways
-are compared on the same arrivals: weftline places each call (`app`), or they take the engines in
-turn (`turns`), as a proxy in front of two servers does. The engines are weftline's own scheduler
-and pool with the time of a profile (a step 10 ms, a prompt token 0.5 ms, a sequence 0.8 ms); with
-`--real`, two embedded ones of SmolLM2 behind a real server, on half of the cores each. Prints mean
-seconds from a request's arrival to its end, per token of its answer, by requests a second, and what
-part of the prompts the engines computed, and writes them to
-bench/results/DATE-MACHINE/affinity.json, or affinity-real.json: medians of `--repeat` runs of each
-way in turns, with other arrivals each. `--rates` says at which rates: a real run lasts as long as
-its requests take to come.
+Users of sixteen applications arrive at random: four of each of the figure's four kinds, at a
+quarter of their lengths. There are two engines, and each one's KV pool holds 60 % of the
+applications' prompts. The same arrivals are served in two ways. Either weftline places each call
+(`app`), or calls go to the engines in turn (`turns`), as behind a proxy in front of two servers.
+
+The engines are weftline's own scheduler and pool with a latency profile: 10 ms a step, 0.5 ms a
+prompt token, 0.8 ms a sequence. With `--real` they are two embedded engines of SmolLM2 behind a
+real server, on half of the cores each; such a run lasts as long as its requests take to arrive.
+
+The results, by requests a second, are the mean seconds from a request's arrival to its end per
+token of its answer, and the share of prompt tokens that the engines computed. They are medians of
+`--repeat` runs with different arrivals, written to bench/results/DATE-MACHINE/affinity.json or
+affinity-real.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import os
 import random
 import statistics
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.results import RESULTS, write
+from bench.harness.results import dated, stamp, write
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import world
 from weftline import AsyncClient
@@ -48,22 +49,22 @@ from weftline_server.observe.view import graph_view
 KINDS = ((7437, 7, 704), (1116, 8, 89), (1694, 4, 631), (2031, 4, 416))
 SCALE = 4
 OF_EACH = 4
-SHARE = 0.6  # of the prompts' tokens that a pool holds
+SHARE = 0.6  # of all prompts' tokens, that a pool holds
 RATES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 WORDS = 2048
-# Of one token each in SmolLM2, behind a space.
+# After a space, each of these is one token of SmolLM2.
 PLAIN = tuple(string.ascii_lowercase)
-# On two slow cores each request's prompt takes a core 3.5 s where nothing of it is known, and its
-# answer one: engines in turn are busy all the time from 0.7 requests a second on.
+# On two slow cores, an uncached prompt takes one core 3.5 s, and an answer takes 1 s. Engines in
+# turn are busy all the time from 0.7 requests a second on.
 REAL_RATES = (0.6, 0.8)
-# The first request of each application has its prompt computed in any case: that is 16 % of all
-# prompts' tokens with 100 requests, and 8 % with 200.
+# The prompt of each application's first request is always computed: this is 16 % of all prompts'
+# tokens with 100 requests, and 8 % with 200.
 REQUESTS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A prompt that all its users share, and how long their queries and answers are."""
+    """A prompt that all users share, and the tokens of their queries and answers."""
 
     prompt: str
     query: int
@@ -79,15 +80,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run: mean seconds per token of the answers, and the share of the prompts' tokens that
-    the engines computed."""
+    """A run's mean seconds per token of the answers, and its share of computed prompt tokens."""
 
     s_per_token: float
     computed: float
 
 
 def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
-    """Sixteen, of prompts that have nothing in common."""
+    """Sixteen applications with different prompts."""
     return [
         Application(_text(rng, words, prompt // SCALE), query, answer // SCALE)
         for prompt, query, answer in KINDS
@@ -98,7 +98,7 @@ def applications(rng: random.Random, words: Sequence[str]) -> list[Application]:
 def requests(
     seed: int, found: Sequence[Application], words: Sequence[str], rate: float, number: int
 ) -> list[Request]:
-    """Poisson arrivals, each of a random application."""
+    """Poisson arrivals of users of random applications."""
     rng, made, at = random.Random(seed), [], 0.0
     for _ in range(number):
         at += rng.expovariate(rate)
@@ -112,7 +112,7 @@ def _text(rng: random.Random, words: Sequence[str], count: int) -> str:
 
 
 def ask(one: Request, model: str) -> Call:
-    """The call that a request is."""
+    """The call of a request."""
     sampling = Sampling(max_tokens=one.application.answer, ignore_eos=True, temperature=0.0)
     out = Placeholder(name="out", in_out=InOut.OUT, semantic_var_id="out", sampling=sampling)
     prompt = (Segment(text=f"{one.application.prompt} {one.query}"), Segment(output="out"))
@@ -120,12 +120,12 @@ def ask(one: Request, model: str) -> Call:
 
 
 def names(in_turn: bool) -> tuple[str, str]:
-    """The engines' models: in turn, each engine is a model of its own."""
+    """The engines' model names; if calls go to them in turn, each has a name of its own."""
     return ("m0", "m1") if in_turn else ("m", "m")
 
 
 async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_turn: bool) -> Found:
-    """On engines that take the time of a profile."""
+    """Serve the requests on simulated engines."""
     models = names(in_turn)
     configs = [SimulatedConfig(kv_tokens=pool, words=WORDS, model=model) for model in models]
     async with world(loop, *configs) as made:
@@ -143,7 +143,7 @@ async def simulated(loop: VirtualLoop, pool: int, todo: Sequence[Request], in_tu
 
 
 async def real(url: str, todo: Sequence[Request], in_turn: bool) -> Found:
-    """The same by the clock on the wall, of a server with two engines."""
+    """Serve the requests on a real server with two engines, in real time."""
     began = time.perf_counter()
     async with AsyncClient(url) as client:
 
@@ -151,13 +151,14 @@ async def real(url: str, todo: Sequence[Request], in_turn: bool) -> Found:
             await asyncio.sleep(one.at)
             answer = await client.run([ask(one, names(in_turn)[number % 2])], ["out"], graph=True)
             spent = (time.perf_counter() - began - one.at) / one.application.answer
+            assert answer.graph is not None, "it was asked for"
             return spent, answer.graph
 
         return summed(await asyncio.gather(*map(user, count(), todo)))
 
 
 def summed(users: Sequence[tuple[float, Mapping[str, Any]]]) -> Found:
-    """Seconds per token and the graph of each user's session."""
+    """Sum up the seconds per token and the graph of each user's session."""
     calls = [call for _, graph in users for call in graph["calls"]]
     prompts, computed = (
         sum(call[name] for call in calls) for name in ("prompt_tokens", "computed_tokens")
@@ -186,7 +187,7 @@ def server(pool: int, in_turn: bool, cores: Sequence[int]) -> Iterator[str]:
 
 
 def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list[Found]]:
-    """What each way took in each repetition, the ways in turns."""
+    """The results of each way in each repetition; the ways alternate."""
     words = PLAIN if args.real else [f"w{number}" for number in range(WORDS)]
     runs: dict[str, list[Found]] = {"app": [], "turns": []}
     for repetition in range(args.repeat):
@@ -195,7 +196,7 @@ def measured(args: argparse.Namespace, rate: float, pool: int) -> dict[str, list
         for way, found in runs.items():
             in_turn = way == "turns"
             if args.real:
-                # A server each, so that every run begins with empty caches.
+                # Each run has a new server, so that it begins with empty caches.
                 with server(pool, in_turn, sorted(os.sched_getaffinity(0))) as url:
                     found.append(asyncio.run(real(url, todo, in_turn)))
             else:
@@ -221,7 +222,8 @@ def main() -> None:
         rates = tuple(map(float, args.rates.split(",")))
     pool = int(sum(prompt // SCALE for prompt, _, _ in KINDS) * OF_EACH * SHARE)
     runs = {rate: measured(args, rate, pool) for rate in rates}
-    report = {"requests": args.requests, "repeat": args.repeat, "pool_tokens": pool}
+    about = machine.describe()
+    report = {**stamp(about), "requests": args.requests, "repeat": args.repeat, "pool_tokens": pool}
     for name in ("s_per_token", "computed"):
         report[name] = {
             way: {
@@ -239,10 +241,8 @@ def main() -> None:
     }
     report["turns_over_app"] = {r: round(statistics.median(of), 2) for r, of in ratios.items()}
     report["turns_over_app_of_each"] = {r: [round(x, 2) for x in of] for r, of in ratios.items()}
-    report["machine"] = machine.describe()
     name = "affinity-real" if args.real else "affinity"
-    folder = f"{datetime.date.today().isoformat()}-{machine.slug(cores)}"
-    print(write(RESULTS / folder, name, report).read_text())
+    print(write(dated(about), name, report).read_text())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The load of the engine comparison: prompts of a known length, and one lean client for both.
+"""The load of the engine comparison: prompts of a known length, and a lean client for both engines.
 
-The client shares the cores with the server it measures, so it reads lines from a bare socket:
-an HTTP library took as long for the events of 64 streams as a step takes.
+The client shares the cores with the server that it measures, so it reads lines from a plain socket.
+An HTTP library took as long for the events of 64 streams as a step of the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-# Of a decoding stream: prompt and output tokens. The shared prefixes have outputs of 48.
+# Prompt and output tokens of a decoding stream, and output tokens after a shared prefix.
 PROMPT, OUTPUT, SHARED_OUTPUT = 32, 32, 48
 _WORDS = """
 time year people way day man thing woman life child world school state family student group country
@@ -31,7 +31,7 @@ person art war history party result change morning reason research air teacher f
 
 
 class Prompts:
-    """Texts of so many tokens, no two with the same beginning, so that no cache helps unasked."""
+    """Makes texts of a given number of tokens with different beginnings, so that no cache helps."""
 
     def __init__(self, model: Path) -> None:
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -46,15 +46,17 @@ class Prompts:
 
 @dataclass(slots=True)
 class Stream:
-    """One request's answer: when each of its chunks came, in seconds after the burst was sent."""
+    """One request's answer: the arrival of each chunk, in seconds after the burst was sent."""
 
     tokens: int
     chunks: list[float] = field(default_factory=list)
 
 
 def burst(port: int, prompts: Sequence[str], output: int) -> list[Stream]:
-    """Send all prompts at once, and read all answers to their ends. Raises RuntimeError where one
-    is refused, or ends without a token."""
+    """Send all prompts at once, and read all answers to their ends.
+
+    Raises RuntimeError if a request is refused, or ends without a token.
+    """
 
     async def all_of_them() -> list[Stream]:
         start = time.perf_counter()
@@ -93,11 +95,12 @@ async def _ask(port: int, prompt: str, output: int, start: float) -> Stream:
 
 
 def decoding(port: int, prompts: Prompts, batch: int) -> float:
-    """Tokens a second of `batch` streams from when all have their first token to the last one."""
+    """Tokens a second of `batch` streams, from when all have their first token to the last
+    token."""
     streams = burst(port, [prompts.text(PROMPT) for _ in range(batch)], OUTPUT)
     begin = max(one.chunks[0] for one in streams)
     end = max(one.chunks[-1] for one in streams)
-    # A chunk may hold several tokens where the client was late; all streams have as many.
+    # A chunk holds several tokens if the client was late; all streams have equally many tokens.
     done = sum(
         one.tokens * sum(at > begin for at in one.chunks) / len(one.chunks) for one in streams
     )
@@ -105,13 +108,13 @@ def decoding(port: int, prompts: Prompts, batch: int) -> float:
 
 
 def prefill(port: int, prompts: Prompts, length: int) -> float:
-    """Prompt tokens a second until the first token of a single request."""
+    """Prompt tokens a second of a single request, until its first token."""
     (stream,) = burst(port, [prompts.text(length)], 1)
     return length / stream.chunks[0]
 
 
 def shared(port: int, prompts: Prompts, groups: int, members: int, prefix: int) -> float:
-    """Output tokens a second, start to end, where each group shares a prefix of this length."""
+    """Output tokens a second from start to end; each group shares a prefix of `prefix` tokens."""
     prefixes = [prompts.text(prefix) for _ in range(groups)]
     texts = [one + prompts.text(16) for one in prefixes for _ in range(members)]
     streams = burst(port, texts, SHARED_OUTPUT)

@@ -1,6 +1,6 @@
 """The decode step of the embedded engine on a LLaMA-7B of random weights, replayed from a graph.
 
-`Decode` is the step alone, without scheduler and sampling; `engine_seconds` is all of the engine.
+`Decode` is the step alone, without scheduler and sampling; `engine_seconds` times the whole engine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LLAMA_7B = LlamaConfig(
     qkv_bias=False,
     qk_norm=False,
 )
-# For --dry-run, where a tile and head take 10 ms.
+# For --dry-run: the interpreter takes 10 ms for each tile and head.
 TINY = replace(
     LLAMA_7B, vocabulary=40, hidden=32, layers=1, heads=2, kv_heads=2, head_size=16, mlp=24
 )
@@ -62,19 +62,19 @@ def load(config: LlamaConfig, device: torch.device) -> TorchModel:
 
 
 def token_bytes(config: LlamaConfig) -> int:
-    """KV cache of a token over all layers, in bfloat16."""
+    """Bytes of a token's keys and values in all layers, in bfloat16."""
     return config.layers * 2 * config.kv_heads * config.head_size * 2
 
 
 def weight_bytes(config: LlamaConfig) -> int:
-    """Bytes of weights that a step reads: all but the embedding, of which it reads rows."""
+    """Bytes of weights that a step reads: all but the embedding, of which it reads only rows."""
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size * config.hidden
     layer = attention + 3 * config.hidden * config.mlp
     return 2 * (config.layers * layer + config.vocabulary * config.hidden)
 
 
 def captures(device: torch.device) -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
-    """Graphs on CUDA; in the interpreter a step is computed again."""
+    """CUDA graphs; in the interpreter, a plain call of the step."""
     return CudaGraphs() if device.type == "cuda" else lambda compute: compute
 
 
@@ -83,7 +83,7 @@ class Decode:
 
     @torch.inference_mode()
     def __init__(self, network: TorchModel, parts: Sequence[Rows], *, shared: bool) -> None:
-        """`parts` are the step with the most pages that will be loaded."""
+        """`parts` is the largest step, by pages, that will be loaded."""
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
         self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
@@ -94,7 +94,7 @@ class Decode:
 
     @torch.inference_mode()
     def load(self, parts: Sequence[Rows]) -> None:
-        """What the next `run` computes."""
+        """Set the step that the next `run` computes."""
         starts = torch.tensor([part.start for part in parts])
         slots = [part.blocks[part.start // PAGE] * PAGE + part.start % PAGE for part in parts]
         work = build(parts, PAGE, min_blocks_saved=self.min_saved)
@@ -110,7 +110,7 @@ class Decode:
 
 
 class Silent:
-    """The engine's detokenizer where nobody reads."""
+    """A detokenizer whose texts are empty."""
 
     def stream(self, prompt: Sequence[int]) -> Silent:
         return self
@@ -125,9 +125,9 @@ class Silent:
 def engine_seconds(
     network: TorchModel, batch: int, prefix: int, suffix: int, repeat: int
 ) -> tuple[float, float]:
-    """(median seconds of a decode step of the whole engine, prompt tokens a second before it).
+    """The median seconds of the whole engine's decode step, and its prompt tokens a second.
 
-    `batch` greedy requests behind a common prefix, whose prompts it computes in chunks of 2,048.
+    There are `batch` greedy requests with a common prefix; prompts are computed in chunks of 2,048.
     """
     blocks = (prefix + batch * (suffix + repeat + 2)) // PAGE + 2 * batch + 1
     model = DeviceModel(network, max_running=batch, capture=captures(network.device))
@@ -150,7 +150,7 @@ def engine_seconds(
     while core.busy:
         start = time.perf_counter()
         parts = [event.op for event in core.step() if isinstance(event, Part)]
-        if len(started) == batch == len(parts):  # a decode step; the tokens have been waited for
+        if len(started) == batch == len(parts):  # a decode step, whose tokens are there
             times.append(time.perf_counter() - start)
         started |= set(parts)
         if len(started) == batch and not filled:
@@ -158,10 +158,8 @@ def engine_seconds(
     return sorted(times)[len(times) // 2], (prefix + batch * suffix) / filled
 
 
-def tables(
-    prefix: int, totals: Sequence[int], *, copied: bool
-) -> list[list[int]]:  # fmt: skip
-    """Pages of sequences of `totals` tokens that share `prefix`, or each have a copy of it."""
+def tables(prefix: int, totals: Sequence[int], *, copied: bool) -> list[list[int]]:
+    """The pages of sequences of `totals` tokens that share `prefix`, or have a copy of it each."""
     common = 0 if copied else prefix // PAGE
     used, found = 1 + common, []
     for total in totals:
@@ -172,7 +170,7 @@ def tables(
 
 
 def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
-    """Median time of a step, the loading of its tiles left out."""
+    """The median seconds of a step, without the loading of its tiles."""
     decode.load(parts)
     decode.run()
     times = []
@@ -186,13 +184,13 @@ def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
 
 
 def fits(config: LlamaConfig, pages: int, device: torch.device) -> bool:
-    """Whether a cache of `pages` leaves room for a step beside it."""
+    """Whether a cache of `pages` leaves 4 GiB for a step."""
     if device.type != "cuda":
         return True
     return token_bytes(config) * PAGE * pages < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device, where there is one."""
+    """Wait for a CUDA device."""
     if device.type == "cuda":
         torch.cuda.synchronize()

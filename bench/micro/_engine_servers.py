@@ -1,4 +1,4 @@
-"""The servers of the engine comparison: started, waited for, weighed, ended with all they run."""
+"""Starts and stops the servers of the engine comparison, and measures their memory and CPU time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from _engine_load import burst
+from bench.micro._engine_load import burst
 
 START_S = 600.0  # vLLM compiles for 4 minutes on two slow cores
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How a system is started on a port; `environment` is added to ours."""
+    """How to start a system on a port; `environment` is added to ours."""
 
     name: str
     command: tuple[str, ...]
@@ -28,20 +28,30 @@ class System:
 
 
 def weftline(model: Path, home: Path | None = None) -> System:
-    """Our server as it comes; `home` is where it keeps what it compiles, if not the user's."""
+    """Our server with its defaults; `home` is where it keeps compiled kernels, if given."""
     command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
     return System("weftline", command, {} if home is None else {"WEFTLINE_HOME": str(home)})
 
 
 def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None = None) -> System:
-    """vLLM with 2 GiB of KV; by itself it would leave one core of two to its HTTP server.
+    """vLLM with 2 GiB of KV cache, its threads bound to the list `cores`, or to its `auto` choice.
 
-    `cores` is the list its threads are bound to, or `auto`.
+    By default it would keep one of two cores for its HTTP server.
     """
     command = (
-        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"),
-        *("--model", str(model), "--served-model-name", "default"),
-        *("--dtype", dtype, "--max-model-len", "4096"),
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--port",
+        "{port}",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "default",
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        "4096",
     )
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -56,7 +66,7 @@ def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None =
 
 
 class Server:
-    """A running system, in a process group of its own; its output goes to `log`."""
+    """A running system in a process group of its own; its output goes to `log`."""
 
     def __init__(self, system: System, log: Path) -> None:
         self.system = system
@@ -90,7 +100,7 @@ class Server:
                 time.sleep(0.1)
 
     def resident_mb(self) -> float:
-        """What all its processes hold, pages that several share counted once."""
+        """MiB of memory that all its processes hold; shared pages count once."""
         kilobytes = 0
         for pid in self._family():
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -105,9 +115,9 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _family(self) -> list[int]:
-        """The processes that descend from the one we started."""
+        """The ids of the process that we started and of its descendants."""
         family = [self._process.pid]
-        for pid in family:  # grows while it is read
+        for pid in family:  # the list grows while it is read
             for task in Path(f"/proc/{pid}/task").iterdir():
                 family += map(int, (task / "children").read_text().split())
         return family

@@ -1,25 +1,21 @@
-"""LlamaIndex on one weftline server: a plain OpenAI-like LLM, Weftline, and WeftlineSynthesizer.
+"""Compares LlamaIndex's OpenAI-like LLM, Weftline and WeftlineSynthesizer on one server.
 
     make bench-llamaindex
 
-The three take turns in one run, at each round trip, on the same chunks; a number at the beginning
-of each makes its prompts new, so that what one left in the server's cache helps no other. A chunk
-has LlamaIndex's 1,024 tokens and an answer its 256, times the factor that the other workloads are
-measured with, and every answer is of its full length. The peer is LlamaIndex's own OpenAILike,
-which needs an older openai package than the rest of the project: `make` installs it in a folder of
-its own.
+The three take turns at each round trip, on the same chunks. A number at the beginning of each chunk
+makes the prompts new, so that no system finds another one's prompts in the cache. A chunk has
+LlamaIndex's 1,024 tokens and an answer its 256, both times the factor of `--quick`, and every
+answer has its full length. The peer is LlamaIndex's own OpenAILike. It needs an older openai
+package than the rest of the project, so `make` installs it in a folder of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from llama_index.core.constants import DEFAULT_CHUNK_SIZE, DEFAULT_NUM_OUTPUTS
@@ -27,29 +23,28 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.utils import get_tokenizer
-from llama_index.llms.openai_like import OpenAILike
 from llama_index.llms.weftline import Weftline
 from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 
-from bench.harness.machine import describe, slug
+from bench.harness.fleet import behind
+from bench.harness.machine import describe
 from bench.harness.metrics import spread
-from bench.harness.results import RESULTS, write
-from bench.harness.texts import ROOT, Texts
+from bench.harness.results import RAW, dated, stamp, write
+from bench.harness.texts import Texts
 from bench.harness.workload import QUICK
 from weftline.local import local_server
 
 QUERY = "What does the text say about the server?"
 PEER = "openai-like"
-JITTER = 0.2  # of the mean round trip, to either side
 CHUNK = QUICK.tokens(DEFAULT_CHUNK_SIZE)
 OUTPUT = QUICK.tokens(DEFAULT_NUM_OUTPUTS)
-PROMPT = 1100  # tokens that a template, an answer to refine and the room kept for it take, at most
-BLANK = 4  # tokens of the empty line that LlamaIndex puts between chunks, at most
+PROMPT = 1100  # the most tokens of a template, an answer to refine, and the room for a new one
+BLANK = 4  # the most tokens of the empty line that LlamaIndex puts between chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A synthesis of so many chunks, in prompts that have room for one."""
+    """A synthesis of `chunks` chunks; each prompt has room for one."""
 
     mode: str
     chunks: int
@@ -59,7 +54,7 @@ CASES = (Case("tree_summarize", 12), Case("accumulate", 8), Case("refine", 6))
 
 
 def chunks(case: Case, text: int, salt: int) -> list[NodeWithScore]:
-    """The same sentences for the same `text`, and no prompt that another `salt` has had."""
+    """The chunks of number `text`: the same sentences, but other prompts for each `salt`."""
     texts = Texts(lambda words: len(get_tokenizer()(words)), salt)
     found = (texts.document(f"{case.mode} {text} {n}", CHUNK) for n in range(case.chunks))
     return [NodeWithScore(node=TextNode(text=words), score=1) for words in found]
@@ -67,6 +62,9 @@ def chunks(case: Case, text: int, salt: int) -> list[NodeWithScore]:
 
 def systems(url: str, case: Case) -> dict[str, Any]:
     """A synthesizer of each kind, on the same model with the same parameters."""
+    # Only `make bench-llamaindex` installs it.
+    from llama_index.llms.openai_like import OpenAILike
+
     window = PROMPT + CHUNK + OUTPUT
     same: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUT, "context_window": window}
     helper = PromptHelper(context_window=window, num_output=OUTPUT, chunk_size_limit=CHUNK + BLANK)
@@ -88,11 +86,11 @@ def systems(url: str, case: Case) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[str, Any]:
-    """Seconds of each system, repetition by repetition, and their ratios to the peer's."""
+def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[str, list[float]]:
+    """Seconds of each system, repetition by repetition."""
     built = systems(url, case)
     seconds: dict[str, list[float]] = {name: [] for name in built}
-    for synthesizer in built.values():  # opens the connections
+    for synthesizer in built.values():  # to open the connections
         synthesizer.synthesize(QUERY, chunks(case, 0, next(salts))[:1])
     for text in range(repeats):
         for name, synthesizer in built.items():
@@ -100,42 +98,20 @@ def measure(case: Case, url: str, repeats: int, salts: Iterator[int]) -> dict[st
             began = time.perf_counter()
             synthesizer.synthesize(QUERY, given)
             seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def compared(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Medians and quartiles of each system's seconds, and of their ratios to the peer's."""
     return {
         name: {
             "seconds": spread(found).to_json(),
             "times_faster": spread(
                 [peer / ours for peer, ours in zip(seconds[PEER], found, strict=True)]
             ).to_json(),
-            "runs": found,
         }
         for name, found in seconds.items()
     }
-
-
-@contextmanager
-def delayed(url: str, round_trip_ms: int) -> Iterator[str]:
-    """The address of the server behind a network of this round trip."""
-    if not round_trip_ms:
-        yield url
-        return
-    low, high = round_trip_ms * (1 - JITTER), round_trip_ms * (1 + JITTER)
-    target = url.removeprefix("http://")
-    relay = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "bench.harness.relay", "--to", target),
-            *("--low-ms", str(low), "--high-ms", str(high)),
-        ],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert relay.stdin is not None and relay.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{relay.stdout.readline().strip()}"
-    finally:
-        relay.stdin.close()
-        relay.wait()
 
 
 def main() -> None:
@@ -146,8 +122,9 @@ def main() -> None:
     parser.add_argument("--delays", default="0,250", metavar="MS")
     parser.add_argument("--cases", default=",".join(case.mode for case in CASES))
     args = parser.parse_args()
+    about = describe()
     report: dict[str, Any] = {
-        "machine": describe(),
+        **stamp(about),
         "model": args.model,
         "scale": asdict(QUICK),
         "chunk_tokens": CHUNK,
@@ -155,18 +132,23 @@ def main() -> None:
         "cases": [asdict(case) for case in CASES],
         "rows": [],
     }
-    folder = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{slug(report['machine']['cores'])}"
+    folder = dated(about)
+    raw: list[dict[str, Any]] = []
     salts = iter(range(1, 10_000))
     with ExitStack() as servers:
         url = servers.enter_context(local_server(args.model))
         for delay in map(int, args.delays.split(",")):
-            behind = servers.enter_context(delayed(url, delay))
+            far = servers.enter_context(behind(url, delay))
             for case in CASES:
                 if case.mode in args.cases.split(","):
-                    found = measure(case, behind, args.repeats, salts)
-                    report["rows"].append({"case": case.mode, "delay_ms": delay, "systems": found})
+                    seconds = measure(case, far, args.repeats, salts)
+                    row = {"case": case.mode, "delay_ms": delay}
+                    raw.append({**row, "seconds": seconds})
+                    report["rows"].append({**row, "systems": compared(seconds)})
                     _show(report["rows"][-1])
-                    write(folder, "llamaindex", report)  # a run that is stopped leaves these
+                    # An interrupted run leaves these.
+                    write(folder / RAW, "llamaindex", {**stamp(about), "runs": raw})
+                    write(folder, "llamaindex", report)
     print(folder)
 
 

@@ -1,13 +1,14 @@
 """Replays figures 11, 14, 15, 16, 17 and 18 of the Parrot paper on one CUDA device.
 
-    PYTHONPATH=client:server:engine:kernels:. python bench/gpu_figures.py --fig 15 [--dry-run]
+    PYTHONPATH=client:server:engine:kernels:. python -m bench.gpu.figures --fig 15 [--dry-run]
 
-Figures 11, 14, 17 and 18 are applications (gpu_apps.py), 15 and 16 decode behind one long common
-prefix. Figure 15 gives 64 chat-search requests at batch 8 to 64, each decoding to its own length:
-mean latency. Figure 16 fixes the output: milliseconds a token. Both decode step by step on a dummy
-LLaMA-7B, tiles planned anew for every step; prompts count as filled before. Three ways: "tree"
-shares the prefix in attention, "pages_shared" only in memory, "off" copies it where that fits.
-The figure counts only if pages_shared itself reaches 80 % of its own roof.
+Figures 11, 14, 17 and 18 are applications (see apps.py). Figures 15 and 16 decode after one long
+common prefix. Figure 15 shows the mean latency of 64 chat-search requests at batch 8 to 64, each
+with its own output length. Figure 16 fixes the output and shows milliseconds a token. Both decode
+step by step on a LLaMA-7B of random weights and plan the tiles anew for every step; the prefill is
+not included. There are three ways: "tree" shares the prefix in attention, "pages_shared" only in
+memory, and "off" copies it if that fits. A row counts only if pages_shared reaches 80 % of its
+roof.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from typing import Any
 if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything that imports a kernel
 
-import gpu_apps
-import gpu_attention
-import gpu_report
-import gpu_step
 import torch
 
+from bench.gpu import apps, attention, llama
+from bench.gpu.results import kernel_hashes, write
 from weftline_engine.embedded.model import TorchModel
 from weftline_engine.embedded.model_config import LlamaConfig
 from weftline_kernels.work_list import Rows
@@ -38,7 +37,7 @@ BUDGET_S = 400.0
 DECODING = (15, 16)
 MODES = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
 LENGTHS = Path(__file__).with_name("parrot_figures.json")
-# Figure 16: (batch, tokens of each output). Not all of the paper's points, to stay in the time.
+# Figure 16: (batch, tokens of each output). There are fewer points than in the paper, to save time.
 POINTS_16 = ((32, 200), (32, 800), (64, 100), (64, 480))
 BATCHES_15 = (8, 16, 32, 64)
 COUNTED_FROM = 0.8
@@ -53,16 +52,16 @@ def replay(
     bandwidth: float,
     deadline: float,
 ) -> dict[str, object] | str:
-    """Decode all (prompt, output) at once; latencies, and the part of the roof that was reached."""
+    """Decode all (prompt, output) together; the latencies, and the share of the roof reached."""
     copied, shared = MODES[mode]
-    tables = gpu_step.tables(prefix, [sum(one) for one in lengths], copied=copied)
-    if not gpu_step.fits(config, 1 + tables[-1][-1], model.device):
+    tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
+    if not llama.fits(config, 1 + tables[-1][-1], model.device):
         return "does not fit"
     whole = [
         Rows(table, i, 1, sum(one) - 1)
         for i, (table, one) in enumerate(zip(tables, lengths, strict=True))
     ]
-    decode = gpu_step.Decode(model, whole, shared=shared)
+    decode = llama.Decode(model, whole, shared=shared)
     decode.load(whole)
     decode.run()  # compiles and captures
     start, must, ends = time.perf_counter(), 0, [0.0] * len(lengths)
@@ -74,10 +73,10 @@ def replay(
         decode.run()
         tokens = sum(lengths[i][0] + step + 1 for i in alive)
         read = tokens - (len(alive) - 1) * prefix if shared else tokens
-        must += gpu_step.weight_bytes(config) + read * gpu_step.token_bytes(config)
+        must += llama.weight_bytes(config) + read * llama.token_bytes(config)
         finished = [i for i in alive if lengths[i][1] == step + 1]
         if finished:
-            gpu_step.synchronize(model.device)
+            llama.synchronize(model.device)
             for i in finished:
                 ends[i] = time.perf_counter() - start
     return {
@@ -88,7 +87,7 @@ def replay(
 
 
 def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list[tuple[int, int]]]]:
-    """(batch, lengths) of each point of the figure."""
+    """The (batch, lengths) of each point of the figure."""
     pairs = [(int(prompt), int(output)) for prompt, output in data["prompt_and_output_tokens"]]
     if dry:
         return [(2, [(37, 2), (40, 1)])]
@@ -99,10 +98,12 @@ def points(figure: int, data: dict[str, Any], dry: bool) -> list[tuple[int, list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    figures = sorted((*gpu_apps.FIGURES, *DECODING))
+    figures = sorted((*apps.FIGURES, *DECODING))
     parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--folder", type=Path, help="of the results; a dry run has none by itself")
+    parser.add_argument(
+        "--folder", type=Path, help="of the results; without it a dry run writes none"
+    )
     options = parser.parse_args()
     dry, figure = options.dry_run, options.fig
     if not dry and not torch.cuda.is_available():
@@ -113,31 +114,31 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": "CPU, interpreted" if dry else torch.cuda.get_device_name(),
         "figure": figure,
-        "kernels": gpu_report.kernel_hashes(),
+        "kernels": kernel_hashes(),
     }
     if figure in DECODING:
         report |= decoding(figure, device, deadline, dry)
     else:
-        report["rows"] = gpu_apps.rows(figure, device, deadline, dry)
+        report["rows"] = apps.rows(figure, device, deadline, dry)
     print(json.dumps(report, indent=2))
     if options.folder:
-        gpu_report.write(report, report["date"], report["device"], name_of(figure), options.folder)
+        write(report, report["date"], report["device"], name_of(figure), options.folder)
     elif not dry:
-        gpu_report.write(report, report["date"], report["device"], name_of(figure))
+        write(report, report["date"], report["device"], name_of(figure))
 
 
 def name_of(figure: int) -> str:
-    """The file of a figure's numbers."""
+    """The name of the file with a figure's numbers."""
     return f"gpu-figure-{figure}.json"
 
 
 def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> dict[str, Any]:
-    """Figure 15 or 16, and what the device copies in a second."""
+    """The rows of figure 15 or 16, and the bytes that the device copies in a second."""
     data = json.loads(LENGTHS.read_text())
     prefix = 32 if dry else int(data["shared_prefix_tokens"])
-    config = gpu_step.TINY if dry else gpu_step.LLAMA_7B
-    bandwidth = gpu_attention.copy_bandwidth(device)
-    model = gpu_step.load(config, device)
+    config = llama.TINY if dry else llama.LLAMA_7B
+    bandwidth = attention.copy_bandwidth(device)
+    model = llama.load(config, device)
     rows: list[dict[str, object]] = []
     for batch, lengths in points(figure, data, dry):
         row: dict[str, object] = {"batch": batch, "most_output": max(o for _, o in lengths)}

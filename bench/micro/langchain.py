@@ -1,11 +1,11 @@
-"""LangChain programs far from their server: how much the tiers bring, and what provenance costs.
+"""Measures what each tier gains for LangChain programs far from their server.
 
-    make bench-langchain         (or: python bench/bench_langchain.py [--rtt-ms 250] [--repeat 3])
+    make bench-langchain [ARGS="--rtt-ms 250 --repeat 3"]
 
-One server with the embedded engine, and a proxy that adds the round trip. Each program runs in
-every tier in turn, after a round that warms the KV cache for all alike, so ratios compare runs that
-lie next to each other. The cost of provenance (T1) is that of one call against the null engine:
-with it, and with neither it nor its callback handler, in turn. Prints JSON, and writes it to
+One server runs the embedded engine, and a proxy adds the round trip. A first round warms the KV
+cache for all tiers. Then each program runs in every tier in turn, so that ratios compare
+consecutive runs. The cost of provenance (T1) is measured on calls to the null engine, alternately
+with provenance and without it and its callback handler. The results are printed and written to
 bench/results/DATE-MACHINE/langchain.json.
 """
 
@@ -13,40 +13,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
+from bench.harness import machine
+from bench.harness.results import dated, dumps, stamp, write
+from bench.harness.texts import ROOT
 from langchain_weftline import ChatWeftline, provenance
 from weftline.delay import delayed
 from weftline.local import local_server
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cookbook" / "langchain"))
-
-import refine
-from compare import TIERS, Build, run
-
-from bench.harness import machine
-from bench.harness.results import RESULTS, write
+# The programs of the cookbook import each other by script path.
+sys.path.insert(0, str(ROOT / "cookbook" / "langchain"))
+import refine  # type: ignore[import-not-found]
+from compare import TIERS, Build, run  # type: ignore[import-not-found]
 
 CALLS = 400
 STEPS = 5
 
 
 def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], str]:
-    """A chain of five calls, each with an answer of ten tokens on the one before."""
+    """A chain of five calls; each answers ten tokens and reads the answer before it."""
     short = llm.bind(max_tokens=10, extra_body={"ignore_eos": True})
     chain: Runnable[Any, Any] = ChatPromptTemplate.from_template("Name {x}.") | short
     for number in range(1, STEPS):
@@ -57,7 +53,7 @@ def five_steps(llm: ChatWeftline, tier: Callable[[Any], Any]) -> Callable[[], st
 
 
 def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
-    """Seconds of each tier, and their ratios to the T0 run of the same round."""
+    """The seconds of each tier, and their ratios to the T0 run of the same round."""
     for name in TIERS:
         run(build, name, url)
     rounds = [{name: run(build, name, url) for name in TIERS} for _ in range(repeat)]
@@ -74,7 +70,7 @@ def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
 
 
 def provenance_ms(url: str) -> dict[str, Any]:
-    """Milliseconds that one call takes longer with provenance, sync and async."""
+    """The milliseconds that a call takes longer with provenance, sync and async."""
     prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
     chains = [
         prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (False, True)
@@ -112,7 +108,8 @@ def provenance_ms(url: str) -> dict[str, Any]:
 
 @contextmanager
 def _heard(told: bool) -> Iterator[None]:
-    """The callback handler there or not: one model with provenance brings it for all of them."""
+    """Set or remove the callback handler, which one model with provenance installs for all
+    models."""
     handler = provenance._current.set(provenance.LISTENER if told else None)
     try:
         yield
@@ -120,7 +117,7 @@ def _heard(told: bool) -> Iterator[None]:
         provenance._current.reset(handler)
 
 
-def _quartiles(values: list[float]) -> dict[str, float]:
+def _quartiles(values: list[float]) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
 
@@ -133,15 +130,14 @@ def main() -> None:
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
     about = machine.describe()
-    today = f"{datetime.date.today().isoformat()}-{machine.slug(about['cores'])}"
-    found: dict[str, Any] = {"machine": about, "rtt_ms": args.rtt_ms}
+    found: dict[str, Any] = {**stamp(about), "rtt_ms": args.rtt_ms}
     with local_server("--engine", "null") as url:
         found["provenance_ms_per_call"] = provenance_ms(url)
     with local_server(*args.server) as near, delayed(near, args.rtt_ms / 1e3) as url:
         found["refine_8_chunks"] = compared(refine.build, url, args.repeat)
         found["five_steps_of_10_tokens"] = compared(five_steps, url, args.repeat)
-    print(json.dumps(found, indent=1))
-    print(write(RESULTS / today, "langchain", found))
+    print(dumps(found))
+    print(write(dated(about), "langchain", found))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Applications of the Parrot paper on the embedded engine of a GPU: figures 11, 14, 17 and 18.
+"""Runs applications of the Parrot paper on a GPU's embedded engine: figures 11, 14, 17 and 18.
 
-The server's own sessions, passes and policy run in this process, without HTTP, on a dummy model.
-Two ways to reach it: "app" sends each application's graph at once; "request" is what a client does
-that makes every call by itself, to a server that knows of no application. Both are a round trip
-away. Sharing as in figures 15 and 16: "tree", "pages" or "off".
+The server's own sessions, passes and policy run in this process, without HTTP, on a model of random
+weights. The client is a round trip away and has one of two policies. "app" sends each application's
+graph at once. "request" makes every call by itself, to a server that knows no applications. Keys
+and values are shared as in figures 15 and 16: "tree", "pages" or "off".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gpu_step
 import torch
 
+from bench.gpu import llama
 from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
 from bench.simulator.world import World, serving
 from weftline_engine import api
@@ -41,18 +41,17 @@ POLICIES = ("app", "request")
 ROUND_TRIP_S = 0.25
 WORDS = 2048
 LLAMA_13B = replace(
-    gpu_step.LLAMA_7B, hidden=5120, layers=40, heads=40, kv_heads=40, mlp=13824, context_limit=16384
+    llama.LLAMA_7B, hidden=5120, layers=40, heads=40, kv_heads=40, mlp=13824, context_limit=16384
 )
-LLAMA_7B = replace(gpu_step.LLAMA_7B, context_limit=16384)
-TINY = replace(gpu_step.TINY, vocabulary=WORDS, context_limit=512)
+LLAMA_7B = replace(llama.LLAMA_7B, context_limit=16384)
+TINY = replace(llama.TINY, vocabulary=WORDS, context_limit=512)
 PAPER: Mapping[str, Any] = json.loads(
-    (Path(__file__).parent / "workloads" / "parrot_workloads.json").read_text()
+    (Path(__file__).parents[1] / "workloads" / "parrot_workloads.json").read_text()
 )
 
 
 class WordTokenizer:
-    """What the server asks of a tokenizer, for the words w0, w1, …: a machine with a GPU may have
-    no tokenizers package."""
+    """A tokenizer of the words w0, w1, … for the server: the machine may lack `tokenizers`."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
         found = list(re.finditer(r"\S+", text))
@@ -74,7 +73,7 @@ class WordTokenizer:
 
 
 class WordDetokenizer:
-    """Any token is a word of the language, so that what is read has as many tokens again."""
+    """Turns each token into one word, so that a call that reads an answer has its token count."""
 
     def stream(self, prompt: Sequence[int]) -> WordDetokenizer:
         return self
@@ -87,7 +86,7 @@ class WordDetokenizer:
 
 
 class CoreEngine:
-    """The embedded engine in this process: between two steps the event loop has its turn."""
+    """The embedded engine in this process; the event loop runs between two steps."""
 
     def __init__(self, core: Core, folder: Path, *, shares: bool) -> None:
         self.computed = self.prompted = 0  # prompt tokens
@@ -106,7 +105,7 @@ class CoreEngine:
         )
 
     def submit(self, op: api.Op) -> None:
-        # What is salted with its own name is never shared.
+        # An op with a salt of its own shares nothing.
         self._tell(self._core.submit, op if self._shares else replace(op, salt=op.id))
 
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
@@ -149,7 +148,7 @@ class CoreEngine:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Applications, and when each of them starts, in seconds."""
+    """The applications of a point, and the seconds at which they start."""
 
     name: str
     programs: Sequence[Program]
@@ -157,8 +156,8 @@ class Point:
 
 
 def points(figure: int, dry: bool) -> list[Point]:
-    """The figure's, not all of the paper's, to stay in the time; the most telling first. A dry run
-    has one of each shape."""
+    """The points of a figure, the most important first. There are fewer than in the paper, to stay
+    within the time; a dry run has one of each shape."""
     if figure == 17:
         return [_gpts(2.0, 2, 100)] if dry else [_gpts(rate, 24, 1) for rate in (2.0, 4.0, 1.0)]
     if figure == 18:
@@ -178,7 +177,7 @@ def points(figure: int, dry: bool) -> list[Point]:
 
 
 def _gpts(rate: float, users: int, shorter: int) -> Point:
-    """Users of four applications with a system prompt each, so many a second."""
+    """Users of four applications with a system prompt each, who arrive at random."""
     rng, at = random.Random(0), 0.0
     programs, starts = [], []
     for number in range(users):
@@ -192,8 +191,11 @@ def _gpts(rate: float, users: int, shorter: int) -> Point:
 
 
 def team(files: int, task: int, output: Sequence[int]) -> Program:
-    """An architect, a coder for each file, then a reviewer and a reviser of each; all behind the
-    same task and what has been written until then. The paper has four such cycles, this is one."""
+    """An architect, a coder for each file, then a reviewer and a reviser for each file.
+
+    Every prompt begins with the task and all that was written before. The paper has four cycles of
+    reviews and revisions; this is one.
+    """
 
     def step(number: int, *reads: int) -> Step:
         tokens = output[0] + (output[1] - output[0]) * number // max(1, files - 1)
@@ -229,12 +231,12 @@ async def _measured(made: World, point: Point, policy: str, round_trip_s: float)
 def measure(
     network: TorchModel, point: Point, sharing: str, policy: str, *, blocks: int, dry: bool
 ) -> dict[str, Any]:
-    """The point on an engine of its own, whose cache is cold."""
+    """Run the point on an engine of its own with a cold cache."""
     running = 4 if dry else 64
-    model = DeviceModel(network, max_running=running, capture=gpu_step.captures(network.device))
+    model = DeviceModel(network, max_running=running, capture=llama.captures(network.device))
     config = SchedulerConfig(
         blocks=blocks,
-        block_size=gpu_step.PAGE,
+        block_size=llama.PAGE,
         max_running=running,
         step_tokens=64 if dry else 2048,
     )
@@ -253,16 +255,16 @@ def measure(
 
 
 def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[dict[str, Any]]:
-    """Every point of the figure, with every way of sharing, either way; what the time does not
-    reach says so."""
-    # The words are the simulator's, and the package that splits them may not be here.
-    prompter._load_tokenizer = lambda path: WordTokenizer()  # type: ignore[assignment,return-value]
+    """A row for every point, way of sharing and policy of a figure. Rows for which the time was too
+    short say so."""
+    # The prompts are the simulator's words, and the tokenizers package may be missing.
+    prompter._load_tokenizer = lambda path: WordTokenizer()  # type: ignore[return-value]
     config = TINY if dry else LLAMA_13B if figure in (11, 14) else LLAMA_7B
-    network = gpu_step.load(config, device)
+    network = llama.load(config, device)
     blocks = 64
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] - 6 * 2**30
-        blocks = free // (gpu_step.token_bytes(config) * gpu_step.PAGE)
+        blocks = free // (llama.token_bytes(config) * llama.PAGE)
     found: list[dict[str, Any]] = []
     longest = 0.0
     for point in points(figure, dry):

@@ -1,6 +1,6 @@
-"""Results of a GPU and the kernels they were taken with: hashes, where a report goes, what is old.
+"""Writes the results of a GPU, and finds those that are older than their kernels.
 
-Needs the standard library alone, so that a test without torch can hold results to their kernels.
+It needs only the standard library, so that a test without torch can compare results with kernels.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 KERNELS = ROOT / "kernels" / "weftline_kernels"
 
 
 def kernel_hashes(folder: Path = KERNELS) -> dict[str, str]:
-    """SHA-256 of each of our Python files that a device's speed depends on, by its name."""
+    """The SHA-256 of each file of the kernels, by its path."""
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.glob("*.py"))
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.py"))
     }
 
 
 def changed(report: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """The kernels of `report` that are others now, or gone; empty where its numbers still hold."""
+    """The kernels of `report` that have changed or are gone since it was written."""
     return [name for name, digest in report["kernels"].items() if now.get(name) != digest]
 
 
 def stale(results: Path, now: Mapping[str, str]) -> list[str]:
-    """A sentence for each machine and file whose newest report is older than its kernels."""
+    """A sentence for each newest report, by machine and file, that is older than its kernels."""
     newest: dict[tuple[str, str], Path] = {}
     for path in sorted(results.glob("*/gpu*.json")):
         newest[path.parent.name[11:], path.name] = path  # folders are DATE-MACHINE, in order
@@ -46,7 +46,7 @@ def stale(results: Path, now: Mapping[str, str]) -> list[str]:
 def write(
     report: Mapping[str, Any], date: str, machine: str, name: str, results: Path = RESULTS
 ) -> Path:
-    """Write `report` to bench/results/DATE-MACHINE/NAME and return where."""
+    """Write `report` to bench/results/DATE-MACHINE/NAME; return its path."""
     machine = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = results / f"{date}-{machine}" / name
     path.parent.mkdir(parents=True, exist_ok=True)

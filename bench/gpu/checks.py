@@ -1,4 +1,4 @@
-"""Every kernel against its reference on a device: what `make gpu` and tests/gpu run first."""
+"""Checks every kernel against its reference on a device, for `make gpu` and tests/gpu."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from weftline_kernels.work_list import Rows, build
 
 PAGE = 16
-# The largest difference allowed, in units of the largest value: rounding of the result, and in
-# attention that of the weights before they meet the values.
+# The largest difference allowed, relative to the largest value. It covers the rounding of the
+# result, and in attention the rounding of the weights before they are multiplied with the values.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 Check = Callable[[torch.device, torch.dtype], float]
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, in units of the largest expected value (NaN stays NaN)."""
+    """The largest difference, relative to the largest expected value; NaN stays NaN."""
     found, expected = found.double().cpu(), expected.double().cpu()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
 
@@ -58,7 +58,7 @@ def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
-    """Attention of a step with all that can be shared shared, in splits of 64 tokens."""
+    """A check of attention that shares every common page, in splits of 64 tokens."""
 
     def check(device: torch.device, dtype: torch.dtype) -> float:
         work = build(parts, PAGE, min_blocks_saved=1)
@@ -73,7 +73,8 @@ def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
 
 
 def tree(levels: int) -> list[Rows]:
-    """Two branches a level, each of 37 tokens' worth of whole pages, and 5 own tokens a leaf."""
+    """A binary tree: each branch has the whole pages of 37 tokens, each leaf 5 tokens of its
+    own."""
     tables: list[list[int]] = [[]]
     used = 0
     for _ in range(levels):
@@ -88,7 +89,8 @@ def tree(levels: int) -> list[Rows]:
 
 
 def chunk_behind_prefix() -> list[Rows]:
-    """A prompt's 150 tokens behind 10 shared pages, and three tokens that read these too."""
+    """A prompt of 150 tokens after 10 shared pages, and three decoding sequences that share
+    them."""
     prefix = list(range(10))
     decode = [Rows([*prefix, 30 + i], i, 1, 10 * PAGE + 3 * i) for i in range(3)]
     return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * PAGE)]
@@ -111,7 +113,7 @@ CHECKS: dict[str, Check] = {
 
 
 def run(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> Iterator[dict[str, object]]:
-    """A row for each kernel and type; `ok` is False where it differs, or gives NaN."""
+    """A row for each kernel and dtype; `ok` is False if the result differs or is NaN."""
     for name, check in CHECKS.items():
         for dtype in dtypes:
             torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Times tree decode of one layer against the bytes it must read, and against others' attention.
+"""Times tree decode of one layer, against the bytes that it must read and against other attention.
 
-A = (q, keys, values) -> o of a layer. Each timed call reads a cache of its own, larger together
-than the L2 of the device, as the layers of a model are.
+The timed calls read different caches, as the layers of a model do. Together these are larger than
+the device's L2 cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The attention of a model."""
+    """The attention shape of a model."""
 
     name: str
     heads: int
@@ -36,7 +36,7 @@ SHAPES = (Shape("LLaMA-7B", 32, 32, 128), Shape("Llama-3-8B", 32, 8, 128))
 
 
 def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[Rows]:
-    """A decode step of `batch` sequences with `prefix` common tokens and each its own suffix."""
+    """A decode step of `batch` sequences with `prefix` common tokens, each with its own suffix."""
     common, used = list(range(prefix // PAGE)), prefix // PAGE
     parts = []
     for i, suffix in zip(range(batch), suffixes, strict=True):
@@ -48,7 +48,10 @@ def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[Rows]
 
 
 def seconds(run: Callable[[int], object], layers: int, device: torch.device) -> float:
-    """Median time of a call; `run(i)` uses cache i. On CUDA out of a captured graph."""
+    """The median seconds of a call; `run(i)` uses cache i.
+
+    On CUDA the calls are a captured graph.
+    """
     if device.type != "cuda":
         start = time.perf_counter()
         run(0)
@@ -72,17 +75,22 @@ def seconds(run: Callable[[int], object], layers: int, device: torch.device) -> 
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes: the roof that the percentages are of."""
+    """Bytes a second that a copy reads and writes: the roof for the percentages."""
     size = 2**30 if device.type == "cuda" else 2**22
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda _: target.copy_(source), 1, device)
 
 
+def _us(run: Callable[[], object], device: torch.device) -> float:
+    """Microseconds of a call that has only one cache."""
+    return seconds(lambda _: run(), 1, device) * 1e6
+
+
 def measure(
     shape: Shape, batch: int, prefix: int, suffix: int, bandwidth: float, device: torch.device
 ) -> dict[str, object]:
-    """A row: µs a layer, GB/s and % of the roof for tree decode, and µs of the others."""
+    """A row: µs, GB/s and % of the roof of a layer's tree decode, and µs of other attention."""
     torch.manual_seed(0)
     dtype = torch.bfloat16
     parts = shared_parts(batch, prefix, [suffix] * batch)
@@ -118,10 +126,8 @@ def measure(
     for name, other in others.items():
         try:
             run = other(shape, parts, q, caches[0])
-            row[name] = (
-                run if isinstance(run, str) else seconds(lambda _, r=run: r(), 1, device) * 1e6
-            )
-        except RuntimeError as error:  # theirs: it does not fit, or knows not this device
+            row[name] = run if isinstance(run, str) else _us(run, device)
+        except RuntimeError as error:  # it does not fit, or does not support this device
             row[name] = f"failed: {str(error)[:200]}"
     return row
 
@@ -129,7 +135,7 @@ def measure(
 def sdpa(
     shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
 ) -> Callable[[], object] | str:
-    """torch's attention over pages gathered beforehand, which is not in its time."""
+    """torch's attention; gathering the pages beforehand is not timed."""
     length = parts[0].start + 1
     needed = len(parts) * length * 2 * shape.kv_heads * shape.width * 2
     if cache.is_cuda and needed > 0.9 * torch.cuda.mem_get_info()[0]:
@@ -148,7 +154,7 @@ def sdpa(
 def flashinfer(
     shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
 ) -> Callable[[], object] | str:
-    """FlashInfer's paged decode on the same pages, where it is installed."""
+    """FlashInfer's paged decode on the same pages, if it is installed."""
     if not cache.is_cuda or importlib.util.find_spec("flashinfer") is None:
         return "not installed"
     module = importlib.import_module("flashinfer")
@@ -159,8 +165,13 @@ def flashinfer(
     pages = torch.tensor([page for part in parts for page in part.blocks], dtype=torch.int32)
     last = torch.tensor([part.start % PAGE + 1 for part in parts], dtype=torch.int32)
     wrapper.plan(
-        *(counts.cumsum(0, dtype=torch.int32).to(device), pages.to(device), last.to(device)),
-        *(shape.heads, shape.kv_heads, shape.width, PAGE),
+        counts.cumsum(0, dtype=torch.int32).to(device),
+        pages.to(device),
+        last.to(device),
+        shape.heads,
+        shape.kv_heads,
+        shape.width,
+        PAGE,
         q_data_type=q_RNH.dtype,
         kv_data_type=q_RNH.dtype,
     )

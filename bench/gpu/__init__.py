@@ -1,0 +1,1 @@
+"""Checks and benchmarks for a CUDA device. Without pytest they need only torch and triton."""

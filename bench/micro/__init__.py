@@ -1,0 +1,1 @@
+"""Benchmarks of one part each: run one as `python -m bench.micro.NAME` from the checkout's root."""

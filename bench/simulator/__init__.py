@@ -1,0 +1,1 @@
+"""Runs the server's own scheduling on simulated engines, in simulated time."""
