@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
-from threading import Lock
 from typing import Any, Self
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -23,13 +20,13 @@ from langchain_core.runnables.config import var_child_runnable_config
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from langchain_weftline.failures import as_model
-from langchain_weftline.feed import Feed, Result, awaited
-from langchain_weftline.lowered import CallOptions, Draft, Server, raw_calls
+from langchain_weftline.lowered import CallOptions, Draft, raw_calls
 from langchain_weftline.prompts import messages_as_turns, text_of
 from langchain_weftline.sampling import call_options
 from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
-from langchain_weftline.toolbox import finish_reason
 from weftline import transforms
+from weftline.adapters import Claims, Feed, Planned, Result, Server, awaited
+from weftline.adapters.openai import finish_reason, message, usage, whole_delta
 from weftline.errors import Timeout, WeftlineError
 from weftline.http import OnGraph
 from weftline.watching import Value
@@ -59,70 +56,55 @@ class Ahead(BaseCallbackHandler):
         parts: bool,
         on_graph: OnGraph | None = None,
     ) -> None:
-        self._server = server
-        self._lock = Lock()
-        self._hidden = list(drafts)  # whose prompts wait for a value
-        self._shown: defaultdict[Key, deque[Result]] = defaultdict(deque)
         self._feed = Feed(server)
-        watch = [draft.var for draft in drafts]
         # Tried once: a call that finds no result is the model's own, with the model's retries.
         self._feed.send(
             raw_calls(drafts),
-            watch,
+            [draft.var for draft in drafts],
             parts=parts,
             graph=on_graph is not None,
             close=True,
             max_retries=0,
         )
+        results = self._feed.results
+        self._claims: Claims[Key] = Claims([_planned(draft, server, results) for draft in drafts])
         if on_graph is not None:
-            self._feed.graph.add_done_callback(partial(_pass_on, on_graph))
+            self._feed.show_graph(on_graph)
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def take(self, key: Key) -> Result | None:
         """The result of a call with this prompt and these parameters, if one is left."""
-        with self._lock:
-            self._show()
-            results = self._shown.get(key)
-            return results.popleft() if results else None
+        planned = self._claims.claim(key)
+        return None if planned is None else planned.result
 
     def close(self) -> None:
-        """The run is over: what it did not use is cancelled."""
+        """End the run. The server cancels the calls that it did not use."""
         self._feed.close()
 
-    def _show(self) -> None:
-        """File the calls whose prompts are known by now."""
-        hidden = []
-        for draft in self._hidden:
-            reads = [self._feed.results[hole.ref.var] for hole in Prompt(draft.turns).holes()]
-            if not all(result.value.done() for result in reads):
-                hidden.append(draft)
-            elif (key := self._key(draft)) is not None:
-                self._shown[key].append(self._feed.results[draft.var])
-        self._hidden = hidden
 
-    def _key(self, draft: Draft) -> Key | None:
-        """None where an input has failed: the run meets that failure, and never this call."""
+def _planned(draft: Draft, server: Server, results: Mapping[str, Result]) -> Planned[Key]:
+    reads = {hole.ref.var: results[hole.ref.var] for hole in Prompt(draft.turns).holes()}
+
+    def key_of(values: Mapping[str, Any]) -> Key | None:
         try:
-            turns = tuple(self._text(turn) for turn in draft.turns)
-        except (WeftlineError, CancelledError):
+            turns = tuple(_text(turn, values) for turn in draft.turns)
+        except WeftlineError:
             return None
-        return turns, draft.options, self._server
+        return turns, draft.options, server
 
-    def _text(self, turn: Turn) -> tuple[str, str, str | None]:
-        return turn.role, "".join(map(self._shown_piece, turn.pieces())), turn.name
-
-    def _shown_piece(self, piece: str | Hole) -> str:
-        if isinstance(piece, str):
-            return piece
-        value = self._feed.results[piece.ref.var].value.result().value
-        return str(transforms.run((*piece.ref.transforms, *piece.form), value))
+    return Planned(results[draft.var], reads, key_of)
 
 
-def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:
-    if graph.exception() is None:  # else the session ended before
-        on_graph(graph.result())
+def _text(turn: Turn, values: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    return turn.role, "".join(_shown(piece, values) for piece in turn.pieces()), turn.name
+
+
+def _shown(piece: str | Hole, values: Mapping[str, Any]) -> str:
+    if isinstance(piece, str):
+        return piece
+    return str(transforms.run((*piece.ref.transforms, *piece.form), values[piece.ref.var]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +136,7 @@ class Taken:
         """The chunks of a chat completion."""
         shape = _Chunks()
         try:
-            for text in self.result.parts(self.timeout_s):
+            for text in self.result.text.read(self.timeout_s):
                 yield from shape.text(text)
             yield from shape.end(self.result.value.result())
         except (WeftlineError, TimeoutError, CancelledError) as error:
@@ -164,7 +146,7 @@ class Taken:
         """The chunks of a chat completion."""
         shape = _Chunks()
         try:
-            async for text in self.result.aparts(self.timeout_s):
+            async for text in self.result.text.aread(self.timeout_s):
                 for chunk in shape.text(text):
                     yield chunk
             for chunk in shape.end(self.result.value.result()):
@@ -188,15 +170,13 @@ class _Chunks:
 
     def end(self, value: Value) -> Generator[dict[str, Any], None, None]:
         if isinstance(value.value, dict):  # a message, perhaps with calls of tools
-            calls = value.value.get("tool_calls") or ()
-            indexed = [{"index": index, **call} for index, call in enumerate(calls)]
-            yield self._chunk({**value.value, "tool_calls": indexed})
+            yield self._chunk(whole_delta(value.value))
         elif not self._began:
             yield from self.text("")
         model = value.facts["model"]
         reason = finish_reason(value.value, value.facts["finish_reason"])
         yield self._chunk({}, reason, model=model)
-        yield self._chunk(None, model=model, usage=_usage(value.facts))
+        yield self._chunk(None, model=model, usage=usage(value.facts))
 
     def fail(self, error: BaseException) -> None:
         """Raise what the model raises whose answer breaks off; nothing if none has begun."""
@@ -225,7 +205,7 @@ def _answer(value: Value) -> ChatCompletion:
     said = value.value
     choice = {
         "index": 0,
-        "message": said if isinstance(said, dict) else {"role": "assistant", "content": said},
+        "message": message(said),
         "finish_reason": finish_reason(said, value.facts["finish_reason"]),
         "logprobs": None,
     }
@@ -235,19 +215,9 @@ def _answer(value: Value) -> ChatCompletion:
         "created": int(time.time()),
         "model": value.facts["model"],
         "choices": [choice],
-        "usage": _usage(value.facts),
+        "usage": usage(value.facts),
     }
     return ChatCompletion.model_validate(answer)
-
-
-def _usage(facts: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, output = facts["prompt_tokens"], facts["output_tokens"]
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": facts["cached_tokens"]},
-    }
 
 
 def _new_id() -> str:
@@ -263,9 +233,8 @@ def take(
         return None
     try:
         turns = tuple(text_of(messages_as_turns(list(messages), model)))
-        server = Server(model.server_url, model.openai_api_key)
         asked = {name: value for name, value in options.items() if name not in _STREAMING}
-        key: Key = turns, call_options(model, asked), server
+        key: Key = turns, call_options(model, asked), model.server
     except CannotCompile:
         return None
     for run in reversed(runs):  # the innermost first

@@ -12,7 +12,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import aclosing, closing
 from typing import Any, Self, cast
 from urllib.request import getproxies
 
@@ -35,10 +35,10 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 from langchain_weftline.ahead import take
 from langchain_weftline.patience import Patience
 from langchain_weftline.provenance import listen
-from langchain_weftline.sending import OURS, Sending, keep_pieces, sending, silence
+from langchain_weftline.sending import Sending, keep_pieces, sending
 from langchain_weftline.transport import async_client
-
-DEFAULT_BASE_URL = "http://127.0.0.1:8600"
+from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.adapters.sessions import OURS
 
 # Bytes of UTF-8 in a token: 4 for English under the tokenizers in use today, fewer elsewhere.
 BYTES_PER_TOKEN = 4
@@ -58,17 +58,13 @@ _CONNECTIONS = {
 DELETE_TIMEOUT_S = 2.0
 
 
-def _base_url() -> str:
-    return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
-
-
 def _api_key() -> SecretStr:
     # The openai client insists on a key; a server on loopback reads none.
-    return SecretStr(os.environ.get("WEFTLINE_API_KEY") or "none")
+    return SecretStr(default_api_key() or "none")
 
 
 def _provenance() -> bool:
-    return os.environ.get("WEFTLINE_PROVENANCE", "1") != "0"
+    return is_on("WEFTLINE_PROVENANCE")
 
 
 class ChatWeftline(BaseChatOpenAI):
@@ -99,7 +95,7 @@ class ChatWeftline(BaseChatOpenAI):
     model_name: str = Field(default="default", alias="model")
     """The model's name at the server; `default` is the first one served."""
     openai_api_base: str | None = Field(
-        default_factory=_base_url, alias="base_url", validate_default=True
+        default_factory=default_base_url, alias="base_url", validate_default=True
     )
     openai_api_key: SecretStr = Field(default_factory=_api_key, alias="api_key")
     stream_usage: bool | None = True
@@ -112,7 +108,7 @@ class ChatWeftline(BaseChatOpenAI):
     @field_validator("openai_api_base")
     @classmethod
     def _with_v1(cls, url: str | None) -> str:
-        url = (url or _base_url()).rstrip("/")
+        url = (url or default_base_url()).rstrip("/")
         return url if url.endswith("/v1") else f"{url}/v1"
 
     @property
@@ -120,6 +116,11 @@ class ChatWeftline(BaseChatOpenAI):
         """The server's address without the OpenAI prefix."""
         assert self.openai_api_base is not None, "the validator always sets it"
         return self.openai_api_base.removesuffix("/v1")
+
+    @property
+    def server(self) -> Server:
+        """The server's address, without the OpenAI prefix, and the key."""
+        return Server(self.server_url, self.openai_api_key.get_secret_value())
 
     @property
     def patience(self) -> Patience:
@@ -200,9 +201,9 @@ class ChatWeftline(BaseChatOpenAI):
         self,
         messages: list[BaseMessage],
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-    ) -> AbstractContextManager[Sending]:
+    ) -> Sending:
         if not self.provenance:
-            return silence()
+            return Sending(None)
         parent = None if run_manager is None else run_manager.parent_run_id
         server = self.openai_api_base, self.openai_api_key
         return sending(server, self._delete_session, messages, parent)

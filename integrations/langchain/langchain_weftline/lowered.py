@@ -11,7 +11,6 @@ from typing import Any
 
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
-from pydantic import SecretStr
 
 from langchain_weftline.symbols import (
     Answer,
@@ -27,21 +26,11 @@ from langchain_weftline.symbols import (
 )
 from langchain_weftline.toolbox import Toolbox, message_of
 from weftline import transforms
+from weftline.adapters import OUTPUT, Inputs, Server
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.watching import Value
 
-OUTPUT = "out"
-"""The placeholder that every call writes."""
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where the chain's models are served."""
-
-    base_url: str
-    api_key: SecretStr
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +285,10 @@ def _part(piece: str | Hole, shared: Mapping[str, tuple[Spec, ...]]) -> Variable
 
 @dataclass
 class _Binding:
-    """Gives the inputs of one call their names: equal values share one placeholder."""
+    """Binds the inputs of one call. Equal inputs share a placeholder, whatever their names."""
 
     shared: Mapping[str, tuple[Spec, ...]]
-    placeholders: dict[str, Placeholder] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
     names: dict[str, str] = field(default_factory=dict)
 
     def call(self, draft: Draft) -> Call:
@@ -319,7 +308,7 @@ class _Binding:
         return Call(
             name=draft.name,
             prompt=tuple(messages),
-            placeholders=(*self.placeholders.values(), output),
+            placeholders=(*self.inputs.placeholders, output),
             model=draft.options.model,
             criteria=draft.options.criteria,
             **(draft.options.toolbox.fields() if draft.options.toolbox is not None else {}),
@@ -356,10 +345,5 @@ class _Binding:
         key = json.dumps([bound.value, bound.semantic_var_id, bound.transforms])
         if key not in self.names:
             base = name if _NAME.fullmatch(name) else "value"
-            number, free = 1, base
-            while free in self.placeholders or free == OUTPUT:
-                number += 1
-                free = f"{base}_{number}"
-            self.names[key] = free
-            self.placeholders[free] = replace(bound, name=free)
+            self.names[key] = self.inputs.bind(base, bound)
         return self.names[key]

@@ -34,7 +34,7 @@ from langchain_core.runnables.router import RouterRunnable
 
 from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lowered import CallOptions, Draft, Server
+from langchain_weftline.lowered import CallOptions, Draft
 from langchain_weftline.parsers import has_transform, lowered_parser, reads_tools
 from langchain_weftline.patience import Patience
 from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
@@ -57,6 +57,7 @@ from langchain_weftline.symbols import (
     name_of,
     string_pieces,
 )
+from weftline.adapters import Server
 
 _NO_TOOLS = "it reads tool calls, and its model has no tools"
 
@@ -261,7 +262,7 @@ class Lowering:
         prompt = self._prompt(value, model)
         if not prompt.is_known:
             return self._unknown_call(step, options)
-        server = Server(model.server_url, model.openai_api_key)
+        server = model.server
         if self.server not in (None, server):
             raise CannotCompile(model, "another model of the chain has another server")
         self.server = server

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,17 +22,12 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_weftline.pieces import (
-    MAX_VALUES,
-    Piece,
-    Pieces,
-    by_search,
-    by_template,
-    strings_in,
-    text_of,
-)
+from langchain_weftline.pieces import by_input, by_template
 from langchain_weftline.serialized import Templates
-from langchain_weftline.sessions import RunSession
+from langchain_weftline.sessions import TracedSession
+from weftline.adapters import Piece, Pieces, RunSessions
+from weftline.adapters.pieces import text_of
+from weftline.adapters.sessions import Nested
 
 # Runs that LangChain never ended, such as streams of a loop that was closed over them.
 MAX_RUNS = 50_000
@@ -64,28 +59,20 @@ class ByIdentity:
 
 @dataclass(eq=False, slots=True)
 class Root:
-    """A run that no other run of ours contains: its sessions by server."""
+    """A run that no other known run contains."""
 
-    sessions: dict[object, RunSession] = field(default_factory=dict)
-    under_way: int = 0  # of the runs in it and itself
-    over: bool = False
+    sessions: RunSessions[TracedSession] = field(default_factory=RunSessions)
+    under_way: int = 0  # runs inside it that have not ended, itself included
 
 
 @dataclass(eq=False, slots=True)
-class Run:
-    """A run under way: what it was called, what it was given, and what it is a part of."""
+class Run(Nested):
+    """A run under way: its name, its input, and the run that contains it."""
 
     name: str | None
     inputs: Any
     parent: Run | None
     root: Root
-
-    def ancestry(self) -> Iterator[Run]:
-        """This run and those that contain it, the nearest first."""
-        run: Run | None = self
-        while run is not None:
-            yield run
-            run = run.parent
 
 
 class _Immediate:
@@ -202,11 +189,8 @@ class Listener(BaseCallbackHandler):
             del self.runs[run_id]
 
     def _end(self, run: Run) -> None:
-        if run.parent is not None:
-            return
-        run.root.over = True
-        for session in list(run.root.sessions.values()):
-            session.finish()
+        if run.parent is None:
+            run.root.sessions.finish()
 
     def _note(self, serialized: object, inputs: object, made: PromptValue) -> None:
         """Keep the pieces of what a template made of `inputs`."""
@@ -218,8 +202,7 @@ class Listener(BaseCallbackHandler):
             return
         found = self._by_template(serialized, inputs, [str(text) for text in texts])
         if found is None:
-            values = list(strings_in(inputs))[:MAX_VALUES]
-            found = [by_search(str(text), values) for text in texts]
+            found = [by_input(str(text), inputs) for text in texts]
         if isinstance(made, StringPromptValue):
             self.pieces.put(made, found[0])
             return
@@ -249,7 +232,7 @@ class Listener(BaseCallbackHandler):
         if known is not None and text_of(known) == text:
             return known
         for above in () if run is None else list(run.ancestry())[:MAX_ANCESTORS]:
-            found = by_search(text, list(strings_in(above.inputs))[:MAX_VALUES])
+            found = by_input(text, above.inputs)
             if any(piece.name is not None for piece in found):
                 return found
         return (Piece(text),)

@@ -20,12 +20,12 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.failures import own_failures
-from langchain_weftline.feed import Feed, Result, awaited
 from langchain_weftline.lowered import Lowered, Variable, facts_of, finish, raw_calls
 from langchain_weftline.lowering import Lowering
 from langchain_weftline.patience import Deadlines
 from langchain_weftline.program import Job, Outcome, Program, settle
 from langchain_weftline.steps import Step
+from weftline.adapters import Feed, Result, awaited
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
@@ -83,7 +83,7 @@ class Execution:
             return
         with (
             own_failures(lowered.result, lowered.calls, streamed=True),
-            closing(result.parts()) as texts,
+            closing(result.text.read()) as texts,
         ):
             for text in texts:
                 yield _shown(lowered, text)
@@ -106,7 +106,7 @@ class Execution:
             yield _whole(lowered, await self._await(lowered, inbox, streamed=True))
             return
         with own_failures(lowered.result, lowered.calls, streamed=True):
-            async with aclosing(result.aparts()) as texts:
+            async with aclosing(result.text.aread()) as texts:
                 async for text in texts:
                     yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:

@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage
 from langchain_openai.chat_models.base import _convert_dict_to_message
 from pydantic import TypeAdapter
 
+from weftline.adapters.openai import finish_reason
 from weftline.tools import Tool, ToolChoice
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -57,9 +58,3 @@ def message_of(value: Any, facts: Mapping[str, Any]) -> AIMessage:
         reason = finish_reason(value, made.response_metadata["finish_reason"])
         made.response_metadata["finish_reason"] = reason
     return made
-
-
-def finish_reason(value: Any, reason: str) -> str:
-    """OpenAI's: an answer that calls tools and was not cut off ends with these calls."""
-    calls = isinstance(value, dict) and value.get("tool_calls")
-    return "tool_calls" if calls and reason == "stop" else reason

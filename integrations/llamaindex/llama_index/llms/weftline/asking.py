@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Ahead, Planned, Server, request_key
-from llama_index.llms.weftline.runs import Said
+from llama_index.llms.weftline.ahead import Ahead, request_key
 from llama_index.llms.weftline.spans import SPANS
 from llama_index.llms.weftline.wire import CHAT, strip_to_text
 
-from weftline.background import BACKGROUND, Relay
+from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
+from weftline.adapters.openai import finish_reason, message, usage, whole_delta
+from weftline.adapters.sessions import OURS
 from weftline.errors import UnknownModel, WeftlineError
 from weftline.watching import Value
 
 log = logging.getLogger(__name__)
 
-OURS = "weftline"
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: its route and body, the planned call that asks the same, and what it says."""
+    """One request: its route and body, and the result of a planned call that asks the same.
+
+    `request` is what it tells the server of itself, None for nothing.
+    """
 
     route: str
     body: dict[str, Any]
-    planned: Planned | None
-    said: Said | None
+    planned: Result | None
+    request: Request | None
 
 
 class Asking:
@@ -55,14 +57,14 @@ class Asking:
         return self._limits[model]
 
     async def _find_limits(self) -> dict[str, int]:
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
+        client = await BACKGROUND.client(self.server)
         return await client.context_limits()
 
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
         """Submit a graph; calls that ask what it holds get its answers from now on."""
         with self._lock:
             self.graphs.append(graph)
-        graph.start(self.server, with_parts)
+        graph.start(with_parts)
 
     def leave(self, graph: Ahead) -> None:
         """What LlamaIndex did with the graph's calls is over."""
@@ -79,14 +81,14 @@ class Asking:
         else:
             messages = (("", prompt["prompt"]),)
         planned = self._claim(messages, fields) if messages and self.graphs else None
-        said = None
+        request = None
         if route == CHAT and planned is None and llm.provenance:
-            said = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
-        return Asked(route, {**prompt, **fields}, planned, said)
+            request = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
+        return Asked(route, {**prompt, **fields}, planned, request)
 
     def _claim(
         self, messages: tuple[tuple[str, str], ...], fields: Mapping[str, Any]
-    ) -> Planned | None:
+    ) -> Result | None:
         key = request_key(messages, fields)
         with self._lock:
             graphs = list(self.graphs)
@@ -108,15 +110,15 @@ class Asking:
     async def _answer(self, asked: Asked) -> dict[str, Any]:
         if asked.planned is not None:
             try:
-                value = await asyncio.shield(asyncio.wrap_future(asked.planned.value))
+                value = await awaited(asked.planned.value)
             except WeftlineError as error:
                 self.warn(error)
             else:
                 return _answer_of(asked, value)
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
-        with _Telling(asked) as telling:
-            answer = await client.openai(asked.route, telling.body)
-            telling.hear(answer)
+        client = await BACKGROUND.client(self.server)
+        with _telling(asked) as request:
+            answer = await client.openai(asked.route, _body(asked))
+            _hear(request, answer)
             return answer
 
     async def _chunks(self, asked: Asked) -> AsyncGenerator[dict[str, Any], None]:
@@ -124,10 +126,10 @@ class Asking:
             has_begun = False
             try:
                 if "tools" not in asked.body:
-                    async for text in asked.planned.text:
+                    async for text in asked.planned.text.aread():
                         has_begun = True
                         yield _chunk_of(asked, text)
-                value = await asyncio.shield(asyncio.wrap_future(asked.planned.value))
+                value = await awaited(asked.planned.value)
                 answer = _answer_of(asked, value)
                 if "tools" in asked.body:
                     yield _whole(answer)
@@ -137,12 +139,12 @@ class Asking:
                 if has_begun:
                     raise  # what was given cannot be taken back
                 self.warn(error)
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
-        with _Telling(asked) as telling:
-            body = {**telling.body, "stream_options": {"include_usage": True}}
+        client = await BACKGROUND.client(self.server)
+        with _telling(asked) as request:
+            body = {**_body(asked), "stream_options": {"include_usage": True}}
             async with aclosing(client.openai_stream(asked.route, body)) as chunks:
                 async for chunk in chunks:
-                    telling.hear(chunk)
+                    _hear(request, chunk)
                     yield chunk
 
     def warn(self, error: Exception) -> None:
@@ -152,59 +154,45 @@ class Asking:
         log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)
 
 
-class _Telling:
-    """One request on its way: what it says of itself, and what the server says of it."""
+@contextmanager
+def _telling(asked: Asked) -> Iterator[Request | None]:
+    """Send a request inside this block. Even a part of its answer is noted, when the block ends."""
+    if asked.request is None:
+        yield None
+        return
+    with asked.request as request:
+        try:
+            yield request
+        finally:
+            request.finish()
 
-    def __init__(self, asked: Asked) -> None:
-        self._said = asked.said
-        self._told: Mapping[str, str] | None = None
-        self._text = ""
-        self.body = asked.body
 
-    def __enter__(self) -> _Telling:
-        if self._said is not None:
-            self._said.begin()
-            self.body = {**self.body, OURS: self._said.body}
-        return self
+def _body(asked: Asked) -> dict[str, Any]:
+    return asked.body if asked.request is None else {**asked.body, OURS: asked.request.said}
 
-    def __exit__(self, *exc: object) -> None:
-        if self._said is not None:
-            self._said.end(self._told, self._text)
 
-    def hear(self, answer: Mapping[str, Any]) -> None:
-        """An answer, or a chunk of one."""
-        self._told = answer.get(OURS) or self._told
-        for choice in answer["choices"]:
-            said = choice.get("message") or choice.get("delta") or choice
-            self._text += said.get("content") or said.get("text") or ""
+def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
+    """Note an answer, or a chunk of one."""
+    if request is not None:
+        said = [c.get("message") or c.get("delta") or c for c in answer["choices"]]
+        text = "".join(one.get("content") or one.get("text") or "" for one in said)
+        request.hear(answer.get(OURS), text)
 
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     """A value of a graph as the answer of an ordinary request."""
-    facts, said = value.facts, value.value
-    finish = facts["finish_reason"]
-    if isinstance(said, dict):  # with tools the value is the assistant's message
-        content: dict[str, Any] = {"message": said}
-        finish = "tool_calls" if said.get("tool_calls") and finish == "stop" else finish
-    elif asked.route == CHAT:
-        content = {"message": {"role": "assistant", "content": said}}
-    else:
-        content = {"text": said}
-    usage = {
-        "prompt_tokens": facts["prompt_tokens"],
-        "completion_tokens": facts["output_tokens"],
-        "total_tokens": facts["prompt_tokens"] + facts["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": facts["cached_tokens"]},
-    }
-    choice = {"index": 0, **content, "finish_reason": finish}
-    return {"model": asked.body.get("model"), "choices": [choice], "usage": usage}
+    content: dict[str, Any] = {"message": message(value.value)}
+    if asked.route != CHAT and not isinstance(value.value, dict):
+        content = {"text": value.value}
+    reason = finish_reason(value.value, value.facts["finish_reason"])
+    choice = {"index": 0, **content, "finish_reason": reason}
+    return {"model": asked.body.get("model"), "choices": [choice], "usage": usage(value.facts)}
 
 
 def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as one chunk: the call of a tool is not given in parts."""
-    message = answer["choices"][0]["message"]
-    calls = [{**call, "index": n} for n, call in enumerate(message.get("tool_calls") or ())]
-    return {**answer, "choices": [{"index": 0, "delta": {**message, "tool_calls": calls}}]}
+    """An answer as one chunk: the call of a tool is not streamed in parts."""
+    delta = whole_delta(answer["choices"][0]["message"])
+    return {**answer, "choices": [{"index": 0, "delta": delta}]}
 
 
 def _chunk_of(asked: Asked, text: str) -> dict[str, Any]:

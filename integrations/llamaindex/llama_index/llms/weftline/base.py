@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,6 @@ from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts.base import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
-from llama_index.llms.weftline.ahead import OnGraph, Server
 from llama_index.llms.weftline.asking import Asked, Asking
 from llama_index.llms.weftline.objects import are_asked_in_text, as_text_field, offer, wanted
 from llama_index.llms.weftline.spans import listen
@@ -49,23 +47,16 @@ from llama_index.llms.weftline.wire import (
     message_body,
 )
 
-from weftline.http import DEFAULT_BASE_URL
+from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.http import OnGraph
 from weftline.protocol import Criterion
 
 Options = dict[str, Any] | None
 
 
-def _base_url() -> str:
-    return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
-
-
 def _api_key() -> SecretStr | None:
-    key = os.environ.get("WEFTLINE_API_KEY")
-    return SecretStr(key) if key else None
-
-
-def _is_on(variable: str) -> Callable[[], bool]:
-    return lambda: os.environ.get(variable, "1") != "0"
+    key = default_api_key()
+    return None if key is None else SecretStr(key)
 
 
 class Weftline(FunctionCallingLLM):
@@ -103,14 +94,14 @@ class Weftline(FunctionCallingLLM):
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="More fields for every request."
     )
-    base_url: str = Field(default_factory=_base_url, validate_default=True)
+    base_url: str = Field(default_factory=default_base_url, validate_default=True)
     api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
     ahead: bool = Field(
-        default_factory=_is_on("WEFTLINE_AHEAD"),
+        default_factory=lambda: is_on("WEFTLINE_AHEAD"),
         description="Send the calls of synthesizers and extractors as one graph.",
     )
     provenance: bool = Field(
-        default_factory=_is_on("WEFTLINE_PROVENANCE"),
+        default_factory=lambda: is_on("WEFTLINE_PROVENANCE"),
         description="Tell the server which template and arguments made a prompt.",
     )
     on_graph: OnGraph | None = Field(
@@ -125,7 +116,7 @@ class Weftline(FunctionCallingLLM):
     @field_validator("base_url", mode="before")
     @classmethod
     def _without_v1(cls, url: str | None) -> str:
-        return (url or _base_url()).rstrip("/").removesuffix("/v1")
+        return (url or default_base_url()).rstrip("/").removesuffix("/v1")
 
     def model_post_init(self, context: Any, /) -> None:
         """Connect to nothing yet; be ready to."""

@@ -30,10 +30,11 @@ from llama_index.llms.weftline.objects import (
     wanted,
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.structure import Pieces, by_template
+from llama_index.llms.weftline.structure import by_template
 from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
+from weftline.adapters import Pieces
 from weftline.parsers import NoTransform
 
 # LlamaIndex counts tokens with a tokenizer that is not the model's, so an answer of max_tokens

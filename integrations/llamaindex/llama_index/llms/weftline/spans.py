@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 from weakref import finalize
@@ -21,12 +22,16 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Ahead, Server
+from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.runs import Closer, Run, Said
-from llama_index.llms.weftline.structure import Piece, Pieces, by_search, by_template
+from llama_index.llms.weftline.runs import Run, begin_run
+from llama_index.llms.weftline.structure import MIN_SEARCHED, by_template
 from llama_index_instrumentation import get_dispatcher
+
+from weftline.adapters import Pieces, Request, RunSessions
+from weftline.adapters.pieces import by_search
+from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +39,17 @@ log = logging.getLogger(__name__)
 MAX_SPANS = 20_000
 MAX_ANCESTORS = 12
 MAX_VALUES = 64
-MAX_NAME = 128
 
 
 @dataclass(eq=False, slots=True)
-class Span:
-    """A method under way: of what, with what, inside which other."""
+class Span(Nested):
+    """A method under way: its object, its arguments, and the span that contains it."""
 
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
     graph: Ahead | None = None
-    runs: dict[Server, Run] = field(default_factory=dict)
-
-    def ancestry(self) -> Iterator[Span]:
-        """This span and those around it, the nearest first."""
-        span: Span | None = self
-        while span is not None:
-            yield span
-            span = span.parent
+    runs: RunSessions[Run] = field(default_factory=RunSessions)
 
 
 class Spans:
@@ -60,7 +57,6 @@ class Spans:
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Span] = OrderedDict()
-        self._closers: dict[Server, Closer] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -88,8 +84,7 @@ class Spans:
                 finalize(result, asking.leave, graph)
             else:
                 asking.leave(graph)
-        for run in span.runs.values():
-            run.finish()
+        span.runs.finish()
 
     def _send_ahead(self, span: Span, method: str) -> None:
         llm = _llm_of(span.instance)
@@ -99,7 +94,7 @@ class Spans:
             plan = _plan(span, method)
             if plan is None or len(plan.drafts) < 2:
                 return  # one call gains nothing
-            graph = Ahead(plan, llm.parameters(), llm.on_graph)
+            graph = Ahead(plan, llm.parameters(), llm.on_graph, llm.asking.server)
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
             return
@@ -109,30 +104,17 @@ class Spans:
         llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
         span.graph = graph
 
-    def account(self, llm: Any, texts: Sequence[str]) -> Said | None:
+    def account(self, llm: Any, texts: Sequence[str]) -> Request | None:
         """What is known of the prompt that the running code has made: its pieces, its run."""
         span = self._open.get(active_span_id.get() or "")
         if span is None:
             return None
         around = list(span.ancestry())[:MAX_ANCESTORS]
         pieces = _pieces(llm, around, texts)
-        run = self._run(llm, around[-1])
+        begin = partial(begin_run, llm.asking.server, llm.on_graph)
+        run = around[-1].runs.find(llm.asking.server, begin)
         traced = [run.trace(found) for found in pieces]
-        body = {
-            "session_id": run.alias,
-            "open": True,
-            "name": _name(llm, around),
-            "messages": [_to_wire(found) for found in traced],
-        }
-        return Said(body, run)
-
-    def _run(self, llm: Any, root: Span) -> Run:
-        server = llm.asking.server
-        with self._lock:
-            if server not in root.runs:
-                closer = self._closers.setdefault(server, Closer(server))
-                root.runs[server] = Run(closer, llm.on_graph)
-            return root.runs[server]
+        return Request(said_of(run, _name(llm, around), traced), run)
 
 
 def _plan(span: Span, method: str) -> Plan | None:
@@ -181,7 +163,7 @@ def _pieces(llm: Any, around: Sequence[Span], texts: Sequence[str]) -> list[Piec
         for name, value in _strings_in("input", dict(span.arguments))
         if value not in texts  # the prompt itself, on its way down
     ]
-    return [by_search(text, values[:MAX_VALUES]) for text in texts]
+    return [by_search(text, values[:MAX_VALUES], MIN_SEARCHED) for text in texts]
 
 
 def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -205,16 +187,6 @@ def _name(llm: Any, around: Sequence[Span]) -> str:
         if span.instance is not None and span.instance is not llm:
             return type(span.instance).__name__[:MAX_NAME]
     return "chat"
-
-
-def _to_wire(pieces: Pieces) -> list[dict[str, str]] | None:
-    """Pieces as JSON; null for one constant."""
-    constant = all(piece.name is None and piece.from_var is None for piece in pieces)
-    return None if constant else [piece.to_wire() for piece in _joined(pieces)]
-
-
-def _joined(pieces: Pieces) -> Iterator[Piece]:
-    return (piece for piece in pieces if piece.text)
 
 
 class _Handler(BaseSpanHandler[Any]):

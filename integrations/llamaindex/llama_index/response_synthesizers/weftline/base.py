@@ -86,7 +86,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if self._streaming:
             return self._stream(sent, query_str, text_chunks, response_kwargs)
         try:
-            answers = [sent.text(planned.value.result()) for planned in sent.graph.planned]
+            answers = [sent.text(planned.value.result()) for planned in sent.graph.results]
             sent.finish.result()
         except WeftlineError as error:
             return self._after(error, query_str, text_chunks, response_kwargs)
@@ -105,7 +105,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if self._streaming:
             return self._astream(sent, query_str, text_chunks, response_kwargs)
         try:
-            waiting = [asyncio.wrap_future(planned.value) for planned in sent.graph.planned]
+            waiting = [asyncio.wrap_future(planned.value) for planned in sent.graph.results]
             answers = [sent.text(value) for value in await asyncio.gather(*waiting)]
             await asyncio.wrap_future(sent.finish)
         except WeftlineError as error:
@@ -134,17 +134,17 @@ class WeftlineSynthesizer(BaseSynthesizer):
             sent = _Sent(self._llm, plan)
         except Unplannable:
             return None
-        sent.start(self._llm, self._streaming)
+        sent.start(self._streaming)
         _report.set(sent.report)
         return sent
 
     def _stream(
         self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
     ) -> Generator[str, None, None]:
-        *before, last = sent.graph.planned
+        *before, last = sent.graph.results
         has_begun = False
         try:
-            for part in last.text:
+            for part in last.text.read():
                 if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
                     break
                 has_begun = True
@@ -163,10 +163,10 @@ class WeftlineSynthesizer(BaseSynthesizer):
     async def _astream(
         self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
     ) -> AsyncGenerator[str, None]:
-        *before, last = sent.graph.planned
+        *before, last = sent.graph.results
         has_begun = False
         try:
-            async for part in last.text:
+            async for part in last.text.aread():
                 if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
                     break
                 has_begun = True
@@ -250,10 +250,10 @@ class _Sent:
         self.report = Report(plan)
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, llm.parameters(), self._take)
+        self.graph = Ahead(plan, llm.parameters(), self._take, llm.asking.server)
 
-    def start(self, llm: Any, with_parts: bool) -> None:
-        self.graph.start(llm.asking.server, with_parts)
+    def start(self, with_parts: bool) -> None:
+        self.graph.start(with_parts)
         self.graph.when_over(self._over)
 
     def _take(self, graph: Mapping[str, Any]) -> None:

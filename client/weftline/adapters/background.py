@@ -1,7 +1,8 @@
-"""One event loop in a thread of its own, on which an adapter waits for servers.
+"""One event loop in a thread of its own, on which the adapters wait for servers.
 
-Frameworks call a model from any thread and any loop. Work that runs here outlives the loop of its
-caller, as do its connections, and whoever wants a result waits for a future of it.
+A framework may call a model from any thread and any event loop. Work on this loop outlives the
+caller's loop, and so do its connections. A caller that wants a result waits for a future, so no
+caller can keep another one's answer from arriving.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
 
 from weftline.aclient import AsyncClient
+from weftline.adapters.server import Server
 
 T = TypeVar("T")
 
@@ -23,15 +25,15 @@ MAX_CLIENTS = 64
 
 
 class Background:
-    """The loop and its clients, one for each server and key; all are made when first needed."""
+    """The loop, and one client for each server. Each is made when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._clients: dict[tuple[str, str | None], AsyncClient] = {}
+        self._clients: dict[Server, AsyncClient] = {}
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin `work`; cancelling the future cancels it."""
+        """Start `work` on the loop. Cancelling the future cancels the work."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -40,7 +42,7 @@ class Background:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, for a caller that waits; one that is interrupted cancels it."""
+        """Wait for the result of `work`. If the wait is interrupted, the work is cancelled."""
         future = self.start(work)
         try:
             return future.result()
@@ -48,20 +50,31 @@ class Background:
             future.cancel()
             raise
 
-    async def client(self, base_url: str, api_key: str | None) -> AsyncClient:
-        """The client of a server, for work on the loop."""
-        key = base_url, api_key
-        client = self._clients.get(key)
+    async def client(self, server: Server) -> AsyncClient:
+        """The client of `server`. Only work on the loop may use it."""
+        client = self._clients.get(server)
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 oldest = next(iter(self._clients))
                 await self._clients.pop(oldest).close()
-            client = self._clients[key] = AsyncClient(base_url, api_key)
+            client = self._clients[server] = AsyncClient(server.base_url, server.api_key)
         return client
 
     def forget(self) -> None:
-        """Start anew: a forked process has the memory of the loop, and not its thread."""
+        """Start afresh after a fork: the child has the memory of the loop, but not its thread."""
         self._lock, self._loop, self._clients = Lock(), None, {}
+
+
+async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
+    """The result of a shared `future`. Cancelling this wait leaves the future as it is.
+
+    Raises TimeoutError after `timeout_s` seconds.
+    """
+    inner = asyncio.wrap_future(future)
+    # If this wait is cancelled, nobody reads a later error, and asyncio would log it.
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.shield(inner)
 
 
 @dataclass(slots=True)
@@ -71,20 +84,20 @@ class _Link(Generic[T]):
 
 
 class Chain(Generic[T]):
-    """Items that come one by one, for readers on any thread or loop; each reads from the first."""
+    """Items that arrive one by one. Readers on any thread or loop each start at the first item."""
 
     def __init__(self) -> None:
         self._first: Future[_Link[T] | None] = Future()
         self._last = self._first
 
     def add(self, item: T) -> None:
-        """One more."""
+        """Append one item."""
         link = _Link(item)
         self._last.set_result(link)
         self._last = link.next
 
     def end(self, error: BaseException | None = None) -> None:
-        """There are no more; readers meet `error` when they get there."""
+        """Say that no more items follow. A reader that reaches the end raises `error`, if given."""
         if self._last.done():
             return
         if error is None:
@@ -92,23 +105,28 @@ class Chain(Generic[T]):
         else:
             self._last.set_exception(error)
 
-    def __iter__(self) -> Generator[T, None, None]:
-        link = self._first.result()
-        while link is not None:
-            yield link.item
-            link = link.next.result()
+    def read(self, timeout_s: float | None = None) -> Generator[T, None, None]:
+        """The items as they arrive. Raises the error that ended them.
 
-    async def __aiter__(self) -> AsyncGenerator[T, None]:
-        link = await asyncio.shield(asyncio.wrap_future(self._first))
+        Raises TimeoutError when the next item takes longer than `timeout_s` seconds.
+        """
+        link = self._first.result(timeout_s)
         while link is not None:
             yield link.item
-            link = await asyncio.shield(asyncio.wrap_future(link.next))
+            link = link.next.result(timeout_s)
+
+    async def aread(self, timeout_s: float | None = None) -> AsyncGenerator[T, None]:
+        """Like `read`, for a coroutine."""
+        link = await awaited(self._first, timeout_s)
+        while link is not None:
+            yield link.item
+            link = await awaited(link.next, timeout_s)
 
 
 class Relay(Generic[T]):
-    """An async generator that runs on the background loop, read from elsewhere.
+    """Runs an async generator on the background loop, for a reader on another thread or loop.
 
-    Both ways of reading it stop the generator when they are left before its end.
+    A reader that stops before the end also stops the generator.
     """
 
     def __init__(self, source: AsyncGenerator[T, None]) -> None:
@@ -129,13 +147,13 @@ class Relay(Generic[T]):
 
     def __iter__(self) -> Generator[T, None, None]:
         try:
-            yield from self._chain
+            yield from self._chain.read()
         finally:
             self._work.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         try:
-            async for item in self._chain:
+            async for item in self._chain.aread():
                 yield item
         finally:
             self._work.cancel()

@@ -1,93 +1,62 @@
-"""The values of one run's variables as the server pushes them, for any thread or loop."""
+"""The feed of a run: submits its calls, and follows their values as the server pushes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from langchain_weftline.background import BACKGROUND
-from langchain_weftline.lowered import Server
 from weftline.aclient import AsyncSession
+from weftline.adapters.background import BACKGROUND, Chain, awaited
+from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
-from weftline.http import MAX_RETRIES
+from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, Submit
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
-T = TypeVar("T")
-
-
-async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
-    """The result of `future`, which others may wait for too: being cancelled leaves it as it is."""
-    inner = asyncio.wrap_future(future)
-    # Once this is cancelled nobody asks for an error that comes later, which asyncio would log.
-    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
-    async with asyncio.timeout(timeout_s):
-        return await asyncio.shield(inner)
-
-
-Told = Callable[[Value | Failed], None]
-"""Called on the background loop for each variable that settles."""
+OnSettled = Callable[[Value | Failed], None]
+"""Called on the background loop when a variable becomes ready or fails."""
 
 
 class Result:
-    """One variable to be: its value, and its text as a chain of futures."""
+    """The result of one variable: its value, and the parts of its text as they are generated.
+
+    Any number of readers, on any thread or loop, can wait for it.
+    """
 
     def __init__(self) -> None:
         self.value: Future[Value] = Future()
-        self._first: Future[_Link | None] = Future()
-        self._last = self._first
+        self.text: Chain[str] = Chain()
         self._has_parts = False
 
     def add(self, text: str) -> None:
-        """More of its text."""
-        link = _Link(text)
-        self._last.set_result(link)
-        self._last, self._has_parts = link.next, True
+        """Append a part of the text."""
+        self.text.add(text)
+        self._has_parts = True
 
     def settle(self, event: Value | Failed) -> None:
-        """Its end."""
+        """Set the value, or the error of the call that failed."""
         if isinstance(event, Failed):
-            self._last.set_exception(event.error)
+            self.text.end(event.error)
             self.value.set_exception(event.error)
             return
         if not self._has_parts and isinstance(event.value, str):
             self.add(event.value)
-        self._last.set_result(None)
+        self.text.end()
         self.value.set_result(event)
-
-    def parts(self, timeout_s: float | None = None) -> Generator[str, None, None]:
-        """Its text as it comes; raises the error that ended it, or TimeoutError."""
-        link = self._first.result(timeout_s)
-        while link is not None:
-            yield link.text
-            link = link.next.result(timeout_s)
-
-    async def aparts(self, timeout_s: float | None = None) -> AsyncGenerator[str, None]:
-        """Its text as it comes; raises the error that ended it, or TimeoutError."""
-        link = await awaited(self._first, timeout_s)
-        while link is not None:
-            yield link.text
-            link = await awaited(link.next, timeout_s)
-
-
-@dataclass(slots=True)
-class _Link:
-    text: str
-    next: Future[_Link | None] = field(default_factory=Future)
 
 
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
-    """Which submit of its session one is, and how long it is waited for."""
+class _Terms:
+    """The terms of one submit; `within` has seconds by variable."""
 
     follows: bool
     is_last: bool
@@ -96,7 +65,7 @@ class _How:
 
 
 class _Limit:
-    """A time after which something happens, unless it is started again or stopped."""
+    """A timer that calls a function, unless it is restarted or stopped before."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -112,22 +81,20 @@ class _Limit:
 
 
 class Feed:
-    """A session of one run: what it has submitted, and what came back."""
+    """The submits of one run to one session, and the results of their variables.
 
-    def __init__(self, server: Server, told: Told | None = None) -> None:
+    Its methods may be called from any thread. `results` holds the result of each watched variable.
+    """
+
+    def __init__(self, server: Server, on_settled: OnSettled | None = None) -> None:
         self._server = server
-        self._told = told
+        self._on_settled = on_settled
         self._session: Future[str] = Future()
         self._is_last = False
         self._is_overdue = False
         self._work: list[Future[None]] = []
         self.results: dict[str, Result] = {}
         self.graph: Future[dict[str, Any]] = Future()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether calls were submitted to a session that goes on."""
-        return bool(self._work) and not self._is_last
 
     def send(
         self,
@@ -140,10 +107,12 @@ class Feed:
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and follow the variables of `watch`; one with `close` is the last.
+        """Submit `calls` and follow the variables of `watch`.
 
-        A variable of `within` fails with Timeout when it, or the next part of it, has not come
-        after so many seconds.
+        `parts` asks for texts as they are generated, and `graph` for the session's graph at the
+        end. A submit with `close` is the run's last one: the server then closes the session.
+        A variable of `within` fails with Timeout when its value, or the next part of its text,
+        takes longer than that many seconds.
         """
         assert not self._is_last, "nothing follows the last submit"
         follows = bool(self._work)
@@ -161,20 +130,28 @@ class Feed:
                 close=close,
             )
 
-        how = _How(follows, close, max_retries, within)
-        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), how)))
+        terms = _Terms(follows, close, max_retries, within)
+        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), terms)))
 
     def fetch_graph(self) -> Future[dict[str, Any]]:
-        """The graph of the session as it is now; the last submit may bring it by itself."""
-        return self.graph if self._is_last else BACKGROUND.start(self._graph())
+        """The session's graph: the one that the last submit brings, or else the present one."""
+        return self.graph if self._is_last else BACKGROUND.start(self._fetch_graph())
+
+    def show_graph(self, on_graph: OnGraph) -> None:
+        """Call `on_graph` when the last submit brings the graph; never, if the run ends before."""
+        self.graph.add_done_callback(partial(_pass_on, on_graph))
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` when the last submit so far has been answered in full, or was cancelled."""
+        self._work[-1].add_done_callback(lambda _: then())
 
     def close(self) -> None:
-        """Leave what is still awaited, which the server cancels, and end the session."""
+        """End the session. The server cancels the calls that still run."""
         if not self._work:
             return
         done = all(result.value.done() for result in self.results.values())
         if self._is_last and done and not self._is_overdue:
-            return  # it ends by itself, and its connection can be used again
+            return  # the session ends by itself, and its connection can be used again
         if not self._is_last:
             BACKGROUND.start(self._end())
         else:
@@ -185,18 +162,18 @@ class Feed:
         self,
         submit: Callable[[str | None], Submit],
         watch: Sequence[str],
-        how: _How,
+        terms: _Terms,
     ) -> None:
-        limits = {variable: _Limit(how.within[variable]) for variable in how.within}
+        limits = {variable: _Limit(terms.within[variable]) for variable in terms.within}
         for variable, limit in limits.items():
             limit.start(partial(self._expire, variable))
         try:
             session = None
-            if how.follows:
+            if terms.follows:
                 session = await awaited(self._session)
             client = await BACKGROUND.client(self._server)
-            made = client.watch(submit(session), max_retries=how.max_retries)
-            async with aclosing(made) as events:
+            pushed = client.watch(submit(session), max_retries=terms.max_retries)
+            async with aclosing(pushed) as events:
                 async for event in events:
                     if isinstance(event, Part) and event.variable in limits:
                         limits[event.variable].start(partial(self._expire, event.variable))
@@ -206,10 +183,10 @@ class Feed:
         finally:
             for limit in limits.values():
                 limit.stop()
-            # Cancelled, or an end that came too soon: nobody may wait for ever.
+            # The stream was cancelled or ended early: no reader may wait forever.
             ended = Cancelled("the answer ended before this value")
             self._fail(watch, ended)
-            if how.is_last and not self.graph.done():
+            if terms.is_last and not self.graph.done():
                 self.graph.set_exception(ended)
 
     def _expire(self, variable: str) -> None:
@@ -223,7 +200,7 @@ class Feed:
                 if not self._session.done():
                     self._session.set_result(session)
             case Part(variable, text):
-                if not self.results[variable].value.done():  # else it is overdue
+                if not self.results[variable].value.done():  # a part may come after its limit
                     self.results[variable].add(text)
             case Value() | Failed():
                 self._settle(event)
@@ -234,8 +211,8 @@ class Feed:
         result = self.results[event.variable]
         if not result.value.done():
             result.settle(event)
-            if self._told is not None:
-                self._told(event)
+            if self._on_settled is not None:
+                self._on_settled(event)
 
     def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
         if not self._session.done():
@@ -248,10 +225,14 @@ class Feed:
         session.id = await awaited(self._session)
         return session
 
-    async def _graph(self) -> dict[str, Any]:
+    async def _fetch_graph(self) -> dict[str, Any]:
         return await (await self._session_client()).graph()
 
     async def _end(self) -> None:
-        """Delete the session, which cancels what it runs."""
-        with suppress(WeftlineError):  # it never was, or it expires by itself
+        with suppress(WeftlineError):  # the session was never opened, or it expires by itself
             await (await self._session_client()).close()
+
+
+def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:
+    if graph.exception() is None:
+        on_graph(graph.result())
