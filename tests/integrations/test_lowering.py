@@ -20,10 +20,10 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline import ChatWeftline, compile_chain
-from langchain_weftline.lowered import Constant, Listed, Lowered, Mapped, Variable, finish
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.program import Outcome, Program
-from langchain_weftline.steps import Step
+from langchain_weftline.lower.lowered import Constant, Listed, Lowered, Mapped, Variable, finish
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.program import Outcome, Program
+from langchain_weftline.lower.steps import Step
 from weftline.protocol import Call, Message, Placeholder, Sampling, to_wire
 from weftline.watching import Value
 

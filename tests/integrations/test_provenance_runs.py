@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.context import collect_runs
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.provenance import LISTENER
+from langchain_weftline.trace.provenance import LISTENER
 from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.runnables import RunnableLambda
 
-from langchain_weftline.pure import apply_pure
-from langchain_weftline.symbols import (
+from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
     Hole,

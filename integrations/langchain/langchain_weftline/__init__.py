@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from langchain_weftline.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.compiled import CompiledChain, compile_chain
-from langchain_weftline.explanation import Explanation
+from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
+from langchain_weftline.run.compiled import CompiledChain, compile_chain
+from langchain_weftline.run.explanation import Explanation
 
 __all__ = [
     "AcceleratedChain",

@@ -32,11 +32,11 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from langchain_weftline.ahead import take
-from langchain_weftline.patience import Patience
-from langchain_weftline.provenance import listen
-from langchain_weftline.sending import Sending, keep_pieces, sending
-from langchain_weftline.transport import async_client
+from langchain_weftline.model.patience import Patience
+from langchain_weftline.model.sending import Sending, keep_pieces, sending
+from langchain_weftline.model.transport import async_client
+from langchain_weftline.run.ahead import take
+from langchain_weftline.trace.provenance import listen
 from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 

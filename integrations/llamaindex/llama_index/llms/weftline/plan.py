@@ -30,7 +30,7 @@ from llama_index.llms.weftline.objects import (
     wanted,
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.structure import by_template
+from llama_index.llms.weftline.provenance import by_template
 from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 

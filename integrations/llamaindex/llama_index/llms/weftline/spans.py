@@ -25,8 +25,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.runs import Run, begin_run
-from llama_index.llms.weftline.structure import MIN_SEARCHED, by_template
+from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, RunSessions

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
 
-from langchain_weftline.source import Function, function_source
-from langchain_weftline.symbols import (
+from langchain_weftline.lower.source import Function, function_source
+from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
     Piece,

@@ -12,11 +12,11 @@ from langchain_core.runnables.config import ensure_config, get_config_list, merg
 from langchain_core.runnables.schema import StreamEvent
 from pydantic import Field
 
-from langchain_weftline.ahead import Ahead
-from langchain_weftline.explanation import Explanation, explain
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.planning import plan
-from langchain_weftline.steps import Mode
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.steps import Mode
+from langchain_weftline.run.ahead import Ahead
+from langchain_weftline.run.explanation import Explanation, explain
 from weftline.http import OnGraph
 
 Input = Any

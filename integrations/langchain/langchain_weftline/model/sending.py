@@ -14,9 +14,9 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables.config import var_child_runnable_config
 
-from langchain_weftline.pieces import strings_in
-from langchain_weftline.provenance import LISTENER, Run
-from langchain_weftline.sessions import TracedSession
+from langchain_weftline.trace.pieces import strings_in
+from langchain_weftline.trace.provenance import LISTENER, Run
+from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
 from weftline.adapters.sessions import MAX_NAME, OURS, Delete, said_of

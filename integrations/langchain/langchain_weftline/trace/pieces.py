@@ -14,9 +14,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
-from langchain_weftline.plain import is_plain
-from langchain_weftline.prompts import render
-from langchain_weftline.symbols import CannotCompile, Prompt, Slot
+from langchain_weftline.lower.prompts import is_plain, render
+from langchain_weftline.lower.symbols import CannotCompile, Prompt, Slot
 from weftline.adapters import Piece, Pieces
 from weftline.adapters.pieces import as_name, by_search, text_of
 

@@ -15,9 +15,9 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import SecretStr
 
-from langchain_weftline.lowered import Tree, specs_of
-from langchain_weftline.symbols import Spec
-from langchain_weftline.transport import httpx
+from langchain_weftline.lower.lowered import Tree, specs_of
+from langchain_weftline.lower.symbols import Spec
+from langchain_weftline.model.transport import httpx
 from weftline import transforms
 from weftline.errors import ConnectionFailed, Timeout, TransformFailed, WeftlineError
 from weftline.protocol import Call

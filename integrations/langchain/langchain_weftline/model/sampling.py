@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from langchain_weftline.failures import as_model
-from langchain_weftline.lowered import CallOptions
-from langchain_weftline.symbols import CannotCompile
-from langchain_weftline.toolbox import FIELDS, Toolbox
+from langchain_weftline.lower.lowered import CallOptions
+from langchain_weftline.lower.symbols import CannotCompile
+from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.tools import FIELDS, Toolbox
 from weftline.errors import InvalidRequest
 from weftline.protocol import Criterion, Sampling
 

@@ -22,9 +22,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_weftline.pieces import by_input, by_template
-from langchain_weftline.serialized import Templates
-from langchain_weftline.sessions import TracedSession
+from langchain_weftline.trace.pieces import by_input, by_template
+from langchain_weftline.trace.serialized import Templates
+from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Piece, Pieces, RunSessions
 from weftline.adapters.pieces import text_of
 from weftline.adapters.sessions import Nested

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
 
-from langchain_weftline.symbols import (
+from langchain_weftline.lower.symbols import (
     Answer,
     Hole,
     Make,
@@ -24,7 +24,7 @@ from langchain_weftline.symbols import (
     Turn,
     is_symbolic,
 )
-from langchain_weftline.toolbox import Toolbox, message_of
+from langchain_weftline.model.tools import Toolbox, message_of
 from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment

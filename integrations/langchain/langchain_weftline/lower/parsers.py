@@ -24,7 +24,7 @@ from langchain_core.output_parsers.openai_tools import (
 )
 from langchain_core.outputs import ChatGeneration
 
-from langchain_weftline.symbols import CannotCompile, Make, Spec
+from langchain_weftline.lower.symbols import CannotCompile, Make, Spec
 from weftline import parsers, transforms
 from weftline.errors import InvalidRequest
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from langchain_weftline.steps import Fetch, Fork, Run, Step, Steps
-from langchain_weftline.symbols import UNKNOWN, Unknown, has_unknown, is_symbolic
+from langchain_weftline.lower.steps import Fetch, Fork, Run, Step, Steps
+from langchain_weftline.lower.symbols import UNKNOWN, Unknown, has_unknown, is_symbolic
 
 if TYPE_CHECKING:
-    from langchain_weftline.lowering import Lowering
+    from langchain_weftline.lower.lowering import Lowering
 
 
 def each(lowering: Lowering, step: Step, value: Any) -> Steps:

@@ -8,9 +8,9 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.planning import plan
-from langchain_weftline.steps import Mode, Note
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.steps import Mode, Note
 
 
 @dataclass(frozen=True, slots=True)

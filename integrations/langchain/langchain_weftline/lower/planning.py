@@ -12,12 +12,11 @@ from typing import Any
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePick
 
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.plain import is_plain
-from langchain_weftline.prompts import calls_user_code, render
-from langchain_weftline.pure import apply_pure
-from langchain_weftline.steps import Fork, Request, Run, Step, Steps
-from langchain_weftline.symbols import UNKNOWN, CannotCompile, has_unknown
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
+from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.steps import Fork, Request, Run, Step, Steps
+from langchain_weftline.lower.symbols import UNKNOWN, CannotCompile, has_unknown
 
 
 def plan(

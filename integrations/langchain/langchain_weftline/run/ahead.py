@@ -19,11 +19,11 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from langchain_weftline.failures import as_model
-from langchain_weftline.lowered import CallOptions, Draft, raw_calls
-from langchain_weftline.prompts import messages_as_turns, text_of
-from langchain_weftline.sampling import call_options
-from langchain_weftline.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.lower.lowered import CallOptions, Draft, raw_calls
+from langchain_weftline.lower.prompts import messages_as_turns, text_of
+from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.sampling import call_options
 from weftline import transforms
 from weftline.adapters import Claims, Feed, Planned, Result, Server, awaited
 from weftline.adapters.openai import finish_reason, message, usage, whole_delta

@@ -32,9 +32,7 @@ from langchain_core.prompts import (
 )
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 
-from langchain_weftline.marked import mustache
-from langchain_weftline.plain import is_plain
-from langchain_weftline.symbols import (
+from langchain_weftline.lower.symbols import (
     UNKNOWN_TEXT,
     Answer,
     CannotCompile,
@@ -143,7 +141,7 @@ def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple
         raise CannotCompile(template, "only f-string templates take values that the server has")
     text = str(template.format(**used))
     if type(template) is PromptTemplate and template.template_format == "mustache":
-        return mustache(template, used, text)
+        return _mustache(template, used, text)
     return (text,)
 
 
@@ -214,3 +212,56 @@ def calls_user_code(template: Any) -> bool:
 def text_of(turns: tuple[Turn, ...]) -> list[tuple[str, str, str | None]]:
     """Role, text and name of each turn, where no text is left to the server."""
     return [(turn.role, "".join(map(str, turn.pieces())), turn.name) for turn in turns]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` is built of strings, numbers, messages, lists, tuples and dicts alone."""
+    if isinstance(value, str):
+        return type(value).__format__ is str.__format__
+    if type(value) in (int, float, bool, type(None)) or isinstance(value, BaseMessage):
+        return True
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))
+    return type(value) is dict and all(map(is_plain, value.values()))
+
+
+# Code points that no text has a use for: a value's name begins, the value begins, the value ends.
+_MARK_NAME, _MARK_VALUE, _MARK_END = "\ue5f0", "\ue5f1", "\ue5f2"
+
+
+def _mustache(
+    template: BasePromptTemplate[Any], values: Mapping[str, Any], text: str
+) -> tuple[str | Slot, ...]:
+    """`text`, which `template` made of `values`, with its seams; whole where they are not sure."""
+    if any(mark in text for mark in (_MARK_NAME, _MARK_VALUE, _MARK_END)):
+        return (text,)
+    marked = str(template.format(**{name: _mark(value, name) for name, value in values.items()}))
+    parts = tuple(_marked_parts(marked))
+    same = "".join(_text_of(part) for part in parts) == text
+    return parts if same else (text,)
+
+
+def _mark(value: Any, path: str) -> Any:
+    if isinstance(value, str):
+        # An empty string hides a section, and must go on doing so.
+        return f"{_MARK_NAME}{path}{_MARK_VALUE}{value}{_MARK_END}" if value else value
+    if type(value) is dict:
+        return {key: _mark(item, f"{path}.{key}") for key, item in value.items()}
+    return [_mark(item, path) for item in value] if type(value) is list else value
+
+
+def _marked_parts(marked: str) -> Iterator[str | Slot]:
+    """Constants and slots."""
+    constant, *rest = marked.split(_MARK_NAME)
+    if constant:
+        yield constant
+    for item in rest:
+        name, _, shown = item.partition(_MARK_VALUE)
+        value, _, constant = shown.partition(_MARK_END)
+        yield Slot(name, (value,))
+        if constant:
+            yield constant
+
+
+def _text_of(part: str | Slot) -> str:
+    return part if isinstance(part, str) else "".join(map(str, part.pieces))

@@ -19,12 +19,12 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
-from langchain_weftline.failures import own_failures
-from langchain_weftline.lowered import Lowered, Variable, facts_of, finish, raw_calls
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.patience import Deadlines
-from langchain_weftline.program import Job, Outcome, Program, settle
-from langchain_weftline.steps import Step
+from langchain_weftline.lower.lowered import Lowered, Variable, facts_of, finish, raw_calls
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.program import Job, Outcome, Program, settle
+from langchain_weftline.lower.steps import Step
+from langchain_weftline.model.failures import own_failures
+from langchain_weftline.model.patience import Deadlines
 from weftline.adapters import Feed, Result, awaited
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call

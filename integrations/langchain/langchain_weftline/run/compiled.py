@@ -12,9 +12,9 @@ from langchain_core.callbacks import (
 )
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.explanation import Explanation, explain
-from langchain_weftline.runner import Execution
-from langchain_weftline.symbols import UNKNOWN
+from langchain_weftline.lower.symbols import UNKNOWN
+from langchain_weftline.run.explanation import Explanation, explain
+from langchain_weftline.run.runner import Execution
 from weftline.http import OnGraph
 
 Input = Any

@@ -32,16 +32,14 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.runnables.router import RouterRunnable
 
-from langchain_weftline import control
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.lowered import CallOptions, Draft
-from langchain_weftline.parsers import has_transform, lowered_parser, reads_tools
-from langchain_weftline.patience import Patience
-from langchain_weftline.prompts import calls_user_code, messages_as_turns, render, text_of
-from langchain_weftline.pure import apply_pure
-from langchain_weftline.sampling import call_options
-from langchain_weftline.steps import Fetch, Fork, Mode, Note, Noting, Run, Step, Steps
-from langchain_weftline.symbols import (
+from langchain_weftline.lower import control
+from langchain_weftline.lower.lowered import CallOptions, Draft
+from langchain_weftline.lower.parsers import has_transform, lowered_parser, reads_tools
+from langchain_weftline.lower.prompts import calls_user_code, messages_as_turns, render, text_of
+from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.steps import Fetch, Fork, Mode, Note, Noting, Run, Step, Steps
+from langchain_weftline.lower.symbols import (
     UNKNOWN,
     Answer,
     CannotCompile,
@@ -57,6 +55,8 @@ from langchain_weftline.symbols import (
     name_of,
     string_pieces,
 )
+from langchain_weftline.model.patience import Patience
+from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Server
 
 _NO_TOOLS = "it reads tool calls, and its model has no tools"

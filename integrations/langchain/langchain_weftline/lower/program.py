@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_weftline.failures import own_failures
-from langchain_weftline.lowered import Tree, build, facts_of, tree_of, variables_of
-from langchain_weftline.steps import Fetch, Fork, Run, Steps
+from langchain_weftline.lower.lowered import Tree, build, facts_of, tree_of, variables_of
+from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
+from langchain_weftline.model.failures import own_failures
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
 
