@@ -48,7 +48,7 @@ def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
             program.ran(job, Outcome(run.step.invoke(run.value, run.config, **run.options)))
         for name in program.wanted():
             program.told(Value(name, name.upper(), {}))
-    return finish(lowering.drafts, program.outcome.get(), lowering.server)
+    return finish(lowering.calls.drafts, program.outcome.get(), lowering.calls.server)
 
 
 def texts(call: Call) -> list[tuple[str, str]]:

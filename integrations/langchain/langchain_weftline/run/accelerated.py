@@ -160,11 +160,13 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         config = ensure_config(config)  # which takes in the run around this one, if there is one
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
         plan(lowering, self.bound, input, config, options)
-        if not lowering.drafts:
+        if not lowering.calls.drafts:
             yield config
             return
-        assert lowering.server is not None, "a call has a model"
-        ahead = Ahead(lowering.server, lowering.drafts, parts=parts, on_graph=self.on_graph)
+        assert lowering.calls.server is not None, "a call has a model"
+        ahead = Ahead(
+            lowering.calls.server, lowering.calls.drafts, parts=parts, on_graph=self.on_graph
+        )
         try:
             yield merge_configs(config, {"callbacks": [ahead]})
         finally:

@@ -182,7 +182,7 @@ class Execution:
 
     def _patience(self, told: Told) -> float | None:
         """Seconds to wait for a message; submits first if nothing else can bring one."""
-        if not self._lowering.drafts and self._watched >= set(self._program.wanted()):
+        if not self._lowering.calls.drafts and self._watched >= set(self._program.wanted()):
             return None
         if self._program.running:
             return GATHER_S
@@ -191,14 +191,14 @@ class Execution:
 
     def _submit(self, told: Told) -> None:
         """Send the calls found so far, and ask for the values that parts of the chain wait for."""
-        drafts, self._lowering.drafts = self._lowering.drafts, []
+        drafts, self._lowering.calls.drafts = self._lowering.calls.drafts, []
         wanted = [name for name in self._program.wanted() if name not in self._watched]
         if drafts and not wanted:
             wanted = [draft.var for draft in drafts]
         self._send(raw_calls(drafts), wanted, told)
 
     def _lowered(self, outcome: Outcome) -> Lowered:
-        return finish(self._lowering.drafts, outcome.get(), self._lowering.server)
+        return finish(self._lowering.calls.drafts, outcome.get(), self._lowering.calls.server)
 
     def _last(self, lowered: Lowered, told: Told, *, parts: bool = False) -> None:
         """Send what remains, if anything does: the calls and variables of the result."""
@@ -211,10 +211,10 @@ class Execution:
     def _send(self, calls: Sequence[Call], watch: Sequence[str], told: Told, **how: bool) -> None:
         self._watched.update(watch)
         if self._feed is None:
-            server = self._lowering.server
+            server = self._lowering.calls.server
             assert server is not None, "a variable has a call, and a call has a model"
             self._feed = Feed(server, told)
-        patience, now = self._lowering.patience, time.monotonic()
+        patience, now = self._lowering.calls.patience, time.monotonic()
         self._deadlines.submitted(calls, patience, now)
         outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
         retries = [patience[name].retries for name in outputs if name in patience]
