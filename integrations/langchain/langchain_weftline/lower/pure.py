@@ -16,7 +16,7 @@ from langchain_weftline.lower.source import Function, function_source
 from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
-    Piece,
+    Fragment,
     Ref,
     Text,
     is_symbolic,
@@ -150,7 +150,7 @@ class _Evaluation:
         raise self._impure(node)
 
     def _f_string(self, node: ast.JoinedStr) -> Any:
-        pieces: list[Piece] = []
+        pieces: list[Fragment] = []
         for part in node.values:
             if isinstance(part, ast.Constant):
                 pieces.append(str(part.value))

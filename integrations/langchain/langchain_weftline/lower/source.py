@@ -1,4 +1,4 @@
-"""Finds the syntax tree of a function of one plain parameter, and makes sure that it is its own."""
+"""Finds the syntax tree of a function with one plain parameter, and checks that it is its own."""
 
 from __future__ import annotations
 

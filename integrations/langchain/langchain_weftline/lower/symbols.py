@@ -75,14 +75,14 @@ class Hole:
     form: tuple[Spec, ...] = ()
 
 
-Piece = str | Hole
+Fragment = str | Hole
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A string made of constant text and holes."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Fragment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Slot:
     """What a template's variable `name` gives to the text around it."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Fragment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Turn:
     content: tuple[str | Slot, ...]
     name: str | None = None
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Fragment]:
         """Its text from the first to the last."""
         for part in self.content:
             yield from part.pieces if isinstance(part, Slot) else (part,)
@@ -170,7 +170,7 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, (Ref, Answer, Text, Prompt))
 
 
-def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Piece, ...]:
+def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
     """`value` as an f-string shows it, or as `repr` does when `quoted`."""
     if not is_symbolic(value):
         return (repr(value) if quoted else format(value),)
@@ -201,7 +201,7 @@ def joined(separator: str, values: list[Any], step: object) -> Any:
     return settled(_separated(items, separator))
 
 
-def settled(pieces: Iterable[Piece]) -> Any:
+def settled(pieces: Iterable[Fragment]) -> Any:
     """A text of `pieces` as the simplest value that equals it: a string, a variable or a Text."""
     kept = tuple(piece for piece in pieces if piece != "")
     if all(isinstance(piece, str) for piece in kept):
@@ -222,7 +222,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
     return Ref(value.var, (*before, deeper), is_text=False)
 
 
-def string_pieces(value: Any, step: object) -> tuple[Piece, ...]:
+def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:
     """The pieces of a value that is used as a string and must be known to be one."""
     if isinstance(value, str):
         return (value,)
@@ -233,8 +233,8 @@ def string_pieces(value: Any, step: object) -> tuple[Piece, ...]:
     raise CannotCompile(step, f"it needs a string where it gets a {_kind(value)}")
 
 
-def _separated(items: list[tuple[Piece, ...]], separator: str = ", ") -> list[Piece]:
-    pieces: list[Piece] = []
+def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list[Fragment]:
+    pieces: list[Fragment] = []
     for index, item in enumerate(items):
         pieces += [separator] * (index > 0 and bool(separator))
         pieces += item

@@ -1,4 +1,4 @@
-"""A failure in the server as the exception that LangChain code expects where it happened."""
+"""A failure in the server as the exception that the plain chain would have raised."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from weftline.protocol import Call
 from weftline.transforms.yaml_text import Yaml
 
 _INVALID_JSON = "Invalid json output: "
-# How the messages of an OutputParserException begin; other parsers raise a plain ValueError.
+# An OutputParserException's message begins like one of these. Other parsers raise ValueError.
 _PARSERS_OWN = (
     *(_INVALID_JSON, "Could not parse datetime string", "Response '", "Failed to parse XML format"),
     *("Got invalid JSON object", "Got invalid return object", "Expected JSON object (dict)"),
     "Parsing text\n",
 )
-_ROUTED = " raised following error:\n"  # by what a router's parser is made of
+_ROUTED = " raised following error:\n"  # a router's parser puts this before the inner message
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
     "IndexError": IndexError,
     "KeyError": KeyError,
@@ -43,9 +43,9 @@ _BUILTIN_ERRORS: dict[str, type[Exception]] = {
 def own_failures(
     tree: Tree, calls: Iterable[Call] = (), *, streamed: bool = False
 ) -> Iterator[None]:
-    """Raise what a parser, a step or a model that failed in the server would have raised here.
+    """Turn the server's failures inside this block into the plain chain's exceptions.
 
-    `tree` is the value that was wanted, `calls` are those that may have failed on the way to it.
+    `tree` is the value that was wanted, and `calls` are the calls that may have failed before it.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def own_failures(
 
 
 def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
-    """What the parser or the step itself would have raised."""
+    """The exception that the parser or the step itself would have raised."""
     message = failure.message
     name, _, rest = message.partition(": ")
     if (error := _BUILTIN_ERRORS.get(name)) is None:
@@ -69,14 +69,14 @@ def as_step(failure: TransformFailed, specs: Iterable[Spec]) -> Exception:
                 message = head + routed + str(OutputParserException(inner))
             return OutputParserException(message, llm_output=None if text == message else text)
         return ValueError(message) if failure.param in transforms.OPS else as_model(failure)
-    if error is KeyError:  # its text is the key's repr; the key itself stands in the specs
+    if error is KeyError:  # the message has the key's repr, and the specs have the key itself
         keys = {repr(key): key for spec in specs for key in spec.get("keys", ())}
         return KeyError(keys.get(rest, rest))
     return error(rest)
 
 
 def _unread(message: str, specs: Iterable[Spec]) -> str | None:
-    """The text that a transform of YAML could not read, out of its message."""
+    """The text that a YAML transform could not read, taken from its message."""
     for transform in (transforms.parse(spec) for spec in specs if spec["op"] == Yaml.op):
         before = f"Failed to parse {getattr(transform, 'class_name', None)} from completion "
         for end in re.finditer(r"\. Got: ", message.removeprefix(before)):
@@ -96,11 +96,12 @@ def _specs(calls: Iterable[Call]) -> Iterator[Spec]:
 
 
 def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
-    """What a ChatWeftline raises when the server answers with `failure`, perhaps amid a stream.
+    """The exception that a ChatWeftline raises when the server answers with `failure`.
 
-    It is asked: LangChain has classes of its own for most errors, and new ones with each version.
+    With `streamed` the answer is a stream. A real model is called to find the exception, because
+    LangChain has its own classes for most errors, and each version adds some.
     """
-    # A stream has begun with a status of success by the time that its call fails.
+    # When the call of a stream fails, the stream has already begun with a status of success.
     streamed = streamed and _is_late(failure)
 
     def refuse(request: Any) -> httpx.Response:
@@ -126,13 +127,13 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
         else:
             model._generate(asked)
     except (openai.OpenAIError, httpx.TransportError) as error:
-        error.__cause__ = error.__context__ = None  # of our asking
+        error.__cause__ = error.__context__ = None  # they would show the model called here
         return error
     raise AssertionError("an error's status is no success")
 
 
 def _is_late(failure: WeftlineError) -> bool:
-    """Whether `failure` comes when an answer is under way."""
+    """Whether `failure` comes after the answer has begun."""
     if isinstance(failure, ConnectionFailed):
         return failure.began
     if isinstance(failure, Timeout):
@@ -141,7 +142,7 @@ def _is_late(failure: WeftlineError) -> bool:
 
 
 def _transport_error(failure: WeftlineError, request: Any) -> Exception | None:
-    """The HTTP client's own exception that `failure` tells of, of the openai client's kind."""
+    """The HTTP client's exception behind `failure`, or None where the server has answered."""
     if isinstance(failure, Timeout):
         return httpx.ReadTimeout(failure.message, request=request)
     if not isinstance(failure, ConnectionFailed):
@@ -152,7 +153,7 @@ def _transport_error(failure: WeftlineError, request: Any) -> Exception | None:
 
 
 def _break_off(failure: WeftlineError, broken: Exception | None) -> Iterator[bytes]:
-    """A stream that ends as `failure` says."""
+    """A stream that ends with `failure`."""
     if broken is not None:
         raise broken
     yield b"data: " + json.dumps(failure.to_body()).encode() + b"\n\n"

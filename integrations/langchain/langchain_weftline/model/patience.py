@@ -14,14 +14,14 @@ from weftline.protocol import Call, InOut
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that one attempt of a call may take, and how many attempts follow the first."""
+    """Seconds that one attempt of a call may take, and the number of attempts after the first."""
 
     seconds: float = math.inf
     retries: int = openai.DEFAULT_MAX_RETRIES
 
     @staticmethod
     def of(timeout: Any, max_retries: int | None) -> Patience:
-        """What ChatOpenAI's `timeout` and `max_retries` say, in every form that they may have."""
+        """The patience that ChatOpenAI's `timeout`, in any of its forms, and `max_retries` ask."""
         if isinstance(timeout, tuple):  # connect, read, …
             timeout = timeout[1]
         seconds = getattr(timeout, "read", timeout)
@@ -32,15 +32,15 @@ class Patience:
 
     @property
     def in_all(self) -> float:
-        """Seconds until all attempts are over, where none is answered."""
+        """Seconds until all attempts are over, if none is answered."""
         return self.seconds * (1 + self.retries)
 
 
 class Deadlines:
     """When the variables of one run are overdue.
 
-    Each call has all the attempts of its model after its inputs are there, so that a graph takes at
-    most the time that the plain chain would have taken along its longest path.
+    A call may take the time of all its model's attempts, from the moment its inputs are ready. So a
+    graph takes at most as long as the plain chain along its longest path.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Deadlines:
     def submitted(
         self, calls: Iterable[Call], patience: Mapping[str, Patience], now: float
     ) -> None:
-        """Note `calls`, each after those that make its inputs; `patience` is by output."""
+        """Note `calls`, in an order where producers come first. `patience` is by output."""
         for call in calls:
             reads = [p.semantic_var_id for p in call.placeholders if p.in_out is InOut.IN]
             start = max([now, *(self._due.get(name, now) for name in reads if name is not None)])
@@ -59,6 +59,6 @@ class Deadlines:
                     self._due[output.semantic_var_id] = start + wait.in_all
 
     def left(self, variables: Iterable[str], now: float) -> dict[str, float]:
-        """Seconds until each of `variables` is overdue; none for those that never are."""
+        """Seconds until each of `variables` is overdue, without those that never are."""
         due = {name: self._due.get(name, math.inf) - now for name in variables}
         return {name: max(seconds, 0.0) for name, seconds in due.items() if seconds < math.inf}

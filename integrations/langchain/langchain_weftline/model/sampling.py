@@ -1,4 +1,4 @@
-"""What a ChatWeftline would send beside its messages, as the sampling of a call."""
+"""The options of a call in a graph, from those that a ChatWeftline would send."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
 _EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
 _NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
 
-# What a structured output says of itself to whoever watches the run; LangChain takes it out, too.
+# A structured output describes itself to tracers here. LangChain does not send these either.
 _FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
 
 
 def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
-    """The options of `model` with `bound` ones; CannotCompile for what no graph says (logprobs)."""
+    """The options of `model` with those in `bound`.
+
+    Raises CannotCompile for an option that a graph does not have, such as logprobs.
+    """
     if model.cache:
         raise CannotCompile(model, "it has a cache")
     if model.rate_limiter is not None:

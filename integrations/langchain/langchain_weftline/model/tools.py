@@ -1,4 +1,4 @@
-"""The tools that a model may call, as a graph says them, and the message in which it calls some."""
+"""The tools of a call in a graph, and the message in which a model calls them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CHOICE: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """OpenAI's fields about tools as JSON text, so that equal ones hash alike."""
+    """OpenAI's fields about tools, as JSON text so that equal toolboxes have equal hashes."""
 
     said: str
 
     @staticmethod
     def of(payload: Mapping[str, Any]) -> Toolbox | None:
-        """The tools of a request, None where it has none. Raises ValueError for what is not one."""
+        """The tools of a request, or None where it has none. Raises ValueError for a bad tool."""
         said = {name: payload[name] for name in FIELDS if payload.get(name) is not None}
         if not said.get("tools"):
             return None
@@ -36,7 +36,7 @@ class Toolbox:
         return toolbox
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a call."""
+        """These tools as the fields of a call."""
         said = json.loads(self.said)
         several = said.get("parallel_tool_calls")
         return {
@@ -47,7 +47,7 @@ class Toolbox:
 
 
 def message_of(value: Any, facts: Mapping[str, Any]) -> AIMessage:
-    """The value of a call, its text or with tools the message as JSON, as LangChain's message."""
+    """LangChain's message for the value of a call: its text, or with tools a message as JSON."""
     if not isinstance(value, dict):
         return AIMessage(content=value, **facts)
     made = _convert_dict_to_message(value)

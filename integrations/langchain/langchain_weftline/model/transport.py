@@ -1,7 +1,7 @@
-"""An async HTTP client that any event loop may use: each loop has connections of its own.
+"""An async HTTP client that works on any event loop: each loop has its own connections.
 
-A connection belongs to the loop that opened it. With one pool for all of them, as the openai client
-has, a second `asyncio.run` meets connections whose loop is closed.
+A connection belongs to the loop that opened it. The openai client has one pool for all loops, so a
+second `asyncio.run` would use connections whose loop is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import openai
 if TYPE_CHECKING:
     import httpx as httpx
 else:
-    # Of its two kinds the one that the installed openai client is made of.
+    # There are two packages of this kind. Take the one that the installed openai client uses.
     _base = next(c for c in openai.DefaultAsyncHttpxClient.__mro__ if c.__name__ == "AsyncClient")
     httpx = import_module(_base.__module__.partition(".")[0])
 
@@ -30,7 +30,7 @@ ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 
 
 class _PerLoop(httpx.AsyncBaseTransport):
-    """Hands each request to the connections of the loop that it is sent from."""
+    """Sends each request over the connections of the running loop."""
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ class _PerLoop(httpx.AsyncBaseTransport):
         pool = self._loops.get(loop)
         if pool is None:
             for other in list(self._loops):
-                if other.is_closed():  # its connections know it, so it would stay
+                if other.is_closed():  # its connections refer to it, so it would stay alive
                     self._loops.pop(other, None)
             pool = self._loops[loop] = _Pool()
             await pool.open()
@@ -51,7 +51,7 @@ class _PerLoop(httpx.AsyncBaseTransport):
 
 
 class _Pool:
-    """The connections of one loop, closed with it."""
+    """The connections of one loop. They are closed when the loop ends."""
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_KEPT)
@@ -61,7 +61,7 @@ class _Pool:
         self._end = self._wait_for_the_end()
 
     async def open(self) -> None:
-        # A loop that is shut down closes the async generators that were begun on it.
+        # When a loop shuts down, it closes the async generators that were started on it.
         await anext(self._end)
 
     async def _wait_for_the_end(self) -> AsyncGenerator[None, None]:
@@ -73,12 +73,12 @@ class _Pool:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: it takes 40 ms."""
+    """The machine's certificates, read once, because reading takes 40 ms."""
     return httpx.create_ssl_context()
 
 
 @cache
-def async_client() -> Any:  # of either kind
-    """The client that all models share."""
+def async_client() -> Any:  # its type depends on the package that openai uses
+    """The HTTP client that all models share."""
     transport: Any = _PerLoop()
     return openai.DefaultAsyncHttpxClient(transport=transport)

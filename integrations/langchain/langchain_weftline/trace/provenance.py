@@ -1,7 +1,7 @@
-"""Which template and values made each prompt, learnt from LangChain's callbacks.
+"""Which template and values made each prompt, learned from LangChain's callbacks.
 
-A handler sees every prompt being made. What it finds out it keeps by the identity of the prompt or
-message, weakly, until a ChatWeftline is given that very object. It changes nothing that it sees.
+A callback handler sees every prompt being made. It keeps the prompt's pieces, by weak reference to
+the prompt or message, until a ChatWeftline is given that same object. It changes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from weftline.adapters import Piece, Pieces, RunSessions
 from weftline.adapters.pieces import text_of
 from weftline.adapters.sessions import Nested
 
-# Runs that LangChain never ended, such as streams of a loop that was closed over them.
+# Bounds the runs that LangChain never ends, such as streams whose event loop was closed.
 MAX_RUNS = 50_000
 MAX_ANCESTORS = 8
 
 
 class ByIdentity:
-    """Values of objects that have no hash, for as long as these live."""
+    """A value for each of some unhashable objects, dropped when its object dies."""
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -53,7 +53,7 @@ class ByIdentity:
 
     def _forget(self, id_: int, ref: weakref.ref[Any]) -> None:
         found = self._items.get(id_)
-        if found is not None and found[0] is ref:  # the id may have a new owner by now
+        if found is not None and found[0] is ref:  # a new object may have the id by now
             del self._items[id_]
 
 
@@ -76,11 +76,12 @@ class Run(Nested):
 
 
 class _Immediate:
-    """A callback that has done its work when its call returns, to be awaited or not.
+    """A callback that has done its work when the call returns, whether or not it is awaited.
 
-    LangChain awaits what `inspect` takes for a coroutine function, and sends anything else through
-    an executor: 0.1 ms and a thread for each event. Up to Python 3.11 `inspect` knows one by the
-    attributes of a function, as Cython's functions have them; later by its mark.
+    LangChain awaits a coroutine function, and runs any other callback in an executor, which costs
+    0.1 ms and a thread for each event. So this object passes for a coroutine function. Up to Python
+    3.11 `inspect` looks at its function attributes, as Cython's functions have them; later versions
+    look at a mark.
     """
 
     def __init__(self, work: Callable[..., None]) -> None:
@@ -99,11 +100,11 @@ class _Immediate:
 
 
 async def _nothing() -> None:
-    """Lends its code object, whose flags say that it is a coroutine's."""
+    """Provides a code object with a coroutine's flags."""
 
 
 class _Done:
-    """Awaited, it is done; it is no coroutine, which LangChain would give a loop of its own."""
+    """Done when awaited. It is no coroutine, because LangChain would run that on a new loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()
@@ -113,10 +114,10 @@ _DONE = _Done()
 
 
 class Listener(BaseCallbackHandler):
-    """Watches chains and prompts; everything else passes it by.
+    """Watches chains and prompts, and ignores all other events.
 
-    `run_inline` stays off: with it LangChain forgets to tell the other handlers of an async text
-    model's start.
+    `run_inline` stays off: with it LangChain does not tell other handlers that an async text model
+    has started.
     """
 
     ignore_llm = True
@@ -181,9 +182,9 @@ class Listener(BaseCallbackHandler):
         self._on_chain_end(None, run_id=run_id)
 
     def _drop_rest(self, root: Root) -> None:
-        """Forget what is left in a run that is over: LangChain never tells that it ended.
+        """Forget the runs inside a root that has ended, because LangChain never ends them.
 
-        A task that is cancelled while its callbacks run loses the rest of them.
+        A task that is cancelled while its callbacks run skips the remaining ones.
         """
         for run_id in [run_id for run_id, run in self.runs.items() if run.root is root]:
             del self.runs[run_id]
@@ -207,7 +208,7 @@ class Listener(BaseCallbackHandler):
             self.pieces.put(made, found[0])
             return
         for message, pieces in zip(messages, found, strict=True):
-            if self.pieces.find(message) is None:  # else it came out of another prompt
+            if self.pieces.find(message) is None:  # otherwise another prompt made it
                 self.pieces.put(message, pieces)
 
     def _by_template(
@@ -222,11 +223,11 @@ class Listener(BaseCallbackHandler):
         return by_template(template, {names[0]: inputs}, texts) if len(names) == 1 else None
 
     def run_of(self, run_id: UUID | None) -> Run | None:
-        """The run of this id, if it is under way."""
+        """The run with this id, if it is under way."""
         return None if run_id is None else self.runs.get(run_id)
 
     def pieces_of(self, message: BaseMessage, run: Run | None) -> Pieces:
-        """The pieces of a message with a plain text."""
+        """The pieces of a message whose content is plain text."""
         text = str(message.content)
         known: Pieces | None = self.pieces.find(message)
         if known is not None and text_of(known) == text:
@@ -239,12 +240,12 @@ class Listener(BaseCallbackHandler):
 
 
 def _bounded(table: OrderedDict[UUID, Any], key: UUID, value: Any) -> Any:
-    """Put `value`; the oldest entry, if it has to go."""
+    """Put `value` under `key`. Returns the oldest entry if that was evicted."""
     table[key] = value
     return table.popitem(last=False)[1] if len(table) > MAX_RUNS else None
 
 
-# Names that LangChain gives to what has none.
+# LangChain gives names that begin like these to runs that the user did not name.
 _UNNAMED = (
     "Runnable",
     "ChannelWrite",
@@ -258,7 +259,7 @@ _MAP_KEY = "map:key:"
 
 
 def _name(name: str | None, tags: Sequence[str]) -> str | None:
-    """What a person called this run: its key in a dict of runnables, or a name of its own."""
+    """The name that the user gave this run: its key in a dict of runnables, or its own name."""
     for tag in tags:
         if tag.startswith(_MAP_KEY):
             return tag.removeprefix(_MAP_KEY)
@@ -271,5 +272,5 @@ _current: ContextVar[Listener | None] = ContextVar("weftline_provenance", defaul
 
 @cache
 def listen() -> None:
-    """Have LangChain tell the listener of every run from now on."""
+    """Make LangChain tell the listener of every run from now on."""
     register_configure_hook(_current, inheritable=True)

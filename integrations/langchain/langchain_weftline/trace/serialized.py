@@ -1,6 +1,6 @@
-"""Prompt templates out of the JSON that callbacks are given, where it is surely understood.
+"""Reads prompt templates from the JSON that callbacks are given, if every class in it is known.
 
-LangChain's own `load` is beta, takes 0.4 ms, and builds whatever the JSON names.
+LangChain's own `load` is beta, takes 0.4 ms, and builds any class that the JSON names.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from langchain_core.prompts import (
     SystemMessagePromptTemplate,
 )
 
-# A template that stays in use is asked for by the same dict each time; ones that are made anew for
-# every call push each other out.
+# A template in use comes with the same dict each time. Templates that are made for one call only
+# evict each other.
 MAX_TEMPLATES = 256
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class Unreadable(ValueError):
-    """The JSON holds something that is not among the classes here."""
+    """The JSON holds a class or a value that is not known here."""
 
 
 class Templates:
-    """The templates read so far, by the identity of their JSON, which is held so that it lasts."""
+    """The templates read so far, by the id of their JSON. The JSON is kept, so ids stay valid."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[object, BasePromptTemplate[Any] | None]] = OrderedDict()
         self._lock = Lock()
 
     def find(self, serialized: object) -> BasePromptTemplate[Any] | None:
-        """The template, or None where it cannot be told from its JSON."""
+        """The template, or None where its JSON cannot be read."""
         with self._lock:
             known = self._known.get(id(serialized))
             if known is not None:
@@ -59,7 +59,7 @@ class Templates:
 def _template(serialized: object) -> BasePromptTemplate[Any] | None:
     try:
         made = _read(serialized)
-    except (Unreadable, KeyError, TypeError, ValueError):  # of another version, or not a template's
+    except (Unreadable, KeyError, TypeError, ValueError):  # another version's, or no template
         return None
     return made if isinstance(made, BasePromptTemplate) else None
 
