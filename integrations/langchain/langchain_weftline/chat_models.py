@@ -40,13 +40,12 @@ from langchain_weftline.trace.provenance import listen
 from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 
-# Bytes of UTF-8 in a token: 4 for English under the tokenizers in use today, fewer elsewhere.
+# Bytes of UTF-8 in a token: 4 for English with today's tokenizers, fewer for other languages.
 BYTES_PER_TOKEN = 4
-# What a chat template adds around one message: its role and two marks.
+# A chat template adds about as many tokens to one message: its role and two marks.
 TOKENS_PER_MESSAGE = 4
 
-
-# Who gives one of these has made up his mind about the connections.
+# A user who sets one of these has chosen the connections.
 _CONNECTIONS = {
     "http_socket_options",
     "http_async_client",
@@ -54,12 +53,12 @@ _CONNECTIONS = {
     "root_async_client",
     "openai_proxy",
 }
-# Closing a session is never worth a wait: the server forgets one that nobody uses.
+# Closing a session is not worth a longer wait, because an unused session expires in the server.
 DELETE_TIMEOUT_S = 2.0
 
 
 def _api_key() -> SecretStr:
-    # The openai client insists on a key; a server on loopback reads none.
+    # The openai client requires a key. A server on loopback does not read it.
     return SecretStr(default_api_key() or "none")
 
 
@@ -93,7 +92,7 @@ class ChatWeftline(BaseChatOpenAI):
     """
 
     model_name: str = Field(default="default", alias="model")
-    """The model's name at the server; `default` is the first one served."""
+    """The model's name at the server. `default` is the server's first model."""
     openai_api_base: str | None = Field(
         default_factory=default_base_url, alias="base_url", validate_default=True
     )
@@ -102,7 +101,7 @@ class ChatWeftline(BaseChatOpenAI):
     provenance: bool = Field(default_factory=_provenance, exclude=True)
     """Tell the server which template and values made a prompt, and which run it belongs to.
 
-    Off by default where WEFTLINE_PROVENANCE is 0.
+    It is off by default where WEFTLINE_PROVENANCE is 0.
     """
 
     @field_validator("openai_api_base")
@@ -124,7 +123,7 @@ class ChatWeftline(BaseChatOpenAI):
 
     @property
     def patience(self) -> Patience:
-        """How long a call waits, and how often it is tried again."""
+        """How long a call waits, and how often it is retried."""
         return Patience.of(self.request_timeout, self.max_retries)
 
     @property
@@ -141,6 +140,7 @@ class ChatWeftline(BaseChatOpenAI):
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
+        # LangChain's saved JSON names this module, so the class stays in it.
         return ["langchain_weftline", "chat_models"]
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -163,7 +163,10 @@ class ChatWeftline(BaseChatOpenAI):
         return self
 
     def _resolve_model_profile(self) -> ModelProfile:
-        """What any model can do behind this server; how much it reads is the model's own."""
+        """The abilities of every model behind this server.
+
+        The context's length is the model's own.
+        """
         return ModelProfile(
             text_inputs=True,
             image_inputs=False,
@@ -181,11 +184,11 @@ class ChatWeftline(BaseChatOpenAI):
     def with_structured_output(
         self, schema: dict[str, Any] | type | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """As ChatOpenAI's; the answer of `json_mode` is held to the schema, too."""
+        """Like ChatOpenAI's, but an answer of `json_mode` must also match the schema."""
         made = super().with_structured_output(schema, **kwargs)
         if kwargs.get("method") != "json_mode" or schema is None:
             return made
-        assert isinstance(made, RunnableSequence), "a model, and what reads its answer"
+        assert isinstance(made, RunnableSequence), "a model, and the parser of its answer"
         try:
             wanted = convert_to_json_schema(schema)
         except ValueError:  # a dict without a title is no schema to LangChain
@@ -315,7 +318,7 @@ class ChatWeftline(BaseChatOpenAI):
         return result
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None]) -> dict[str, Any]:
-        # LangChain warns of each count that an answer does not have.
+        # LangChain warns about each count that is None.
         return super()._combine_llm_outputs([_without_none(output) for output in llm_outputs])
 
     def _convert_chunk_to_generation_chunk(
@@ -334,7 +337,7 @@ class ChatWeftline(BaseChatOpenAI):
         return generation
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The ids given by `custom_get_token_ids`; the server's tokenizer stays in the server."""
+        """The ids given by `custom_get_token_ids`. The server's tokenizer stays in the server."""
         if self.custom_get_token_ids is None:
             raise NotImplementedError(
                 "ChatWeftline has no tokenizer of its own: set custom_get_token_ids, "
@@ -343,9 +346,9 @@ class ChatWeftline(BaseChatOpenAI):
         return self.custom_get_token_ids(text)
 
     def get_num_tokens(self, text: str) -> int:
-        """An estimate, one token for four bytes of UTF-8, unless `custom_get_token_ids` is set.
+        """An estimate of one token for four bytes of UTF-8, unless `custom_get_token_ids` is set.
 
-        It needs neither the network nor a tokenizer package; English text comes out within about a
+        It needs neither the network nor a tokenizer package. For English text it is within about a
         fifth of the true count.
         """
         if self.custom_get_token_ids is not None:
@@ -358,7 +361,7 @@ class ChatWeftline(BaseChatOpenAI):
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
         **kwargs: Any,
     ) -> int:
-        """An estimate: the texts by `get_num_tokens`, and four tokens a message for its frame."""
+        """An estimate: the texts by `get_num_tokens`, and four tokens for the frame of each message."""
         texts = [self.get_num_tokens(str(message.text)) for message in messages]
         return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
 

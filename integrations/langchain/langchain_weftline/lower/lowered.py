@@ -1,4 +1,4 @@
-"""A lowered chain: the calls to submit, and how their variables become the chain's result."""
+"""A lowered chain: the calls to submit, and the tree that makes its result of their variables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """How one call is generated, what for, and by which model; None is the server's first."""
+    """How one call is generated. `model` is None for the server's first model."""
 
     sampling: Sampling
     model: str | None
@@ -45,7 +45,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A call as the lowering meets it, before it is known who else reads its inputs."""
+    """A call as the lowering finds it, before the other readers of its inputs are known."""
 
     name: str
     turns: tuple[Turn, ...]
@@ -55,9 +55,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """The value of variable `var` after `transforms`; `is_message` wraps it in an AIMessage.
+    """The value of variable `var` after `transforms`.
 
-    `make` makes the client's object of the value.
+    `is_message` wraps it in an AIMessage. `make` builds the client's object from the value.
     """
 
     var: str
@@ -97,17 +97,17 @@ class Concatenated:
 
 
 Facts = Mapping[str, Mapping[str, Any]]
-"""What messages say beside their content, by variable: usage, and why the text ended."""
+"""The other fields of messages, by variable: their usage, and why the text ended."""
 
 
 NO_FACTS: Facts = MappingProxyType({})
 
 
 def facts_of(value: Value) -> Mapping[str, Any]:
-    """What the message says whose content is `value`."""
+    """The other fields of the message whose content is `value`."""
     facts = value.facts
     if "finish_reason" not in facts:
-        return {}  # the client has set it
+        return {}  # the client has set the variable, so no model generated it
     return {
         "usage_metadata": UsageMetadata(
             input_tokens=facts["prompt_tokens"],
@@ -137,18 +137,18 @@ Tree = Variable | Constant | Mapped | Listed | Concatenated | Rendered
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What to submit, where, and what the chain returns."""
+    """The calls to submit, their server, and the chain's result as a tree."""
 
     calls: tuple[Call, ...]
     result: Tree
     server: Server | None = None
 
     def variables(self) -> tuple[str, ...]:
-        """The variables that the result needs, each once, in order."""
+        """The distinct variables that the result needs, in order."""
         return variables_of(self.result)
 
     def streamable(self) -> Variable | None:
-        """The result, if it is one variable whose text nothing transforms."""
+        """The result, if it is one variable whose text is not transformed; otherwise None."""
         result = self.result
         if not isinstance(result, Variable) or result.transforms or not result.is_text:
             return None
@@ -162,7 +162,7 @@ class Lowered:
 
 
 def variables_of(tree: Tree) -> tuple[str, ...]:
-    """The variables that `tree` needs, each once, in order."""
+    """The distinct variables that `tree` needs, in order."""
     return tuple(dict.fromkeys(leaf.var for leaf in _variables(tree)))
 
 
@@ -187,6 +187,7 @@ def _variables(tree: Tree) -> Iterator[Variable]:
 
 
 def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
+    """The value of `tree`, from the values of its variables. Raises TransformFailed."""
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Variable):
@@ -208,12 +209,12 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
 def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lowered:
     """`drafts` as calls, and `result` as a tree.
 
-    A parser's transforms belong to the output when every reader of the variable wants them, so
-    that the value is parsed once and the graph shows it parsed. Where one reader wants the raw text
-    and another its parsed form, the variable stays raw and each input says what it does to it:
-    one generation, one variable, and no reader waits for a parser that it does not use.
+    If every reader of a variable wants the same transforms, the call's output has them. Then the
+    value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
+    another its parsed form, the variable stays raw, and each input has its own transforms. So there
+    is one generation and one variable, and no reader waits for a parser that it does not use.
 
-    A call whose answer nobody reads is left out. Variables of earlier submits are as they were.
+    A call whose answer is not read is left out. Variables of earlier submits do not change.
     """
     drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
@@ -228,17 +229,17 @@ def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lower
 
 
 def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
-    """`drafts` as calls whose readers are not all known yet, so that each output stays raw."""
+    """`drafts` as calls with raw outputs, because not all of their readers are known yet."""
     return tuple(_Binding({}).call(draft) for draft in drafts)
 
 
 def tree_of(value: Any) -> Tree:
-    """How `value` is built of raw variables."""
+    """The tree that builds `value` from raw variables."""
     return _tree(value, {})
 
 
 def _read(drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
-    """The drafts that make `wanted` variables, and those that they read, in order."""
+    """The drafts that make the `wanted` variables, and all drafts that these read, in order."""
     kept = []
     for draft in reversed(drafts):  # a draft reads only what earlier ones make
         if draft.var in wanted:
@@ -292,7 +293,7 @@ class _Binding:
     names: dict[str, str] = field(default_factory=dict)
 
     def call(self, draft: Draft) -> Call:
-        """`draft` with its placeholders bound, and the answer as its last message."""
+        """`draft` as a call whose last message is the answer."""
         messages = [
             Message(role=turn.role, content=tuple(self._segments(turn.content)), name=turn.name)
             for turn in draft.turns
@@ -331,7 +332,7 @@ class _Binding:
             yield Segment(text=text)
 
     def _input(self, name: str, piece: str | Hole) -> str:
-        """The name of the placeholder for `piece`: `name`, if it is free and well formed."""
+        """The placeholder for `piece`, which is called `name` if that is free and well formed."""
         if isinstance(piece, str):
             bound = Placeholder(name=OUTPUT, in_out=InOut.IN, value=piece)
         else:

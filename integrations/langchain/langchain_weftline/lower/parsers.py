@@ -1,8 +1,9 @@
-"""Which transform does what a LangChain parser does, and what the client makes of its value.
+"""The transform that replaces a LangChain parser, and how the client builds an object of its value.
 
-To weftline's own table this adds parsers whose value is no JSON (an object, a member of an enum, a
-date, a tuple), where the server finds the parts and the client puts them together, and those that
-read a message's tool calls. A subclass may override anything, so exact classes count.
+This adds two kinds of parsers to weftline's own table. Some have a value that is not JSON (an
+object, a member of an enum, a date, a tuple): the server finds the parts, and the client puts them
+together. The others read a message's tool calls. A subclass may override anything, so only exact
+classes count.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Parser = BaseOutputParser[Any]
 
 
 def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
-    """What the server does in place of `parser`, and what the client makes of it, None for nothing.
+    """The transform that replaces `parser`, and what builds the client's object; each may be None.
 
-    Raises CannotCompile where its settings ask for what no transform does.
+    Raises CannotCompile where no transform does what its settings ask for.
     """
     parts = _parts_of(type(parser))
     try:
@@ -55,13 +56,13 @@ def has_transform(cls: type[Any]) -> bool:
 
 
 def reads_tools(spec: Spec | None) -> bool:
-    """Whether a transform is for the message of a call with tools."""
+    """Whether a transform reads the message of a call with tools."""
     return spec is not None and spec["op"] == "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The transform of a parser, and what the client makes its object with."""
+    """How to find a parser's transform, and what builds the client's object."""
 
     spec: Callable[[Any], Spec]
     make: Callable[[Any], Make] | None = None
@@ -77,7 +78,7 @@ def _tools(parser: Any) -> Spec:
 
 
 def _tool_objects(parser: PydanticToolsParser) -> Make:
-    """The parser's own way from calls to objects, which begins with a message."""
+    """Have the parser itself turn calls into objects. It expects a message that holds the calls."""
 
     def make(found: Any) -> Any:
         calls = [found] if isinstance(found, dict) else found
@@ -108,7 +109,7 @@ _CORE: Mapping[type[Any], _Parts] = MappingProxyType(
         PydanticToolsParser: _Parts(_tools, _tool_objects),
     }
 )
-# By name: whoever has one has imported langchain-classic.
+# By name, so that langchain-classic is not imported here.
 _CLASSIC: Mapping[str, _Parts] = MappingProxyType(
     {
         f"langchain_classic.{name}": parts
@@ -118,7 +119,7 @@ _CLASSIC: Mapping[str, _Parts] = MappingProxyType(
                 lambda parser: {"op": "datetime", "format": parser.format},
                 lambda _: datetime.fromisoformat,
             ),
-            # YAML has what JSON has not, so the client reads it once more.
+            # YAML has values that JSON cannot carry, so the client reads the text again.
             "output_parsers.yaml.YamlOutputParser": _Parts(_yaml, lambda parser: parser.parse),
             "chains.flare.prompts.FinishedOutputParser": _Parts(
                 lambda parser: {"op": "finished", "finished_value": parser.finished_value},

@@ -1,6 +1,6 @@
-"""Lowers a chain ahead of its run: nothing is sent, and no code of the user's is run.
+"""Lowers a chain ahead of its run. It sends nothing and runs no code of the user.
 
-What a run would only find out, by a step of the client or from the server, is UNKNOWN here.
+A value that only the run can know, from a step of the client or from the server, is UNKNOWN here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def plan(
     config: RunnableConfig | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Lower `chain`; what it comes to, as far as that is known."""
-    configurable = (config or {}).get("configurable", {})  # of a run's configuration only this
+    """Lower `chain`. Returns its result, as far as that is known."""
+    # The rest of a run's configuration has callbacks, and a plan must not call them.
+    configurable = (config or {}).get("configurable", {})
     step = Step(chain, {"configurable": configurable}, (), options or {})
     return _follow(lowering.step(step, _known_part(input)))
 
@@ -40,7 +41,7 @@ def _follow(part: Steps) -> Any:
         except StopIteration as done:
             return done.value
         except Exception:
-            return UNKNOWN  # the run itself will raise it, where its callbacks see it
+            return UNKNOWN  # the run will raise it again, where its callbacks see it
 
 
 def _answer(request: Request) -> Any:
@@ -53,7 +54,7 @@ def _answer(request: Request) -> Any:
 
 
 def _made_by(step: Any, value: Any) -> Any:
-    """What a step of the client makes of a plain value, if that can be told without running it."""
+    """The output of a client's step for a plain value, if it can be found without running it."""
     if isinstance(step, BasePromptTemplate):
         return _prompt(step, value)
     if type(step) is RunnablePick and type(value) is dict:
@@ -82,7 +83,7 @@ def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
 
 
 def _known_part(value: Any) -> Any:
-    """`value`, where its own classes might run code when it is shown UNKNOWN in its place."""
+    """`value`, with UNKNOWN in place of the parts whose classes could run code when shown."""
     if is_plain(value):
         return value
     if type(value) is dict and all(isinstance(key, str) for key in value):

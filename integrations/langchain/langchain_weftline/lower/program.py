@@ -1,7 +1,7 @@
-"""Runs the parts of a lowering side by side, as far as each can go: no I/O, no clock, no threads.
+"""Runs the parts of a lowering side by side, each as far as it can go. No I/O, clock or threads.
 
-A part yields what it needs. What the client has to run is handed out; values of the server are
-waited for, and the calls that make them are submitted when no part can go on without them.
+A part yields its requests. A step for the client to run is returned as a job. A part that needs the
+server's values waits for them. The caller submits calls when no part can go on without them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """A generator of the lowering, and which part of which other one it is."""
+    """A generator of the lowering. A forked part knows its parent and its place among the parts."""
 
     steps: Steps
     parent: Part | None = None
@@ -42,12 +42,12 @@ class Part:
     ended: list[Outcome | None] = field(default_factory=list)  # of the parts that it forked
 
     def take(self, place: int, outcome: Outcome) -> Outcome | None:
-        """One forked part has ended; the outcome of all of them with the last one."""
+        """Note that a forked part has ended. Returns the joint outcome after the last one."""
         self.ended[place] = outcome
         done = [end for end in self.ended if end is not None]
         if len(done) < len(self.ended):
             return None
-        # As LangChain's thread pools: all run to their end, and the first of them is raised.
+        # As in LangChain's thread pools, all parts run to their end, and the first error is raised.
         failed = next((end for end in done if end.error is not None), None)
         return failed or Outcome([end.value for end in done])
 
@@ -61,7 +61,7 @@ class Job:
 
 
 class Program:
-    """A lowering under way."""
+    """A lowering under way. `known` has the variables that have settled."""
 
     def __init__(self, root: Steps) -> None:
         self._ready: deque[tuple[Part, Outcome]] = deque([(Part(root), Outcome())])
@@ -71,7 +71,7 @@ class Program:
         self.outcome: Outcome | None = None
 
     def advance(self) -> list[Job]:
-        """Take every part as far as it goes; what the client has to run for them."""
+        """Run every part as far as it can go. Returns the steps that the client has to run."""
         jobs: list[Job] = []
         while self._ready:
             part, outcome = self._ready.popleft()
@@ -106,33 +106,33 @@ class Program:
         return []
 
     def ran(self, job: Job, outcome: Outcome) -> None:
-        """The client has run a step."""
+        """Note that the client has run a step."""
         self.running -= 1
         self._ready.append((job.part, outcome))
 
     def told(self, event: Value | Failed) -> None:
-        """A variable has settled."""
+        """Note that a variable has settled."""
         self.known[event.variable] = event
         for part in list(self._waiting):
             self._look(part)
 
     @property
     def is_alone(self) -> bool:
-        """Whether the one step that the client runs is all that goes on."""
+        """Whether nothing goes on apart from one step of the client."""
         return self.running == 1 and not self._waiting
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a part can go on by itself."""
+        """Whether a part can go on without waiting."""
         return bool(self._ready)
 
     def wanted(self) -> list[str]:
-        """The variables that parts wait for, each once."""
+        """The distinct variables that parts wait for."""
         names = [name for tree in self._waiting.values() for name in variables_of(tree)]
         return [name for name in dict.fromkeys(names) if name not in self.known]
 
     def _look(self, part: Part) -> None:
-        """Let `part` go on if all is there that it waits for, or something has failed."""
+        """Let `part` go on if all its variables are ready, or one has failed."""
         tree = self._waiting[part]
         outcome = settle(tree, self.known)
         if outcome is not None:
@@ -153,9 +153,9 @@ def settle(
     *,
     streamed: bool = False,
 ) -> Outcome | None:
-    """What `tree` comes to, None as long as it is not known; failures are LangChain's own.
+    """The outcome of `tree`, None while it is not known. Failures are LangChain's own exceptions.
 
-    `calls` are those that have transforms of their own, which may have failed.
+    `calls` are the calls whose own transforms may have failed.
     """
     names = variables_of(tree)
     found = [known[name] for name in names if name in known]

@@ -1,7 +1,8 @@
-"""Prompt templates over symbolic values: each message as constant text and the slots between.
+"""Renders prompt templates over symbolic values: each message as constant text with slots.
 
-Only what surely renders as LangChain renders it is taken: f-string templates by parts, everything
-else as the constant text that LangChain itself makes of concrete values.
+The text is always exactly LangChain's. F-string templates are rendered part by part. LangChain
+itself renders every other template, which takes only concrete values: mustache templates with marks
+around the values, and all others as one constant text.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ _SERVER_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 
 
 def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prompt:
-    """`template` with `values`, some symbolic; CannotCompile where that has no exact form."""
+    """`template` with `values`, which may be symbolic.
+
+    Raises CannotCompile where the text would not be exactly LangChain's.
+    """
     if type(template) is ChatPromptTemplate:
         values = _with_partials(template, values)
         turns = [turn for part in template.messages for turn in _turns(part, values)]
@@ -64,7 +68,7 @@ def render(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> Prom
 
 
 def messages_as_turns(messages: list[Any], step: object) -> tuple[Turn, ...]:
-    """Messages, roles with text, or answers that the server has yet to make, as turns."""
+    """Messages as turns. Some may be answers that the server has not generated yet."""
     turns = []
     for message in messages:
         if isinstance(message, Answer):
@@ -93,7 +97,7 @@ def _turn(message: BaseMessage, step: object) -> Turn:
 
 
 def _turns(part: Any, values: Mapping[str, Any]) -> Iterator[Turn]:
-    """The turns that one part of a chat template makes."""
+    """The turns of one part of a chat template."""
     if isinstance(part, BaseMessage):
         yield _turn(part, part)
     elif type(part) is ChatPromptTemplate:
@@ -130,7 +134,7 @@ def _placeholder(part: MessagesPlaceholder, values: Mapping[str, Any]) -> tuple[
 
 
 def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple[str | Slot, ...]:
-    """The text of a string template, with its seams where it is an f-string."""
+    """The text of a string template, with slots where it is an f-string or mustache."""
     values = _with_partials(template, values)
     if type(template) is PromptTemplate and template.template_format == "f-string":
         return _f_string(template, template.template, values)
@@ -146,7 +150,7 @@ def _text(template: BasePromptTemplate[Any], values: Mapping[str, Any]) -> tuple
 
 
 def _few_shot(template: FewShotPromptTemplate, values: Mapping[str, Any]) -> str:
-    """The f-string that a few-shot template makes of its prefix, examples and suffix."""
+    """The f-string of a few-shot template: its prefix, examples and suffix."""
     examples = template.examples
     if examples is None:
         if is_symbolic(dict(values)):
@@ -198,7 +202,7 @@ def _with_partials(
 
 
 def calls_user_code(template: Any) -> bool:
-    """Whether rendering `template` may run code of the user's: a class, partials, a selector."""
+    """Whether rendering `template` may run the user's code: a class, partials or a selector."""
     if not type(template).__module__.startswith("langchain_core."):
         return True
     partials = getattr(template, "partial_variables", {}).values()
@@ -210,12 +214,15 @@ def calls_user_code(template: Any) -> bool:
 
 
 def text_of(turns: tuple[Turn, ...]) -> list[tuple[str, str, str | None]]:
-    """Role, text and name of each turn, where no text is left to the server."""
+    """Role, text and name of each turn, for turns without the server's values."""
     return [(turn.role, "".join(map(str, turn.pieces())), turn.name) for turn in turns]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `value` is built of strings, numbers, messages, lists, tuples and dicts alone."""
+    """Whether `value` holds only strings, numbers, messages, lists, tuples and dicts.
+
+    Showing such a value runs no code of the user.
+    """
     if isinstance(value, str):
         return type(value).__format__ is str.__format__
     if type(value) in (int, float, bool, type(None)) or isinstance(value, BaseMessage):
@@ -225,14 +232,14 @@ def is_plain(value: Any) -> bool:
     return type(value) is dict and all(map(is_plain, value.values()))
 
 
-# Code points that no text has a use for: a value's name begins, the value begins, the value ends.
+# Private code points: they mark the start of a value's name, the value's start, and its end.
 _MARK_NAME, _MARK_VALUE, _MARK_END = "\ue5f0", "\ue5f1", "\ue5f2"
 
 
 def _mustache(
     template: BasePromptTemplate[Any], values: Mapping[str, Any], text: str
 ) -> tuple[str | Slot, ...]:
-    """`text`, which `template` made of `values`, with its seams; whole where they are not sure."""
+    """`text`, which `template` made of `values`, with slots; one constant if they are unclear."""
     if any(mark in text for mark in (_MARK_NAME, _MARK_VALUE, _MARK_END)):
         return (text,)
     marked = str(template.format(**{name: _mark(value, name) for name, value in values.items()}))
@@ -243,7 +250,7 @@ def _mustache(
 
 def _mark(value: Any, path: str) -> Any:
     if isinstance(value, str):
-        # An empty string hides a section, and must go on doing so.
+        # An empty string hides a section of the template, so it gets no marks.
         return f"{_MARK_NAME}{path}{_MARK_VALUE}{value}{_MARK_END}" if value else value
     if type(value) is dict:
         return {key: _mark(item, f"{path}.{key}") for key, item in value.items()}
@@ -251,7 +258,7 @@ def _mark(value: Any, path: str) -> Any:
 
 
 def _marked_parts(marked: str) -> Iterator[str | Slot]:
-    """Constants and slots."""
+    """Cut a text at its marks."""
     constant, *rest = marked.split(_MARK_NAME)
     if constant:
         yield constant

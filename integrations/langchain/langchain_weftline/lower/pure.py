@@ -1,7 +1,8 @@
-"""Small pure functions, such as a chain's lambdas, run over symbolic values by reading their code.
+"""Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
-A function is pure when it consists of the nodes in `_NODES`: literals, subscripts, f-strings, `+`,
-`str.join`, comprehensions and a few builtins. The user's code itself is never called.
+It reads their syntax tree, and never calls the user's code. A function is pure if it consists of
+the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `str.join`, comprehensions and a few
+builtins.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from langchain_weftline.lower.symbols import (
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
 _CONSTANTS = (str, int, float, bool, type(None))
 
-# A comprehension over the client's own list may be long, but not without end.
+# Bounds a comprehension over the client's own values, which may be endless.
 MAX_ITEMS = 100_000
 
 
 def apply_pure(function: Callable[..., Any], value: Any) -> Any:
-    """What `function(value)` gives, symbolic where need be; CannotCompile if it is not pure."""
+    """The result of `function(value)`, symbolic where `value` is.
+
+    Raises CannotCompile if the function is not pure.
+    """
     step = f"function {getattr(function, '__name__', function)!r}"
     if not isinstance(function, FunctionType):
         raise CannotCompile(step, "it is not a plain Python function")
@@ -47,7 +51,7 @@ def apply_pure(function: Callable[..., Any], value: Any) -> Any:
 
 
 class _Evaluation:
-    """One call of a pure function: its names, and a method for each node that it may have."""
+    """One call of a pure function: its names, and a method for each kind of node."""
 
     def __init__(self, function: FunctionType, step: str, names: dict[str, Any]) -> None:
         self._step = step
@@ -241,7 +245,7 @@ class _Evaluation:
 
 
 def _is_builtin(found: object) -> bool:
-    return any(found is one for one in _BUILTINS)  # `in` would ask the user's own `==`
+    return any(found is one for one in _BUILTINS)  # `in` would call the user's `==`
 
 
 _NODES: Mapping[type[ast.expr], Callable[[_Evaluation, Any], Any]] = MappingProxyType(

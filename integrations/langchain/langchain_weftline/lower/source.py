@@ -13,10 +13,10 @@ Function = ast.Lambda | ast.FunctionDef
 
 
 def function_source(function: FunctionType) -> tuple[Function, str] | None:
-    """The tree of `function` and its parameter's name; None where either cannot be told.
+    """The tree of `function` and its parameter's name, or None where they cannot be found.
 
-    A file may have changed since it was imported, and a line may hold several lambdas, so a tree
-    counts only if it compiles to the very bytecode that `function` would run.
+    A file may have changed since it was imported, and a line may hold several lambdas. So a tree
+    counts only if it compiles to the same bytecode as `function`.
     """
     try:
         lines, _ = inspect.findsource(function)
@@ -33,7 +33,7 @@ def function_source(function: FunctionType) -> tuple[Function, str] | None:
 
 @lru_cache(maxsize=64)
 def _functions(source: str) -> dict[int, list[Function]]:
-    """The functions of a file by the line where their code starts."""
+    """The functions of a file, by the line where their code starts."""
     found: dict[int, list[Function]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Lambda):
@@ -53,7 +53,7 @@ def _only_parameter(arguments: ast.arguments) -> str | None:
 
 
 def _compiled(node: Function, parameter: str, free: tuple[str, ...]) -> CodeType:
-    """The code of `node`, made inside a function that has its free variables as parameters."""
+    """The code of `node`, compiled inside a function whose parameters are its free variables."""
     statement: ast.stmt
     if isinstance(node, ast.Lambda):
         statement = ast.Return(value=ast.Lambda(args=_arguments(parameter), body=node.body))
@@ -98,4 +98,4 @@ def _same(one: CodeType, other: CodeType) -> bool:
 def _same_constant(one: object, other: object) -> bool:
     if isinstance(one, CodeType) and isinstance(other, CodeType):
         return _same(one, other)
-    return repr(one) == repr(other)  # 1, 1.0 and True are equal, but not the same
+    return repr(one) == repr(other)  # 1, 1.0 and True are equal, but not the same constant

@@ -1,6 +1,6 @@
-"""Symbolic values: what a chain's steps pass on while the server has not yet made the text.
+"""Symbolic values: they stand for text that the server has not generated yet.
 
-Plain dicts, lists and tuples hold them, so a step that only moves values works unchanged.
+Plain dicts, lists and tuples may hold them, so a step that only moves values works unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ Spec = dict[str, Any]
 
 
 Make = Callable[[Any], Any]
+"""Builds the client's object from a value of the server."""
 
 
 class CannotCompile(ValueError):
-    """A step that the server cannot run, and why: the client runs it, on values that it fetches."""
+    """The server cannot run a step, for this reason. The client then fetches values and runs it."""
 
     def __init__(self, step: object, reason: str) -> None:
         self.step = step if isinstance(step, str) else name_of(step)
@@ -28,16 +29,16 @@ class CannotCompile(ValueError):
 
 
 def name_of(step: object) -> str:
-    """The class of a runnable, and its own name if it has one."""
+    """The class of a runnable, with the runnable's name if it has one."""
     name = getattr(step, "name", None)
     return f"{type(step).__name__} {name!r}" if isinstance(name, str) else type(step).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The variable `var` after `transforms`; `is_text` when that is known to be a string.
+    """The variable `var` after `transforms`. `is_text` says that this is known to be a string.
 
-    `make`, where there is one, makes of it the object that the client's steps see.
+    `make` builds the object that the client's steps see, where that is not the value itself.
     """
 
     var: str
@@ -50,26 +51,26 @@ class Ref:
         return replace(self, transforms=(*self.transforms, spec), is_text=is_text)
 
     def as_text(self) -> Ref:
-        """This value, which is known to be a string."""
+        """This value, marked as a string."""
         return replace(self, is_text=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The AIMessage whose content is the raw variable `var`; of a call with tools, all of it is."""
+    """The AIMessage of a call: the variable `var` is its content, or with tools the message."""
 
     var: str
     calls_tools: bool = False
 
     @property
     def text(self) -> Ref:
-        """Its content."""
+        """The message's content."""
         return Ref(self.var)
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A place in a text where `ref` stands, shown by `form`: nothing, a str or a repr transform."""
+    """A place in a text that holds `ref`, shown as it is or by the transform `str` or `repr`."""
 
     ref: Ref
     form: tuple[Spec, ...] = ()
@@ -87,7 +88,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a template's variable `name` gives to the text around it."""
+    """The text that a template's variable `name` contributes."""
 
     name: str
     pieces: tuple[Fragment, ...]
@@ -95,23 +96,23 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a prompt: constant text and slots; `role` as the server names it."""
+    """One message of a prompt: constant text and slots. `role` has the server's name for it."""
 
     role: str
     content: tuple[str | Slot, ...]
     name: str | None = None
 
     def pieces(self) -> Iterator[Fragment]:
-        """Its text from the first to the last."""
+        """All fragments of its text, in order."""
         for part in self.content:
             yield from part.pieces if isinstance(part, Slot) else (part,)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt with its seams; `name` is the template's own.
+    """A rendered prompt that still shows its slots. `name` is the template's name.
 
-    `source` is the template and its values, for a step that needs the prompt in the client.
+    `source` has the template and its values, for a step that needs the prompt in the client.
     """
 
     turns: tuple[Turn, ...]
@@ -127,15 +128,15 @@ class Prompt:
 
     @property
     def is_known(self) -> bool:
-        """Whether none of its text is left to be known in a run."""
+        """Whether all of its text is known before the run, apart from the server's values."""
         pieces = (piece for turn in self.turns for piece in turn.pieces())
         return not any(isinstance(piece, str) and UNKNOWN_TEXT in piece for piece in pieces)
 
 
 class Unknown(dict[Any, Any]):
-    """A value that the client will have, of which planning knows at most some items.
+    """A value that the client computes during the run. A plan knows at most some of its items.
 
-    Only planning meets it: a run has the value.
+    It occurs only in plans and explanations: a run has the value.
     """
 
     def __missing__(self, key: object) -> Unknown:
@@ -149,11 +150,11 @@ class Unknown(dict[Any, Any]):
 
 
 UNKNOWN = Unknown()
-UNKNOWN_TEXT = "\ue5f3"  # a code point that no text has a use for
+UNKNOWN_TEXT = "\ue5f3"  # a private code point, which texts do not contain
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether any part of `value` is not known while planning."""
+    """Whether any part of `value` is unknown to the plan."""
     if isinstance(value, Unknown):
         return True
     if isinstance(value, dict):
@@ -171,7 +172,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
-    """`value` as an f-string shows it, or as `repr` does when `quoted`."""
+    """`value` as an f-string shows it, or as `repr` shows it when `quoted`."""
     if not is_symbolic(value):
         return (repr(value) if quoted else format(value),)
     if isinstance(value, Ref):
@@ -196,13 +197,13 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, 
 
 
 def joined(separator: str, values: list[Any], step: object) -> Any:
-    """`separator.join(values)`, each of which must be known to be a string."""
+    """`separator.join(values)`. Each value must be known to be a string."""
     items = [string_pieces(value, step) for value in values]
     return settled(_separated(items, separator))
 
 
 def settled(pieces: Iterable[Fragment]) -> Any:
-    """A text of `pieces` as the simplest value that equals it: a string, a variable or a Text."""
+    """The simplest value for the text of `pieces`: a string, a variable or a Text."""
     kept = tuple(piece for piece in pieces if piece != "")
     if all(isinstance(piece, str) for piece in kept):
         return "".join(map(str, kept))
@@ -223,7 +224,7 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
 
 
 def string_pieces(value: Any, step: object) -> tuple[Fragment, ...]:
-    """The pieces of a value that is used as a string and must be known to be one."""
+    """The fragments of a value that is used as a string. It must be known to be a string."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Text):

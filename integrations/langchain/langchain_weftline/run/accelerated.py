@@ -1,4 +1,4 @@
-"""AcceleratedChain: LangChain runs the chain as ever; its model calls are under way by then."""
+"""AcceleratedChain: LangChain runs the chain as usual, but the server has begun its model calls."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ Config = RunnableConfig
 
 
 def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> AcceleratedChain:
-    """`chain`, whose model calls the server begins before LangChain comes to them.
+    """`chain`, whose model calls begin in the server before LangChain makes them.
 
     Args:
         chain: An LCEL chain with models that are `ChatWeftline`.
         on_graph: Called for each run with its session's graph, as GET /v1/session/{id}/graph
-            gives it, from another thread and when the server has sent it; not for a run that ends
-            before its calls do, which the server then cancels.
+            gives it. The call comes from another thread, when the server has sent the graph. It
+            does not come for a run that ends before its calls: the server cancels those.
 
-    When the chain is invoked, the calls that follow from its input alone, and from the answers of
-    such calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks,
-    side effects, exceptions and streamed events are the plain chain's. A model call whose prompt
-    and parameters are those of a call in the graph takes its result, which the server has pushed;
-    any other is an ordinary call, and what is not used is cancelled. None of your code runs to find
-    the graph.
+    When the chain is invoked, the calls that depend only on its input, and on the answers of such
+    calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks, side
+    effects, exceptions and streamed events are the plain chain's. A model call whose prompt and
+    parameters equal those of a call in the graph takes its result, which the server has pushed. Any
+    other is an ordinary call. Unused calls are cancelled. None of your code runs to find the graph.
     """
     return AcceleratedChain(bound=chain, on_graph=on_graph)
 
 
 class AcceleratedChain(RunnableBindingBase[Input, Output]):
-    """What `accelerate` returns: the chain itself, but for when its model calls begin."""
+    """The chain that `accelerate` returns: the same chain, whose model calls begin earlier."""
 
     on_graph: OnGraph | None = Field(default=None, exclude=True)
 
@@ -53,7 +52,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         return False
 
     def explain(self, input: Input, **kwargs: Any) -> Explanation:
-        """Which calls would begin ahead for `input`, and why others would not; print it."""
+        """Which calls would begin ahead for `input`, and why others would not. Print the result."""
         return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs)
 
     def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
@@ -123,7 +122,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     def astream_events(  # type: ignore[override] # one signature for both versions
         self, input: Input, config: Config | None = None, **kwargs: Any
     ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
-        if kwargs.get("version") == "v3":  # not served ahead: its stream outlives the call
+        if kwargs.get("version") == "v3":  # not run ahead, because its stream outlives this call
             later: Awaitable[Any] = super().astream_events(input, config, **kwargs)
             return later
         return self._events(input, config, **kwargs)
@@ -140,14 +139,14 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
     def transform(
         self, input: Iterator[Input], config: Config | None = None, **kwargs: Any
     ) -> Iterator[Output]:
-        """Waits for the whole input, since the calls depend on all of it."""
+        """Waits for the whole input, because the calls depend on all of it."""
         if (whole := _added(list(input))) is not None:
             yield from self.stream(whole, config, **kwargs)
 
     async def atransform(
         self, input: AsyncIterator[Input], config: Config | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """Waits for the whole input, since the calls depend on all of it."""
+        """Waits for the whole input, because the calls depend on all of it."""
         if (whole := _added([part async for part in input])) is not None:
             async for part in self.astream(whole, config, **kwargs):
                 yield part
@@ -157,7 +156,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         self, input: Input, config: Config | None, options: dict[str, Any], *, parts: bool = False
     ) -> Iterator[Config]:
         """The configuration of a run whose calls have been submitted."""
-        config = ensure_config(config)  # which takes in the run around this one, if there is one
+        config = ensure_config(config)  # adds the configuration of the surrounding run
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
         plan(lowering, self.bound, input, config, options)
         if not lowering.calls.drafts:
@@ -188,7 +187,7 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
 
 
 def _added(parts: list[Any]) -> Any:
-    """A streamed input as one."""
+    """The parts of a streamed input, added up."""
     whole = None
     for part in parts:
         whole = part if whole is None else whole + part

@@ -1,7 +1,7 @@
-"""Calls that were submitted ahead of a run, and how a model call of the run finds its own.
+"""Calls that were submitted ahead of a run, and the model calls of the run that take their results.
 
-The run is LangChain's. A call takes the result whose prompt and parameters are its own to the
-letter, each result once; any other call goes to the server as it would have gone.
+LangChain runs the chain. A model call takes a result whose prompt and parameters are exactly its
+own, and each result is taken once. Any other call goes to the server as usual.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from weftline.watching import Value
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 
-# How an answer comes, which is none of the call's parameters.
+# These options say how an answer is sent. They do not change it.
 _STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
 
 
 class Ahead(BaseCallbackHandler):
-    """What was submitted for one run. It travels with the run's callbacks, and hears none."""
+    """The calls that were submitted for one run. It travels as a callback handler of the run.
+
+    It ignores all events: model calls look for it among their handlers.
+    """
 
     ignore_llm = True
     ignore_chain = True
@@ -57,7 +60,7 @@ class Ahead(BaseCallbackHandler):
         on_graph: OnGraph | None = None,
     ) -> None:
         self._feed = Feed(server)
-        # Tried once: a call that finds no result is the model's own, with the model's retries.
+        # Tried once. A call that finds no result is made by the model, with the model's retries.
         self._feed.send(
             raw_calls(drafts),
             [draft.var for draft in drafts],
@@ -111,8 +114,8 @@ def _shown(piece: str | Hole, values: Mapping[str, Any]) -> str:
 class Taken:
     """A result that a model call has taken, in the shapes of OpenAI's answers.
 
-    It fails before anything is given, as None or an empty stream, where the call has to be made
-    after all: the submit was refused, the server went away, or `timeout_s` passed.
+    The answer is None, or an empty stream, where the model has to make the call itself: the submit
+    was refused, the server went away, or `timeout_s` seconds passed.
     """
 
     result: Result
@@ -156,7 +159,7 @@ class Taken:
 
 
 class _Chunks:
-    """One streamed completion."""
+    """Makes the chunks of one streamed completion."""
 
     def __init__(self) -> None:
         self._id, self._created = _new_id(), int(time.time())
@@ -169,7 +172,7 @@ class _Chunks:
         yield self._chunk({"content": text})
 
     def end(self, value: Value) -> Generator[dict[str, Any], None, None]:
-        if isinstance(value.value, dict):  # a message, perhaps with calls of tools
+        if isinstance(value.value, dict):  # a message, which may have tool calls
             yield self._chunk(whole_delta(value.value))
         elif not self._began:
             yield from self.text("")
@@ -179,7 +182,7 @@ class _Chunks:
         yield self._chunk(None, model=model, usage=usage(value.facts))
 
     def fail(self, error: BaseException) -> None:
-        """Raise what the model raises whose answer breaks off; nothing if none has begun."""
+        """Raise what a model raises when its answer breaks off. Do nothing before its start."""
         if not self._began:
             return
         if isinstance(error, TimeoutError):
@@ -227,7 +230,7 @@ def _new_id() -> str:
 def take(
     model: Any, messages: Sequence[BaseMessage], options: Mapping[str, Any], run_manager: Any
 ) -> Taken | None:
-    """The result that was made ahead for this very call of `model`, if there is one."""
+    """The result that was made ahead for this call of `model`, if there is one."""
     runs = [handler for handler in _handlers(run_manager) if isinstance(handler, Ahead)]
     if not runs:
         return None
@@ -245,7 +248,7 @@ def take(
 
 
 def _handlers(run_manager: Any) -> Sequence[Any]:
-    """The handlers of a model's run; LangChain does not tell a model that is streamed."""
+    """The handlers of a model's run. LangChain does not pass them to a model that is streamed."""
     if run_manager is not None:
         handlers: Sequence[Any] = run_manager.handlers
         return handlers

@@ -22,28 +22,28 @@ Output = Any
 
 
 def compile_chain(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> CompiledChain:
-    """`chain` with the same inputs and outputs, its model calls run as graphs in the server.
+    """A chain with the same inputs and outputs, whose model calls run as graphs in the server.
 
     Args:
         chain: An LCEL chain with models that are `ChatWeftline`.
         on_graph: Called after each run with the session's graph, as GET /v1/session/{id}/graph
-            gives it: calls, edges, and where every second went.
+            gives it: calls, edges, and the time of each phase.
 
     Steps that only move or show values (sequences, parallels, `.map()`, assign, pick, f-string
     prompts, parsers, itemgetter, pure lambdas) never wait for a model. Any other step (retrievers,
-    tools, opaque functions) runs in the client, on the values that it needs, and what follows it
-    is a further graph of the same session. `explain()` tells which is which, and why.
+    tools, opaque functions) runs in the client, on the values that it needs. The calls after it
+    are another graph of the same session. `explain()` tells where each step runs, and why.
     """
     return CompiledChain(chain, on_graph)
 
 
 class CompiledChain(Runnable[Input, Output]):
-    """What `compile_chain` returns.
+    """The chain that `compile_chain` returns.
 
     Callbacks see the compiled chain start and end, and the steps that run in the client, but not
-    the steps that run in the server. The global LLM cache is not asked, and a call whose answer
-    nobody reads is not made. Failures raise what the parser or the model raises in the plain chain;
-    the server's own `weftline.errors.WeftlineError` is the cause.
+    the steps that run in the server. The global LLM cache is not used, and a call whose answer is
+    not read is not made. A failure raises the exception of the plain chain's parser or model. The
+    server's own `weftline.errors.WeftlineError` is its cause.
     """
 
     def __init__(self, chain: Runnable[Any, Any], on_graph: OnGraph | None = None) -> None:
@@ -72,13 +72,13 @@ class CompiledChain(Runnable[Input, Output]):
     def stream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[Output]:
-        """The result as it is generated, where it is one text or message; else all at once."""
+        """The result: as it is generated, if it is one text or message, and otherwise at once."""
         return self._transform_stream_with_config(iter([input]), self._stream, config)
 
     def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """The result as it is generated, where it is one text or message; else all at once."""
+        """The result: as it is generated, if it is one text or message, and otherwise at once."""
 
         async def inputs() -> AsyncIterator[Input]:
             yield input
@@ -87,10 +87,10 @@ class CompiledChain(Runnable[Input, Output]):
         return self._atransform_stream_with_config(inputs(), self._astream, config)
 
     def explain(self, input: Input = UNKNOWN) -> Explanation:
-        """Which steps run in the server, which in the client, and why; print it.
+        """Which steps run in the server, which in the client, and why. Print the result.
 
-        Nothing is sent and no code of yours runs. Without an input the explanation says what holds
-        for any; with one, lists are counted and the calls have their names.
+        Nothing is sent, and none of your code runs. Without an input the explanation holds for any
+        input. With one, it counts the items of lists, and the calls have their names.
         """
         return explain(self.chain, input)
 

@@ -1,4 +1,4 @@
-"""What a compiled chain would do, told without doing it: no request is sent, no user code runs."""
+"""What a compiled chain would do. Finding out sends no request and runs no code of the user."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from langchain_weftline.lower.steps import Mode, Note
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where each step runs and why, in the order of the chain; `str` is a table."""
+    """Where each step runs and why, in the order of the chain. `str` gives a table."""
 
     steps: tuple[Note, ...]
 
     @property
     def in_server(self) -> tuple[Note, ...]:
-        """What the server does."""
+        """The steps that the server runs."""
         return tuple(step for step in self.steps if step.in_server)
 
     @property
     def in_client(self) -> tuple[Note, ...]:
-        """What stays in the client."""
+        """The steps that the client runs."""
         return tuple(step for step in self.steps if not step.in_server)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def explain(
     mode: Mode = Mode.EXPLAIN,
     options: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """How `chain` would be lowered for `input`, or for whatever it gets if that is UNKNOWN."""
+    """How `chain` would be lowered for `input`. UNKNOWN stands for any input."""
     notes: list[Note] = []
     plan(Lowering(mode=mode, note=notes.append), chain, input, options=options)
     return Explanation(tuple(notes))

@@ -1,7 +1,7 @@
-"""Runs a compiled chain: performs what its program asks for, from a thread or a coroutine.
+"""Runs a compiled chain, from a thread or from a coroutine.
 
-Both drivers do the same: run the steps that are the client's, submit the calls that are known when
-nothing else can go on, and wait for whatever comes first.
+Both ways do the same: run the client's steps, submit the known calls when nothing else can go on,
+and wait for the next message.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
 
-# While steps of the client still run, calls of other parts wait this long for one another: a
-# request each would cost more than it brings.
+# While steps of the client still run, the calls of other parts wait this long, so that one request
+# can submit several.
 GATHER_S = 0.01
 
 Message = Value | Failed | tuple[Job, Outcome]
-Told = Callable[[Message], None]
+OnMessage = Callable[[Message], None]
 
 
 class Execution:
-    """One run of a compiled chain; leaving the block ends what it still has in the server."""
+    """One run of a compiled chain. Leaving the block cancels the calls that still run."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Execution:
         return self._wait(self._drive(inbox), inbox)
 
     def stream(self) -> Generator[Any, None, None]:
-        """The chain's result as it is generated, where it is one text; else whole."""
+        """The chain's result: as it is generated, if it is one text, and otherwise at once."""
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         lowered = self._drive(inbox)
         result = self._streamed(lowered, inbox.put)
@@ -98,7 +98,7 @@ class Execution:
         return await self._await(await self._adrive(inbox), inbox)
 
     async def astream(self) -> AsyncGenerator[Any, None]:
-        """The chain's result as it is generated, where it is one text; else whole."""
+        """The chain's result: as it is generated, if it is one text, and otherwise at once."""
         inbox = _AsyncInbox()
         lowered = await self._adrive(inbox)
         result = self._streamed(lowered, inbox.put)
@@ -115,7 +115,7 @@ class Execution:
             self._on_graph(await awaited(self._feed.fetch_graph()))
 
     def _drive(self, inbox: queue.SimpleQueue[Message]) -> Lowered:
-        """Run the client's steps and the calls that they need, up to the last submit."""
+        """Run the client's steps, and submit the calls that they need. The rest is returned."""
         program = self._program
         with ExitStack() as stack:
             threads: Executor | None = None
@@ -143,7 +143,7 @@ class Execution:
                     self._submit(inbox.put)
 
     async def _adrive(self, inbox: _AsyncInbox) -> Lowered:
-        """Run the client's steps and the calls that they need, up to the last submit."""
+        """Run the client's steps, and submit the calls that they need. The rest is returned."""
         program = self._program
         room = asyncio.Semaphore(self._config.get("max_concurrency") or 2**31)
         tasks: set[asyncio.Task[None]] = set()
@@ -180,40 +180,45 @@ class Execution:
         else:
             self._program.told(message)
 
-    def _patience(self, told: Told) -> float | None:
-        """Seconds to wait for a message; submits first if nothing else can bring one."""
+    def _patience(self, tell: OnMessage) -> float | None:
+        """Seconds to wait for a message; None waits forever.
+
+        Submits the calls first if nothing else can bring a message.
+        """
         if not self._lowering.calls.drafts and self._watched >= set(self._program.wanted()):
             return None
         if self._program.running:
             return GATHER_S
-        self._submit(told)
+        self._submit(tell)
         return None
 
-    def _submit(self, told: Told) -> None:
-        """Send the calls found so far, and ask for the values that parts of the chain wait for."""
+    def _submit(self, tell: OnMessage) -> None:
+        """Submit the calls found so far, and watch the variables that parts of the chain need."""
         drafts, self._lowering.calls.drafts = self._lowering.calls.drafts, []
         wanted = [name for name in self._program.wanted() if name not in self._watched]
         if drafts and not wanted:
             wanted = [draft.var for draft in drafts]
-        self._send(raw_calls(drafts), wanted, told)
+        self._send(raw_calls(drafts), wanted, tell)
 
     def _lowered(self, outcome: Outcome) -> Lowered:
         return finish(self._lowering.calls.drafts, outcome.get(), self._lowering.calls.server)
 
-    def _last(self, lowered: Lowered, told: Told, *, parts: bool = False) -> None:
-        """Send what remains, if anything does: the calls and variables of the result."""
+    def _last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
+        """Submit the remaining calls, and watch the remaining variables of the result."""
         known = self._program.known.keys() | self._watched
         watch = [name for name in lowered.variables() if name not in known]
         if lowered.calls or watch:
             graph = self._on_graph is not None
-            self._send(lowered.calls, watch, told, parts=parts, graph=graph, close=True)
+            self._send(lowered.calls, watch, tell, parts=parts, graph=graph, close=True)
 
-    def _send(self, calls: Sequence[Call], watch: Sequence[str], told: Told, **how: bool) -> None:
+    def _send(
+        self, calls: Sequence[Call], watch: Sequence[str], tell: OnMessage, **how: bool
+    ) -> None:
         self._watched.update(watch)
         if self._feed is None:
             server = self._lowering.calls.server
             assert server is not None, "a variable has a call, and a call has a model"
-            self._feed = Feed(server, told)
+            self._feed = Feed(server, tell)
         patience, now = self._lowering.calls.patience, time.monotonic()
         self._deadlines.submitted(calls, patience, now)
         outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
@@ -226,12 +231,12 @@ class Execution:
             **how,
         )
 
-    def _streamed(self, lowered: Lowered, told: Told) -> Result | None:
-        """The variable to be streamed, once it is asked for; None where there is none."""
+    def _streamed(self, lowered: Lowered, tell: OnMessage) -> Result | None:
+        """Submit the calls of a result that is streamed. None where it is not one text."""
         final = lowered.streamable()
         if final is None or final.var in self._program.known:
             return None
-        self._last(lowered, told, parts=True)
+        self._last(lowered, tell, parts=True)
         assert self._feed is not None, "an unknown variable is watched"
         return self._feed.results[final.var]
 
@@ -260,14 +265,14 @@ class Execution:
 
 
 class _AsyncInbox:
-    """Messages from any thread for one coroutine."""
+    """Messages from any thread to one coroutine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Message] = asyncio.Queue()
 
     def put(self, message: Message) -> None:
-        if not self._loop.is_closed():  # else nobody is left to read it
+        if not self._loop.is_closed():  # the reader is gone with its loop
             self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     async def get(self, timeout: float | None) -> Message:
@@ -279,7 +284,7 @@ def _perform(job: Job) -> Outcome:
     run = job.run
     try:
         return Outcome(run.step.invoke(run.value, run.config, **run.options))
-    except BaseException as error:  # whatever it is, the part that asked for the step raises it
+    except BaseException as error:  # the part that asked for the step raises it
         return Outcome(error=error)
 
 
@@ -292,12 +297,12 @@ async def _aperform(job: Job) -> Outcome:
 
 
 def _shown(lowered: Lowered, text: str) -> Any:
-    """A part of the result: text as it is, or as a chunk of a message."""
+    """A part of the result: the text itself, or a chunk of a message."""
     return AIMessageChunk(content=text) if _final(lowered).is_message else text
 
 
 def _whole(lowered: Lowered, made: Any) -> Any:
-    """A result that comes in one part; a message is the only chunk of itself."""
+    """A result that comes at once. A message becomes its own only chunk."""
     result = lowered.result
     if not isinstance(result, Variable) or not result.is_message:
         return made
@@ -306,7 +311,7 @@ def _whole(lowered: Lowered, made: Any) -> Any:
 
 
 def _end(lowered: Lowered, result: Result) -> AIMessageChunk | None:
-    """The last chunk of a message, with its usage."""
+    """The last chunk of a message, with its usage. None where the result is text."""
     if not _final(lowered).is_message:
         return None
     return AIMessageChunk(content="", chunk_position="last", **facts_of(result.value.result()))

@@ -1,4 +1,4 @@
-"""A planned graph under way at the server, and its answers for the calls that ask for them."""
+"""A planned graph under way at the server, and its answers for the requests that ask the same."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def variable(index: int) -> str:
 
 
 def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) -> str:
-    """What two requests have in common exactly if they ask the same."""
+    """The key of a request. Two requests have the same key exactly if they ask the same."""
     return json.dumps([list(messages), fields], sort_keys=True)
 
 
 class Ahead:
-    """One graph: its calls were submitted at once, and their values come as they are ready."""
+    """One graph. Its calls are submitted together, and their values arrive as they become ready."""
 
     def __init__(
         self, plan: Plan, fields: Mapping[str, Any], on_graph: OnGraph | None, server: Server
@@ -46,7 +46,7 @@ class Ahead:
         self._claims: Claims[str] = Claims([])
 
     def start(self, with_parts: bool) -> None:
-        """Submit it; `with_parts` asks for texts as they are generated."""
+        """Submit the graph. `with_parts` asks for texts as they are generated."""
         watch = [variable(index) for index in range(len(self._calls))]
         graph = self._on_graph is not None
         self._feed.send(self._calls, watch, parts=with_parts, graph=graph, close=True)
@@ -59,7 +59,7 @@ class Ahead:
 
     @property
     def results(self) -> list[Result]:
-        """The results of the calls, in their order."""
+        """The results of the calls, in order."""
         return [planned.result for planned in self._claims.planned]
 
     def claim(self, key: str) -> Result | None:
@@ -73,8 +73,9 @@ class Ahead:
         return self._claims.has_left
 
     def leave(self) -> None:
-        """Note that no more requests come. What is left over is cancelled, unless a claimed call
-        runs.
+        """Note that no more requests come.
+
+        Unclaimed calls are cancelled, unless a claimed call still runs.
         """
         if not any(planned.is_claimed and planned.is_running for planned in self._claims.planned):
             self._feed.close()
@@ -108,7 +109,7 @@ def _planned(
 
 
 def calls_of(plan: Plan, fields: Mapping[str, Any]) -> tuple[Call, ...]:
-    """The plan as the server takes it. Raises Unplannable for fields that calls do not have."""
+    """The plan as calls for the server. Raises Unplannable for fields that calls do not have."""
     return tuple(
         _call(draft, index, plan.symbols, {**fields, **draft.fields})
         for index, draft in enumerate(plan.drafts)
@@ -116,7 +117,7 @@ def calls_of(plan: Plan, fields: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What an OpenAI request's response_format asks for, as the server reads it."""
+    """The constraint for the response_format of an OpenAI request; None for plain text."""
     match format:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return {"json_schema": schema}

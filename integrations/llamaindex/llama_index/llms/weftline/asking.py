@@ -1,4 +1,4 @@
-"""Requests of one LLM: each is answered by a graph that was sent ahead, or by the server."""
+"""The requests of one LLM. A graph that was sent ahead answers a request, or the server does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Asking:
         self._has_warned = False
 
     def context_limit(self, model: str) -> int:
-        """Tokens of the model's context, asked once. Raises UnknownModel, ConnectionFailed."""
+        """The tokens of the model's context. The server is asked once.
+
+        Raises UnknownModel and ConnectionFailed.
+        """
         if not self._limits:
             self._limits = BACKGROUND.run(self._find_limits())
         if model == "default":
@@ -61,13 +64,13 @@ class Asking:
         return await client.context_limits()
 
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
-        """Submit a graph; calls that ask what it holds get its answers from now on."""
+        """Submit a graph. From now on, requests that equal one of its calls get its answers."""
         with self._lock:
             self.graphs.append(graph)
         graph.start(with_parts)
 
     def leave(self, graph: Ahead) -> None:
-        """What LlamaIndex did with the graph's calls is over."""
+        """Note that LlamaIndex is done with the calls of a graph."""
         with self._lock:
             self.graphs.remove(graph)
         graph.leave()
@@ -75,7 +78,7 @@ class Asking:
     def ask(
         self, llm: Any, route: str, prompt: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> Asked:
-        """A request of the code that runs now."""
+        """Prepare a request of the code that runs now."""
         if route == CHAT:
             messages = strip_to_text(prompt["messages"]) or ()
         else:
@@ -96,15 +99,15 @@ class Asking:
         return next((planned for planned in found if planned is not None), None)
 
     def answer(self, asked: Asked) -> dict[str, Any]:
-        """The whole answer, waited for."""
+        """Wait for the complete answer."""
         return BACKGROUND.run(self._answer(asked))
 
     async def aanswer(self, asked: Asked) -> dict[str, Any]:
-        """The whole answer, awaited; being cancelled cancels the request."""
+        """Await the complete answer. Cancelling this cancels the request."""
         return await asyncio.wrap_future(BACKGROUND.start(self._answer(asked)))
 
     def chunks(self, asked: Asked) -> Relay[dict[str, Any]]:
-        """The answer in chunks, to be read in a loop of either kind."""
+        """The answer in chunks, for a loop or an async loop."""
         return Relay(self._chunks(asked))
 
     async def _answer(self, asked: Asked) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class Asking:
                 return
             except WeftlineError as error:
                 if has_begun:
-                    raise  # what was given cannot be taken back
+                    raise  # the caller already has the first part
                 self.warn(error)
         client = await BACKGROUND.client(self.server)
         with _telling(asked) as request:
@@ -148,7 +151,7 @@ class Asking:
                     yield chunk
 
     def warn(self, error: Exception) -> None:
-        """Say once that calls go one by one, and why."""
+        """Log that calls go one by one, and why: the first time as a warning, later for debugging."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)
@@ -156,7 +159,10 @@ class Asking:
 
 @contextmanager
 def _telling(asked: Asked) -> Iterator[Request | None]:
-    """Send a request inside this block. Even a part of its answer is noted, when the block ends."""
+    """Send a request inside this block.
+
+    Its answer is noted at the end, even if it is incomplete.
+    """
     if asked.request is None:
         yield None
         return

@@ -67,9 +67,9 @@ class Weftline(FunctionCallingLLM):
 
         Settings.llm = Weftline(temperature=0, max_tokens=256)
 
-    The calls of a synthesizer or an extractor are sent ahead of time as one graph. LlamaIndex still
-    runs as ever; a call that asks exactly what was sent gets the answer that is being made, and any
-    other is an ordinary request. Errors are those of `weftline.errors`.
+    The calls of a synthesizer or an extractor are submitted ahead of time as one graph. LlamaIndex
+    still runs as usual. A call that asks exactly the same as a call of the graph gets its answer,
+    and any other is an ordinary request. Errors are those of `weftline.errors`.
     """
 
     model: str = Field(default="default", description="The model's name; `default` is the first.")
@@ -77,7 +77,7 @@ class Weftline(FunctionCallingLLM):
     max_tokens: int | None = Field(
         default=DEFAULT_NUM_OUTPUTS,
         gt=0,
-        description="The longest answer; None leaves it to the server.",
+        description="Tokens of the longest answer; None leaves it to the server.",
     )
     top_p: float | None = None
     seed: int | None = None
@@ -87,7 +87,7 @@ class Weftline(FunctionCallingLLM):
     )
     criteria: Criterion | None = Field(
         default=None,
-        description="What is cared for: latency (as without it), ttft, tpot or throughput.",
+        description="What to optimise: latency (the default), ttft, tpot or throughput.",
     )
     is_chat_model: bool = True
     is_function_calling_model: bool = True
@@ -105,7 +105,7 @@ class Weftline(FunctionCallingLLM):
         description="Tell the server which template and arguments made a prompt.",
     )
     on_graph: OnGraph | None = Field(
-        default=None, exclude=True, description="Is given each graph that ran, with its times."
+        default=None, exclude=True, description="Called with each graph that ran, with its times."
     )
 
     _asking: Asking = PrivateAttr()
@@ -119,7 +119,7 @@ class Weftline(FunctionCallingLLM):
         return (url or default_base_url()).rstrip("/").removesuffix("/v1")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Connect to nothing yet; be ready to."""
+        """Prepare for requests. Nothing is connected yet."""
         super().model_post_init(context)
         key = None if self.api_key is None else self.api_key.get_secret_value()
         self._asking = Asking(Server(self.base_url, key))
@@ -132,7 +132,10 @@ class Weftline(FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex packs prompts by; the context window is asked of the server once."""
+        """The limits by which LlamaIndex packs prompts.
+
+        The server is asked once for the context window.
+        """
         return LLMMetadata(
             context_window=self.context_window or self._asking.context_limit(self.model),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
@@ -143,7 +146,7 @@ class Weftline(FunctionCallingLLM):
 
     @property
     def asking(self) -> Asking:
-        """The part that sends requests, and knows what was sent ahead."""
+        """The part that sends requests and knows the graphs that were sent ahead."""
         return self._asking
 
     def parameters(self) -> dict[str, Any]:
@@ -161,7 +164,7 @@ class Weftline(FunctionCallingLLM):
         return {**given, **self.additional_kwargs}
 
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Asked:
-        """A chat request, and what is known of it. Raises ValueError for what is no text."""
+        """A chat request. Raises ValueError for blocks that are not text."""
         bodies = [message_body(message) for message in messages]
         texts = [body["content"] for body in bodies]
         return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))
@@ -268,7 +271,7 @@ class Weftline(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """As in every LLM; without tools the server holds the text to the class's JSON schema."""
+        """As in every LLM. Without tools the server holds the text to the class's JSON schema."""
         options = self._held_to(output_cls, llm_kwargs)
         made: Model = super().structured_predict(output_cls, prompt, options, **prompt_args)
         return made
@@ -280,7 +283,7 @@ class Weftline(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """The same by await."""
+        """Like `structured_predict`, for a coroutine."""
         options = self._held_to(output_cls, llm_kwargs)
         made: Model = await super().astructured_predict(output_cls, prompt, options, **prompt_args)
         return made
@@ -292,7 +295,7 @@ class Weftline(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
-        """The object as it grows, held to its schema by the call of a tool, too."""
+        """The object as it grows. It is held to its schema by the call of a tool."""
         options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
         parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
             output_cls, prompt, options, **prompt_args
@@ -306,7 +309,7 @@ class Weftline(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        """The same by await."""
+        """Like `stream_structured_predict`, for a coroutine."""
         options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
         parts: AsyncGenerator[
             Model | FlexibleModel, None
@@ -374,12 +377,12 @@ class Weftline(FunctionCallingLLM):
         ]
 
 
-# Whoever gives one of these says what the answer must be.
+# A request with one of these already says what form the answer must have.
 _SHAPES = ("response_format", "constraint", "tools")
 
 
 def _request(llm: Weftline, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """The fields beside the prompt; an option given as None is left out."""
+    """The fields beside the prompt. An option that is None is left out."""
     fields = {**llm.parameters(), **options}
     if not any(shape in fields for shape in _SHAPES):
         fields |= wanted(texts)

@@ -111,7 +111,7 @@ def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
 
 
 def begin_run(server: Server, on_graph: OnGraph | None) -> Run:
-    """A run at `server`. `on_graph` is given the session's graph when the run is over."""
+    """A session for a run at `server`. `on_graph` gets the session's graph when the run is over."""
     closer = _CLOSERS.find(server, partial(_close, server))
     return Run(closer, None if on_graph is None else partial(_show, server, closer, on_graph))
 

@@ -1,8 +1,8 @@
-"""Watches LlamaIndex through its public instrumentation: what runs, and what it was given.
+"""Watches LlamaIndex through its public instrumentation.
 
-At the start of a synthesis or an extraction the handler sees the object and all its texts, before
-the first call: that is when a graph is sent ahead. While a call is made, the spans around it know
-its template and arguments. The handler changes nothing that it sees.
+At the start of a synthesis or an extraction, before its first call, the handler sees the object and
+all its texts. Then the graph is sent ahead. While a call is made, the spans around it know its
+template and arguments. The handler changes nothing that it sees.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
 
-# Spans that LlamaIndex never ended, such as of loops that were closed over them.
+# Bounds the spans that LlamaIndex never ends, such as those of closed event loops.
 MAX_SPANS = 20_000
 MAX_ANCESTORS = 12
 MAX_VALUES = 64
@@ -62,7 +62,7 @@ class Spans:
         return len(self._open)
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
-        """A method begins."""
+        """Note that a method begins."""
         span = Span(instance, arguments, self._open.get(parent))
         with self._lock:
             self._open[id] = span
@@ -72,7 +72,7 @@ class Spans:
         self._send_ahead(span, method)
 
     def leave(self, id: str, result: Any) -> None:
-        """A method ends; what it returned may be a stream that has not begun."""
+        """Note that a method ends. Its `result` may be a stream that has not begun."""
         with self._lock:
             span = self._open.pop(id, None)
         if span is None:
@@ -92,19 +92,19 @@ class Spans:
         try:
             plan = _plan(span, method)
             if plan is None or len(plan.drafts) < 2:
-                return  # one call gains nothing
+                return  # a single call gains nothing
             graph = Ahead(plan, llm.parameters(), llm.on_graph, llm.asking.server)
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
             return
-        except Exception as error:  # whatever it is, LlamaIndex meets it too, and can say it
+        except Exception as error:  # LlamaIndex will meet the same error, and report it
             llm.asking.warn(error)
             return
         llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
         span.graph = graph
 
     def account(self, llm: Any, texts: Sequence[str]) -> Request | None:
-        """What is known of the prompt that the running code has made: its pieces, its run."""
+        """The request for the prompt that the running code has made: its pieces and its run."""
         span = self._open.get(active_span_id.get() or "")
         if span is None:
             return None
@@ -120,7 +120,7 @@ def _plan(span: Span, method: str) -> Plan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
         if any(s.instance is span.instance and _covers(s) for s in span.ancestry()):
-            return None  # a method of the same synthesis has sent it
+            return None  # an outer method of the same synthesis has sent the graph
         query, chunks = given.pop("query_str"), given.pop("text_chunks")
         given.pop("separator", None)
         others = {**given, **given.pop("response_kwargs", {})}
@@ -134,12 +134,12 @@ def _plan(span: Span, method: str) -> Plan | None:
 
 
 def _covers(span: Span) -> bool:
-    """Whether what was sent at the start of `span` is to answer what comes next."""
+    """Whether the graph sent at the start of `span` will answer the calls that follow."""
     return span.graph is not None and (span.graph.complete or span.graph.has_left)
 
 
 def _llm_of(instance: Any) -> Any:
-    """The Weftline that a synthesizer or an extractor calls."""
+    """The Weftline that a synthesizer or an extractor calls; None for any other object."""
     if can_plan(instance):
         llm = instance._llm
     elif can_extract(instance):
@@ -181,7 +181,7 @@ def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, st
 
 
 def _name(llm: Any, around: Sequence[Span]) -> str:
-    """The nearest part of the application around the call."""
+    """The class of the nearest object of the application around the call."""
     for span in around:
         if span.instance is not None and span.instance is not llm:
             return type(span.instance).__name__[:MAX_NAME]
@@ -189,7 +189,10 @@ def _name(llm: Any, around: Sequence[Span]) -> str:
 
 
 class _Handler(BaseSpanHandler[Any]):
-    """LlamaIndex's side of it: it swallows what a handler raises, so nothing may be raised here."""
+    """LlamaIndex's side.
+
+    LlamaIndex swallows a handler's exceptions, so its methods must not raise.
+    """
 
     @classmethod
     def class_name(cls) -> str:
@@ -232,7 +235,7 @@ _HANDLER = _Handler()
 
 
 def listen() -> None:
-    """Watch from now on; again if somebody has taken the handler out."""
+    """Watch from now on. Calling it again puts the handler back if it was removed."""
     root = get_dispatcher()
     if _HANDLER not in root.span_handlers:
         root.add_span_handler(_HANDLER)
