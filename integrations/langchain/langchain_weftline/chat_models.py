@@ -361,7 +361,7 @@ class ChatWeftline(BaseChatOpenAI):
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
         **kwargs: Any,
     ) -> int:
-        """An estimate: the texts by `get_num_tokens`, and four tokens for the frame of each message."""
+        """An estimate: the texts by `get_num_tokens`, and four tokens for each message's frame."""
         texts = [self.get_num_tokens(str(message.text)) for message in messages]
         return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
 

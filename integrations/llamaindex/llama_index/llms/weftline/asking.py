@@ -151,7 +151,7 @@ class Asking:
                     yield chunk
 
     def warn(self, error: Exception) -> None:
-        """Log that calls go one by one, and why: the first time as a warning, later for debugging."""
+        """Log that calls go one by one, and why. Only the first time is a warning."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)

@@ -1,4 +1,4 @@
-"""Plans the calls of LlamaIndex's metadata extractors, which know all their nodes from the start."""
+"""Plans the calls of LlamaIndex's metadata extractors, which know all nodes from the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of requests whose answers are objects, as LlamaIndex's pydantic programs ask for them."""
+"""The fields of requests for objects, as LlamaIndex's pydantic programs make them."""
 
 from __future__ import annotations
 

@@ -56,9 +56,10 @@ ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "argument
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A planned call: role and text of each message, which may have symbols, and the same in pieces.
+    """A planned call: role and text of each message, and the same messages in pieces.
 
-    A text prompt has one message with an empty role. `fields` go with the request beside the LLM's.
+    The texts may have symbols. A text prompt has one message with an empty role. `fields` go with
+    the request beside the LLM's.
     """
 
     name: str

@@ -66,7 +66,7 @@ def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
 
 
 def _assistant(blocks: list[Any], calls: list[Any]) -> ChatMessage:
-    """A message that holds its tool calls twice, because LlamaIndex looks for them in two places."""
+    """A message that holds its tool calls twice, because LlamaIndex looks in two places."""
     return ChatMessage(
         role=MessageRole.ASSISTANT,
         blocks=[*blocks, *map(_call_block, calls)],
@@ -152,7 +152,7 @@ class TextSoFar:
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a tool call, as far as they have arrived; empty if they are not an object."""
+    """The arguments of a tool call as far as they have arrived; empty if they are no object."""
     given = block.tool_kwargs
     if isinstance(given, str):
         try:
