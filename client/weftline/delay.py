@@ -1,4 +1,4 @@
-"""A server that is far away: a proxy on loopback that holds all bytes back by half a round trip."""
+"""Simulates a distant server: a proxy on loopback that delays all bytes by half a round trip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 @contextmanager
 def delayed(target: str, rtt_s: float) -> Iterator[str]:
-    """The address of a proxy to `target` that runs inside the block."""
+    """The address of a proxy to `target`, which runs inside the block."""
     address = urlsplit(target)
     assert address.hostname is not None and address.port is not None
     started: Future[tuple[str, Callable[[], object]]] = Future()
@@ -22,9 +22,9 @@ def delayed(target: str, rtt_s: float) -> Iterator[str]:
         away, to = await asyncio.open_connection(address.hostname, address.port)
         try:
             await asyncio.gather(_carry(reader, to, rtt_s / 2), _carry(away, writer, rtt_s / 2))
-        except asyncio.CancelledError:  # the block was left, and clients keep their connections
+        except asyncio.CancelledError:  # the block has ended, and clients may keep connections open
             to.close()
-            writer.close()  # asyncio's streams would report the error; nothing waits for this task
+            writer.close()  # raising instead would make asyncio's streams log the cancellation
 
     async def serve() -> None:
         server = await asyncio.start_server(connect, "127.0.0.1", 0)
@@ -34,7 +34,7 @@ def delayed(target: str, rtt_s: float) -> Iterator[str]:
         await over.wait()
         server.close()
 
-    # `run` ends what is still under way; a loop that is only stopped leaves tasks that complain.
+    # `asyncio.run` cancels the remaining tasks. Stopping the loop alone would log warnings.
     thread = Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     url, stop = started.result()
@@ -52,7 +52,7 @@ def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 async def _carry(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
 ) -> None:
-    """Bytes in their order, each after the delay; a closed end closes the other."""
+    """Pass on bytes in order, each after the delay. If one side closes, close the other."""
     loop = asyncio.get_running_loop()
     with suppress(ConnectionError):
         while data := await reader.read(1 << 16):
