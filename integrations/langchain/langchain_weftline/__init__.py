@@ -1,7 +1,7 @@
 """LangChain on weftline: a chat model, and chains that run as one graph in the server.
 
 chat_models   ChatWeftline, under the module name that LangChain's saved JSON refers to
-model         its options, tools, connections, patience and errors
+model         its description, options, tools, connections, patience and errors
 trace         which template, values and earlier answers made each prompt
 lower         a chain as calls of the server
 run           compile_chain, accelerate and explain

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
 from typing import Any, Self, cast
 from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
@@ -27,11 +19,10 @@ from langchain_core.runnables import (
     RunnableParallel,
     RunnableSequence,
 )
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from langchain_weftline.model.described import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sending import Sending, keep_pieces, sending
 from langchain_weftline.model.transport import async_client
@@ -39,11 +30,6 @@ from langchain_weftline.run.ahead import take
 from langchain_weftline.trace.provenance import listen
 from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
-
-# Bytes of UTF-8 in a token: 4 for English with today's tokenizers, fewer for other languages.
-BYTES_PER_TOKEN = 4
-# A chat template adds about as many tokens to one message: its role and two marks.
-TOKENS_PER_MESSAGE = 4
 
 # A user who sets one of these has chosen the connections.
 _CONNECTIONS = {
@@ -66,7 +52,7 @@ def _provenance() -> bool:
     return is_on("WEFTLINE_PROVENANCE")
 
 
-class ChatWeftline(BaseChatOpenAI):
+class ChatWeftline(DescribedChat):
     """A chat model served by weftline.
 
     Setup:
@@ -126,28 +112,6 @@ class ChatWeftline(BaseChatOpenAI):
         """How long a call waits, and how often it is retried."""
         return Patience.of(self.request_timeout, self.max_retries)
 
-    @property
-    def _llm_type(self) -> str:
-        return "weftline"
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        return {"openai_api_key": "WEFTLINE_API_KEY"}
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        return True
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        # LangChain's saved JSON names this module, so the class stays in it.
-        return ["langchain_weftline", "chat_models"]
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = "weftline"
-        return params
-
     @model_validator(mode="before")
     @classmethod
     def _share_async_client(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -161,22 +125,6 @@ class ChatWeftline(BaseChatOpenAI):
         if self.provenance:
             listen()
         return self
-
-    def _resolve_model_profile(self) -> ModelProfile:
-        """The abilities of every model behind this server.
-
-        The context's length is the model's own.
-        """
-        return ModelProfile(
-            text_inputs=True,
-            image_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            text_outputs=True,
-            tool_calling=True,
-            tool_choice=True,
-            structured_output=True,
-        )
 
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         return keep_pieces(super()._convert_input(model_input))
@@ -335,35 +283,6 @@ class ChatWeftline(BaseChatOpenAI):
             if (ours := chunk.get(OURS)) is not None:
                 generation.generation_info = {**(generation.generation_info or {}), OURS: ours}
         return generation
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The ids given by `custom_get_token_ids`. The server's tokenizer stays in the server."""
-        if self.custom_get_token_ids is None:
-            raise NotImplementedError(
-                "ChatWeftline has no tokenizer of its own: set custom_get_token_ids, "
-                "or use get_num_tokens for an estimate"
-            )
-        return self.custom_get_token_ids(text)
-
-    def get_num_tokens(self, text: str) -> int:
-        """An estimate of one token for four bytes of UTF-8, unless `custom_get_token_ids` is set.
-
-        It needs neither the network nor a tokenizer package. For English text it is within about a
-        fifth of the true count.
-        """
-        if self.custom_get_token_ids is not None:
-            return len(self.custom_get_token_ids(text))
-        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
-
-    def get_num_tokens_from_messages(
-        self,
-        messages: Sequence[BaseMessage],
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
-        **kwargs: Any,
-    ) -> int:
-        """An estimate: the texts by `get_num_tokens`, and four tokens for each message's frame."""
-        texts = [self.get_num_tokens(str(message.text)) for message in messages]
-        return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
 
 
 def _without_none(value: Any) -> Any:

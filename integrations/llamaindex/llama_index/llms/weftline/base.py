@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -15,10 +15,8 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import (
-    BaseModel,
     Field,
     PrivateAttr,
     SecretStr,
@@ -26,21 +24,15 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.program.utils import FlexibleModel
-from llama_index.core.prompts.base import PromptTemplate
-from llama_index.core.tools.types import BaseTool
-from llama_index.core.types import Model
 from llama_index.llms.weftline.asking import Asked, Asking
-from llama_index.llms.weftline.objects import are_asked_in_text, as_text_field, offer, wanted
+from llama_index.llms.weftline.objects import wanted
 from llama_index.llms.weftline.spans import listen
+from llama_index.llms.weftline.structured import StructuredLLM
 from llama_index.llms.weftline.wire import (
     CHAT,
     TEXT,
     ChatSoFar,
     TextSoFar,
-    arguments_of,
     as_completion,
     chat_response,
     completion_response,
@@ -51,15 +43,13 @@ from weftline.adapters.server import Server, default_api_key, default_base_url, 
 from weftline.http import OnGraph
 from weftline.protocol import Criterion
 
-Options = dict[str, Any] | None
-
 
 def _api_key() -> SecretStr | None:
     key = default_api_key()
     return None if key is None else SecretStr(key)
 
 
-class Weftline(FunctionCallingLLM):
+class Weftline(StructuredLLM):
     """An LLM served by weftline.
 
     Run `weftline serve`, or set `WEFTLINE_BASE_URL` and, where the server asks for one,
@@ -263,118 +253,6 @@ class Weftline(FunctionCallingLLM):
             return self._asking.chunks(asked), TextSoFar().take
         asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
         return self._asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
-
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """As in every LLM. Without tools the server holds the text to the class's JSON schema."""
-        options = self._held_to(output_cls, llm_kwargs)
-        made: Model = super().structured_predict(output_cls, prompt, options, **prompt_args)
-        return made
-
-    async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """Like `structured_predict`, for a coroutine."""
-        options = self._held_to(output_cls, llm_kwargs)
-        made: Model = await super().astructured_predict(output_cls, prompt, options, **prompt_args)
-        return made
-
-    def stream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Model | FlexibleModel, None, None]:
-        """The object as it grows. It is held to its schema by the call of a tool."""
-        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
-        parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
-            output_cls, prompt, options, **prompt_args
-        )
-        return parts
-
-    async def astream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        """Like `stream_structured_predict`, for a coroutine."""
-        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
-        parts: AsyncGenerator[
-            Model | FlexibleModel, None
-        ] = await super().astream_structured_predict(output_cls, prompt, options, **prompt_args)
-        return parts
-
-    def _held_to(
-        self, output_cls: type[BaseModel], options: Options, is_streamed: bool = False
-    ) -> Options:
-        if are_asked_in_text(self):
-            return {**as_text_field(output_cls), **(options or {})}
-        # LlamaIndex's program forces the tool only where it does not stream.
-        return {"must_call": True, **(options or {})} if is_streamed else options
-
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        tool_choice: str | dict[str, Any] | None = None,
-        must_call: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        if isinstance(user_msg, str):
-            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        messages = [*(chat_history or ()), *(() if user_msg is None else (user_msg,))]
-        offered: dict[str, Any] = {}
-        if tools:
-            specs = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-            forced = tool_required or must_call
-            offered = offer(specs, tool_choice, forced, allow_parallel_tool_calls)
-        return {"messages": messages, **offered, **kwargs}
-
-    def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],
-        allow_parallel_tool_calls: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        if not allow_parallel_tool_calls:
-            blocks = response.message.blocks
-            calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-            response.message.blocks = [
-                block for block in blocks if block not in calls or block is calls[0]
-            ]
-        return response
-
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
-    ) -> list[ToolSelection]:
-        calls = [b for b in response.message.blocks if isinstance(b, ToolCallBlock)]
-        if not calls and error_on_no_tool_call:
-            raise ValueError("Expected at least one tool call, but the model answered with text.")
-        return [
-            ToolSelection(
-                tool_id=call.tool_call_id or call.tool_name,
-                tool_name=call.tool_name,
-                tool_kwargs=arguments_of(call),
-            )
-            for call in calls
-        ]
 
 
 # A request with one of these already says what form the answer must have.
