@@ -2,14 +2,13 @@
 
     python cookbook/demo.py [--dtype bfloat16|float32] [--repeat 2] [--output FOLDER]
 
-One refines a summary with each part of a text, on a server that is 250 ms away, as a proxy in this
-process pretends: each call waits for the one before it, and plain LangChain for the way there and
-back besides. The other summarises parts side by side and joins the summaries, on a server of the
-same machine. Compiled, either chain is one submit, and the summaries never leave the server. Each
-way runs on a server of its own that was just started, so that neither finds anything of the other's
-in the KV cache.
+The first refines a summary with each part of a text. A proxy in this process makes its server
+appear 250 ms away. Each call waits for the one before it, and in plain LangChain also for the round
+trip. The second summarises parts side by side and joins the summaries, on a server of the same
+machine. Compiled, each chain is one submit, and the summaries never leave the server. Each run has
+its own new server, so that no run finds the KV cache of another.
 
-It exits 1 if an intermediate value reached the client, or if in float32 two texts differ.
+It exits with 1 if an intermediate value reached the client, or if two float32 texts differ.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ PAGES = ("docs/concepts.md", "docs/serving.md")
 
 COLUMNS = ("call", "queue ms", "fill cached", "fill computed", "generate ms", "out", "round trips")
 
-TURNS_S = 60.0  # no new turn is begun after so long
+TURNS_S = 60.0  # no new turn begins after this time
 
-PARTS, PART_CHARS = 8, 400  # of the text that is refined
-CHUNKS, CHUNK_CHARS = 10, 900  # of the other: about 200 tokens each, one or two paragraphs
+PARTS, PART_CHARS = 8, 400  # the text that is refined
+CHUNKS, CHUNK_CHARS = 10, 900  # the other text: about 200 tokens each, one or two paragraphs
 FAR_S = 0.25  # a round trip over the internet to a hosted model (Parrot, section 8.1: 0.2 to 0.3)
 
 FIRST = ChatPromptTemplate.from_template("Summarise in one sentence:\n\n{part0}")
@@ -64,14 +63,14 @@ def pieces(count: int, chars: int) -> list[str]:
 
 
 def prose(markdown: str) -> str:
-    """Paragraphs alone: a model of 135M parameters makes little of code and tables."""
+    """The paragraphs only, because a model of 135M parameters cannot use code and tables."""
     marks = ("    ", "|", "#", "- ", "```")
     lines = (line for line in markdown.splitlines() if not line.startswith(marks))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def refine_chain(llm: ChatWeftline) -> Runnable[Any, str]:
-    """Over {"part0": text, …}, as a LangChain user writes it; `llm` is all that knows weftline."""
+    """A chain over {"part0": text, …}, as a LangChain user writes it. Only `llm` knows weftline."""
     short = llm.bind(max_tokens=24)
     chain: Runnable[Any, Any] = RunnablePassthrough.assign(
         summary=FIRST | short | StrOutputParser()
@@ -85,7 +84,7 @@ def refine_chain(llm: ChatWeftline) -> Runnable[Any, str]:
 
 
 def map_reduce_chain(llm: ChatWeftline) -> Runnable[Any, str]:
-    """Over [text, …], as a LangChain user writes it; `llm` is all that knows weftline."""
+    """A chain over [text, …], as a LangChain user writes it. Only `llm` knows weftline."""
     each = MAP | llm.bind(max_tokens=48) | StrOutputParser()
     final = REDUCE | llm.bind(max_tokens=96) | StrOutputParser()
     return each.map() | (lambda notes: {"notes": "\n\n".join(notes)}) | final
@@ -93,7 +92,7 @@ def map_reduce_chain(llm: ChatWeftline) -> Runnable[Any, str]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run: a chain, what goes in, how many calls it makes, and how far the server is."""
+    """A chain, its input, the number of its calls, and the distance of its server."""
 
     name: str
     title: str
@@ -104,7 +103,7 @@ class Program:
 
     @contextmanager
     def far_from(self, url: str) -> Iterator[str]:
-        """The server's address from where the program runs."""
+        """The server's address as the program uses it."""
         if self.rtt_s:
             with delayed(url, self.rtt_s) as far:
                 yield far
@@ -113,7 +112,7 @@ class Program:
 
 
 def programs() -> tuple[Program, ...]:
-    """The two, over the same documentation."""
+    """The two programs, over the same documentation."""
     parts = {f"part{n}": text for n, text in enumerate(pieces(PARTS, PART_CHARS))}
     chunks = pieces(CHUNKS, CHUNK_CHARS)
     return (
@@ -124,7 +123,7 @@ def programs() -> tuple[Program, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run: its text, seconds from the chain's start to its end, and what the server saw."""
+    """One run: its text, its seconds from start to end, and what the server saw."""
 
     text: str
     seconds: float
@@ -144,7 +143,7 @@ class _Count(BaseCallbackHandler):
 
 
 def run_plain(url: str, program: Program, advance: Callable[[], None]) -> Result:
-    """Invoke the chain as it is; naming a session only groups its calls."""
+    """Invoke the chain as it is. Naming a session only groups its calls."""
     with Client(url) as client, program.far_from(url) as far:
         session = client.session()
         llm = ChatWeftline(base_url=far, temperature=0, extra_body={"session_id": session.id})
@@ -159,7 +158,7 @@ def run_plain(url: str, program: Program, advance: Callable[[], None]) -> Result
 
 
 def run_compiled(url: str, program: Program, advance: Callable[[], None]) -> Result:
-    """Compile the same chain and invoke it: one request, which the whole bar waits for."""
+    """Compile the same chain and invoke it: one request, for the whole progress bar."""
     graphs: list[dict[str, Any]] = []
     with program.far_from(url) as far:
         llm = ChatWeftline(base_url=far, temperature=0)
@@ -181,7 +180,7 @@ Found = dict[tuple[str, str], list[Result]]  # by program and way
 
 
 def main() -> int:
-    """Run both in both ways, print what happened, write the picture."""
+    """Run both programs in both ways, print what happened, and draw the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each, in turns")
@@ -196,9 +195,9 @@ def main() -> int:
 
 
 def run_in_turns(console: Console, model: str, dtype: str, repeat: int) -> Found:
-    """Plain, compiled, plain, …: a neighbour that keeps the machine busy hurts both alike.
+    """Run plain, compiled, plain, …, so that other load on the machine slows both ways alike.
 
-    On a slow machine there are fewer turns, so that nobody waits for three minutes.
+    A slow machine gets fewer turns, so that nobody waits for three minutes.
     """
     todo = programs()
     found: Found = {(program.title, way): [] for program in todo for way in WAYS}
@@ -225,7 +224,7 @@ def run_in_turns(console: Console, model: str, dtype: str, repeat: int) -> Found
 
 
 def median(results: list[Result]) -> Result:
-    """The run in the middle, by its time."""
+    """The run with the median time."""
     return sorted(results, key=lambda result: result.seconds)[(len(results) - 1) // 2]
 
 
@@ -265,7 +264,7 @@ def report(console: Console, found: Found) -> None:
 
 
 def draw(console: Console, found: Found, folder: Path) -> None:
-    """A picture a program: both ways, one below the other."""
+    """One picture for each program: both ways, one below the other."""
     folder.mkdir(parents=True, exist_ok=True)
     for program in programs():
         file = folder / f"{program.name}.svg"
@@ -275,7 +274,7 @@ def draw(console: Console, found: Found, folder: Path) -> None:
 
 
 def verdict(console: Console, found: Found, exact: bool) -> int:
-    """0, or 1 with the reason: a value leaked, or two float32 runs do not say the same."""
+    """0, or 1 with the reason: a value reached the client, or two float32 texts differ."""
     texts: dict[str, set[str]] = {title: set() for title, _ in found}
     for (title, _), runs in found.items():
         texts[title].update(run.text for run in runs)

@@ -95,7 +95,7 @@ class WeftlineError(Exception):
         )
 
     def of_call(self, name: str) -> WeftlineError:
-        """Mark this error as the failure of call `name`, unless it already names an earlier call."""
+        """Mark this error as the failure of call `name`, unless it already names a call."""
         if self.call is None:
             self.call = name
         return self

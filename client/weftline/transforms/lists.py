@@ -27,8 +27,8 @@ class CommaList(Transform):
             return [item.strip() for item in text.split(",")]
 
 
-# These find the same items as LangChain's patterns, which take quadratic time on long runs of digits
-# or newlines. Here a match starts only at the start of a run of digits, or of a line.
+# These find the same items as LangChain's patterns, but take linear time on long runs of digits or
+# newlines, because a match starts only at the start of such a run or of a line.
 _NUMBERED = re.compile(r"(?<!\d)\d+\.\s([^\n]+)")
 _BULLETED = re.compile(r"^[^\S\n]*[-*]\s([^\n]+)", re.MULTILINE)
 

@@ -27,7 +27,10 @@ COMBINED = ("json", "structured", "xml", "regex", "regex_dict")
 
 @dataclass(frozen=True, slots=True)
 class Combining(Transform):
-    """The objects in a text's paragraphs, merged: one of `parsers` reads each (CombiningOutputParser)."""
+    """One object of all those in the text's paragraphs (CombiningOutputParser).
+
+    Each of `parsers` reads one paragraph.
+    """
 
     op: ClassVar[str] = "combining"
     parsers: tuple[Transform, ...]
