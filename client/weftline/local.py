@@ -21,8 +21,14 @@ def local_server(*arguments: str, port: int = 0) -> Iterator[str]:
     """
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "weftline_server", "serve"),
-            *("--port", str(port), "--until-stdin-closes", *arguments),
+            sys.executable,
+            "-m",
+            "weftline_server",
+            "serve",
+            "--port",
+            str(port),
+            "--until-stdin-closes",
+            *arguments,
         ],
         stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
         stdout=subprocess.PIPE,

@@ -26,8 +26,13 @@ from weftline.transforms.yaml_text import Yaml
 _INVALID_JSON = "Invalid json output: "
 # An OutputParserException's message begins like one of these. Other parsers raise ValueError.
 _PARSERS_OWN = (
-    *(_INVALID_JSON, "Could not parse datetime string", "Response '", "Failed to parse XML format"),
-    *("Got invalid JSON object", "Got invalid return object", "Expected JSON object (dict)"),
+    _INVALID_JSON,
+    "Could not parse datetime string",
+    "Response '",
+    "Failed to parse XML format",
+    "Got invalid JSON object",
+    "Got invalid return object",
+    "Expected JSON object (dict)",
     "Parsing text\n",
 )
 _ROUTED = " raised following error:\n"  # a router's parser puts this before the inner message

@@ -85,9 +85,16 @@ _CLASSES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         cls.__name__: cls
         for cls in (
-            *(AIMessage, HumanMessage, SystemMessage),
-            *(AIMessagePromptTemplate, HumanMessagePromptTemplate, SystemMessagePromptTemplate),
-            *(ChatMessagePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, PromptTemplate),
+            AIMessage,
+            HumanMessage,
+            SystemMessage,
+            AIMessagePromptTemplate,
+            HumanMessagePromptTemplate,
+            SystemMessagePromptTemplate,
+            ChatMessagePromptTemplate,
+            ChatPromptTemplate,
+            MessagesPlaceholder,
+            PromptTemplate,
         )
     }
 )
