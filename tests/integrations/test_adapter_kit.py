@@ -50,7 +50,7 @@ def kit() -> list[Path]:
 
 @pytest.mark.parametrize("path", kit(), ids=lambda path: path.name)
 def test_the_kit_imports_no_framework(path: Path) -> None:
-    """Neither LangChain nor LlamaIndex, nor what comes with them."""
+    """It imports neither LangChain nor LlamaIndex, nor a package that comes with them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def test_the_kit_imports_no_framework(path: Path) -> None:
 
 
 def test_every_reader_of_a_chain_begins_at_its_start() -> None:
-    """One reads while it grows, one when it has ended; both meet the error."""
+    """One reader starts while the chain grows, and one after its end. Both meet the error."""
     chain: Chain[str] = Chain()
     early = chain.read()
     chain.add("a")
@@ -119,7 +119,7 @@ def test_a_feed_brings_values_and_the_graph(echo_url: str) -> None:
 
 
 def test_a_feed_goes_on_in_its_session(echo_url: str) -> None:
-    """A second submit joins the session of the first, and may read its variable."""
+    """A second submit joins the session of the first one."""
     feed = Feed(Server(echo_url))
     feed.send([call("one", "v", "Hi")], ["v"])
     first = feed.results["v"].value.result(20).value
@@ -129,8 +129,8 @@ def test_a_feed_goes_on_in_its_session(echo_url: str) -> None:
     feed.close()
 
 
-def test_a_feed_that_is_closed_leaves_no_reader_waiting() -> None:
-    """Nor does one whose server is away."""
+def test_a_feed_without_a_server_leaves_no_reader_waiting() -> None:
+    """The server cannot be reached: the variable and the graph fail, and no graph is shown."""
     feed = Feed(Server("http://127.0.0.1:1"))
     feed.send([call("one", "v", "Hi")], ["v"], close=True, max_retries=0)
     error = feed.results["v"].value.exception(20)
@@ -141,7 +141,7 @@ def test_a_feed_that_is_closed_leaves_no_reader_waiting() -> None:
 
 
 class Session(RunSession):
-    """A session that traces nothing."""
+    """A session that traces nothing, and keeps two answers."""
 
     max_answers: ClassVar[int] = 2
 
@@ -154,7 +154,7 @@ def ids(session: str, variable: str) -> dict[str, str]:
 
 
 def test_a_session_closes_after_its_last_request() -> None:
-    """The run is over while a request is under way."""
+    """The run ends while a request is under way."""
     closed: list[str] = []
     session = Session(Closer(lambda id: None), closed.append)
     with Request({}, session) as request:
@@ -167,7 +167,7 @@ def test_a_session_closes_after_its_last_request() -> None:
 
 
 def test_a_request_carries_what_is_to_be_closed_and_gives_it_back() -> None:
-    """Only an answer says that the server has read it."""
+    """Without an answer the ids go back to the closer: the server may not have read them."""
     closer = Closer(lambda id: None)
     session, said = Session(closer), dict[str, Any]()
     closer._due.extend(["a", "b"])
@@ -195,7 +195,7 @@ def test_a_session_keeps_its_latest_answers() -> None:
 
 
 def test_the_sessions_of_a_run_end_together() -> None:
-    """One that is made after the run is over ends with its first request."""
+    """A session that is made after the run's end closes after its first request."""
     closed: list[str] = []
     runs: RunSessions[Session] = RunSessions()
 
@@ -213,7 +213,7 @@ def test_the_sessions_of_a_run_end_together() -> None:
 
 
 def test_a_session_that_cannot_be_closed_is_left() -> None:
-    """The next one is closed all the same, by the latest way to do so."""
+    """The next one is closed all the same, with the latest `delete`."""
     done: list[str] = []
 
     def refuse(id: str) -> None:
@@ -239,7 +239,7 @@ def settled(variable: str, value: Any) -> Result:
 
 
 def test_a_result_goes_to_one_request() -> None:
-    """Calls are known by key as soon as what they read is there; equal ones go in their order."""
+    """A call is found once its inputs are ready. Calls with equal keys are claimed in order."""
     read = Result()
     first, second, later = settled("a", 1), settled("b", 2), settled("c", 3)
     claims: Claims[str] = Claims(
@@ -258,7 +258,7 @@ def test_a_result_goes_to_one_request() -> None:
 
 
 def test_a_call_whose_input_failed_is_never_claimed() -> None:
-    """Nor one whose key cannot be made."""
+    """The same holds for a call that has no key."""
     failed = Result()
     failed.value.set_exception(WeftlineError("no"))
     claims: Claims[str] = Claims(
@@ -289,7 +289,7 @@ def value(text: str) -> Placeholder:
 
 
 def test_equal_inputs_share_a_placeholder() -> None:
-    """Others with the same name get a number, and none is called as the output."""
+    """Other inputs with the same name get a number, and no input has the output's name."""
     inputs = Inputs()
     names = [inputs.bind("x", value(text)) for text in ("a", "b", "a", "b")]
     assert [*names, inputs.bind("out", value("a"))] == ["x", "x_2", "x", "x_2", "out_2"]
@@ -301,7 +301,7 @@ def test_equal_inputs_share_a_placeholder() -> None:
 
 
 def test_pieces_on_the_wire() -> None:
-    """A message that is one constant is null, and empty pieces are left out."""
+    """A message that is one constant is None, and empty pieces are left out."""
     assert to_wire([None, (Piece("a"), Piece("b")), (Piece(""), Piece("a", "x", "v"))]) == [
         None,
         None,
@@ -315,7 +315,7 @@ def test_pieces_on_the_wire() -> None:
 
 
 def test_values_in_openai_s_shapes() -> None:
-    """The calls of tools end an answer that was not cut off."""
+    """An answer that calls tools and was not cut off ends with the tool calls."""
     calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "t"}]}
     assert [finish_reason(calls, "stop"), finish_reason(calls, "length")] == [
         "tool_calls",
