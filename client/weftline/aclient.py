@@ -1,4 +1,4 @@
-"""The asynchronous client: what `weftline.client` does, by await."""
+"""The asynchronous client: like `weftline.client`, for coroutines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from weftline.watching import Event, event_of
 class AsyncClient:
     """A weftline server. Use it as a context manager, or call `close`.
 
-    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600; `api_key` to
+    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600, and `api_key` to
     WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
     """
 
@@ -64,20 +64,23 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; sessions stay on the server until they are closed or expire."""
+        """Close the connections. Sessions stay on the server until they are closed or expire."""
         await self._http.aclose()
 
     def session(self) -> AsyncSession:
-        """A session, one run of an application; `async with` opens it, or `await …open()`."""
+        """A session for one run of an application.
+
+        Open it with `async with` or `await session.open()`.
+        """
         return AsyncSession(self)
 
     async def run(
         self, calls: Sequence[Call], get: Sequence[str], *, graph: bool = False
     ) -> Answer:
-        """Run a whole application in one request: its calls, and the variables that are wanted.
+        """Run a whole application with one request: its calls, and the variables to return.
 
-        The session is the request's own and is closed with it. Raises the error of the call that
-        failed first.
+        The request has its own session, which is closed at its end. Raises the error of the call
+        that failed first.
         """
         body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
         return Answer.of(await self._request("POST", "/v1/submit", body))
@@ -85,7 +88,7 @@ class AsyncClient:
     def stream(
         self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
     ) -> AsyncGenerator[str, None]:
-        """Run a whole application in one request, and stream the text of one of its variables.
+        """Run a whole application with one request, and stream the text of one variable.
 
         `on_graph` is given the session's graph when the text has ended.
         """
@@ -96,9 +99,10 @@ class AsyncClient:
     async def watch(
         self, submit: Submit, *, max_retries: int = MAX_RETRIES
     ) -> AsyncGenerator[Event, None]:
-        """Send `submit`, and give what it pushes of the variables that its `watch` names.
+        """Send `submit`, and yield the events that the server pushes for its `watch`.
 
-        Closing the generator before its end leaves them: what nobody else waits for is cancelled.
+        A reader that closes the generator early gives the variables up. The server cancels the
+        calls that nobody else waits for.
         """
         async with aclosing(self._events("/v1/submit", submit, max_retries)) as events:
             async for event in events:
@@ -110,7 +114,7 @@ class AsyncClient:
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
 
     async def context_limits(self) -> dict[str, int]:
-        """How many tokens the context of each served model has, the default one first."""
+        """The number of tokens in the context of each served model, the default model first."""
         found = (await self._request("GET", "/v1/models"))["data"]
         return {model["id"]: model["max_model_len"] for model in found}
 
@@ -202,16 +206,16 @@ class AsyncVariable(VariableBase):
         return self._owner.stream(self.id, criteria)
 
     async def set(self, value: Any) -> None:
-        """Give the variable its value; calls that wait for it start."""
+        """Set the value. The calls that wait for it start."""
         await self._owner.set(self.id, value)
 
     async def cancel(self) -> None:
-        """Cancel the call that makes it, and all that waits for that."""
+        """Cancel the call that generates the variable, and all calls that depend on it."""
         await self._owner.cancel(self.id)
 
 
 class AsyncSession(SessionBase[AsyncVariable]):
-    """One run of an application. In a `with` block it is the one that semantic functions join."""
+    """One run of an application. Inside its `async with` block, semantic functions join it."""
 
     def __init__(self, client: AsyncClient) -> None:
         super().__init__("")
@@ -240,25 +244,25 @@ class AsyncSession(SessionBase[AsyncVariable]):
         return AsyncVariable(self, id)
 
     async def flush(self) -> None:
-        """Send the calls that are waiting to be sent; a get does so by itself."""
+        """Send the pending calls. A get does this by itself."""
         submit = self._take_pending()
         if submit is not None:
             await self._client._request("POST", "/v1/submit", submit)
 
     async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps work that nobody waits for."""
+        """Send `calls` at once, all or none. `detach` keeps calls running that nobody waits for."""
         await self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = await self._client._request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     async def set(self, variable: str, value: Any) -> None:
-        """Give a variable its value. Raises AlreadySet."""
+        """Set the value of a variable. Raises AlreadySet."""
         path = f"/v1/session/{self.id}/variable/{variable}"
         await self._client._request("PUT", path, SetVariable(value=value))
 
     async def cancel(self, variable: str) -> None:
-        """Cancel the call that makes a variable; one that is ready stays."""
+        """Cancel the call that generates a variable. A ready variable stays."""
         await self.flush()
         await self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
@@ -269,7 +273,10 @@ class AsyncSession(SessionBase[AsyncVariable]):
         timeout_s: float | None = None,
         wait: bool = False,
     ) -> Any:
-        """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        """The value of a variable, once it is ready.
+
+        `wait` waits even if no call produces it yet.
+        """
         if criteria is None and timeout_s is None and not wait:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # calls and value in one round trip
@@ -289,12 +296,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
             yield text
 
     async def graph(self) -> dict[str, Any]:
-        """Calls, variables, edges, and where every second went."""
+        """Calls, variables, edges, and the times of each phase."""
         answer: dict[str, Any] = await self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
     async def close(self) -> None:
-        """End the session: what it still runs is cancelled. A second time does nothing."""
+        """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:
             return
         self.closed, self._pending = True, []

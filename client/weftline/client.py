@@ -1,4 +1,4 @@
-"""The synchronous client: sessions, their variables and calls, over one HTTP connection pool."""
+"""The synchronous client: sessions with their variables and calls, over an HTTP connection pool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
 class Client:
     """A weftline server. Use it as a context manager, or call `close`.
 
-    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600; `api_key` to
+    `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600, and `api_key` to
     WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
     """
 
@@ -57,18 +57,18 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; sessions stay on the server until they are closed or expire."""
+        """Close the connections. Sessions stay on the server until they are closed or expire."""
         self._http.close()
 
     def session(self) -> Session:
-        """Open a session: one run of an application."""
+        """Open a session for one run of an application."""
         return Session(self, self._request("POST", "/v1/session")["session_id"])
 
     def run(self, calls: Sequence[Call], get: Sequence[str], *, graph: bool = False) -> Answer:
-        """Run a whole application in one request: its calls, and the variables that are wanted.
+        """Run a whole application with one request: its calls, and the variables to return.
 
-        The session is the request's own and is closed with it. Raises the error of the call that
-        failed first.
+        The request has its own session, which is closed at its end. Raises the error of the call
+        that failed first.
         """
         body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
         return Answer.of(self._request("POST", "/v1/submit", body))
@@ -76,7 +76,7 @@ class Client:
     def stream(
         self, calls: Sequence[Call], variable: str, *, on_graph: OnGraph | None = None
     ) -> Generator[str, None, None]:
-        """Run a whole application in one request, and stream the text of one of its variables.
+        """Run a whole application with one request, and stream the text of one variable.
 
         `on_graph` is given the session's graph when the text has ended.
         """
@@ -132,7 +132,7 @@ class Client:
 
 
 class Variable(VariableBase):
-    """A future of the synchronous client."""
+    """A variable of the synchronous client."""
 
     _owner: Session
 
@@ -145,16 +145,16 @@ class Variable(VariableBase):
         return self._owner.stream(self.id, criteria)
 
     def set(self, value: Any) -> None:
-        """Give the variable its value; calls that wait for it start."""
+        """Set the value. The calls that wait for it start."""
         self._owner.set(self.id, value)
 
     def cancel(self) -> None:
-        """Cancel the call that makes it, and all that waits for that."""
+        """Cancel the call that generates the variable, and all calls that depend on it."""
         self._owner.cancel(self.id)
 
 
 class Session(SessionBase[Variable]):
-    """One run of an application. In a `with` block it is the one that semantic functions join."""
+    """One run of an application. Inside its `with` block, semantic functions join it."""
 
     def __init__(self, client: Client, id: str) -> None:
         super().__init__(id)
@@ -177,25 +177,25 @@ class Session(SessionBase[Variable]):
         return Variable(self, id)
 
     def flush(self) -> None:
-        """Send the calls that are waiting to be sent; a get does so by itself."""
+        """Send the pending calls. A get does this by itself."""
         submit = self._take_pending()
         if submit is not None:
             self._client._request("POST", "/v1/submit", submit)
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps work that nobody waits for."""
+        """Send `calls` at once, all or none. `detach` keeps calls running that nobody waits for."""
         self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = self._client._request("POST", "/v1/submit", body)
         return [SubmittedCall.of(call) for call in answer["calls"]]
 
     def set(self, variable: str, value: Any) -> None:
-        """Give a variable its value. Raises AlreadySet."""
+        """Set the value of a variable. Raises AlreadySet."""
         path = f"/v1/session/{self.id}/variable/{variable}"
         self._client._request("PUT", path, SetVariable(value=value))
 
     def cancel(self, variable: str) -> None:
-        """Cancel the call that makes a variable; one that is ready stays."""
+        """Cancel the call that generates a variable. A ready variable stays."""
         self.flush()
         self._client._request("DELETE", f"/v1/session/{self.id}/variable/{variable}")
 
@@ -206,7 +206,10 @@ class Session(SessionBase[Variable]):
         timeout_s: float | None = None,
         wait: bool = False,
     ) -> Any:
-        """The value of a variable, when it is ready; `wait` even if nothing produces it yet."""
+        """The value of a variable, once it is ready.
+
+        `wait` waits even if no call produces it yet.
+        """
         if criteria is None and timeout_s is None and not wait:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # calls and value in one round trip
@@ -226,12 +229,12 @@ class Session(SessionBase[Variable]):
         )
 
     def graph(self) -> dict[str, Any]:
-        """Calls, variables, edges, and where every second went."""
+        """Calls, variables, edges, and the times of each phase."""
         answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
     def close(self) -> None:
-        """End the session: what it still runs is cancelled. A second time does nothing."""
+        """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:
             return
         self.closed, self._pending = True, []

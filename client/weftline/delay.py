@@ -40,7 +40,7 @@ def delayed(target: str, rtt_s: float, jitter: float = 0.0) -> Iterator[str]:
         await over.wait()
         server.close()
 
-    # `run` cancels the tasks that are left; a loop that is only stopped leaves tasks that complain.
+    # `asyncio.run` cancels the remaining tasks. Stopping the loop alone would log warnings.
     thread = Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     url, stop = started.result()
@@ -78,7 +78,7 @@ async def proxy(target: str, rtt_s: float, jitter: float = 0.0) -> asyncio.Serve
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, one_way: Callable[[], float]
 ) -> None:
-    """Copy until the end, late. The end itself travels as late as the data."""
+    """Pass on bytes in order, each after the delay. If one side closes, close the other."""
     loop = asyncio.get_running_loop()
     line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
 

@@ -1,4 +1,4 @@
-"""Every error a weftline user can meet, as one tree; each knows its HTTP status and its JSON form.
+"""Every error that a weftline user can meet, as one tree. Each has an HTTP status and a JSON form.
 
     WeftlineError                      500
     ├── InvalidRequest                 400  a field is missing, malformed or out of range
@@ -6,12 +6,12 @@
     │   └── BodyTooLarge               413  the request has more bytes than the server takes
     ├── Unauthorized                   401  no key, or a wrong one
     ├── UnknownSession                 404
-    │   └── ServerRestarted            410  the session was of an earlier run of the server
+    │   └── ServerRestarted            410  the session belongs to an earlier run of the server
     ├── UnknownVariable                404
     ├── UnknownCall                    404
     ├── UnknownModel                   404
     ├── GraphError                     422  the calls of a submit do not make a graph
-    │   ├── UnknownPlaceholder         422  prompt and placeholders do not name the same things
+    │   ├── UnknownPlaceholder         422  prompt and placeholders have different names
     │   ├── MissingInput               422  an input has neither a value nor a variable
     │   ├── DuplicateProducer          422  two calls write one variable
     │   └── CyclicGraph                422  a call waits for its own output
@@ -20,14 +20,14 @@
     ├── KeyReused                      409  the Idempotency-Key came with another request
     ├── Timeout                        408  `timeout_s` passed before the variable was ready
     ├── TransformFailed                422  an output is not what its transform expects
-    ├── BudgetExceeded                 422  the session has used what one session may use
+    ├── BudgetExceeded                 422  the session has used up its budget
     ├── Cancelled                      409  the call, its session or its last reader went away
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
     ├── EngineFailed                   502  the engine gave up on the call
     ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)
     └── ConnectionFailed               503  (client side) the server cannot be reached
 
-Messages say what is wrong and what to do, and never hold a path or a stack trace of the server.
+A message says what is wrong and what to do. It never holds a path or a stack trace of the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from typing import Any, ClassVar
 
 
 class WeftlineError(Exception):
-    """The root. `param` is the field or variable at fault, `call` the call that failed first."""
+    """The root.
+
+    `param` is the field or variable at fault, and `call` the call that failed first.
+    """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -57,11 +60,11 @@ class WeftlineError(Exception):
 
     @property
     def type(self) -> str:
-        """The name on the wire, which is the class's own."""
+        """The error's name on the wire, which is the name of its class."""
         return type(self).__name__
 
     def to_body(self) -> dict[str, Any]:
-        """The JSON body, in the shape that OpenAI clients read, with two fields of ours."""
+        """The JSON body in the shape that OpenAI clients read, with two more fields."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
@@ -75,7 +78,10 @@ class WeftlineError(Exception):
 
     @staticmethod
     def from_body(body: object, status: int) -> WeftlineError:
-        """The error that `body` describes; of an unknown type or shape, the nearest by status."""
+        """The error that `body` describes.
+
+        An unknown type or shape gives the nearest class by status.
+        """
         error = body.get("error") if isinstance(body, dict) else None
         if not isinstance(error, dict):
             text = str(body)[:200]
@@ -89,14 +95,14 @@ class WeftlineError(Exception):
         )
 
     def of_call(self, name: str) -> WeftlineError:
-        """This error as the failure of call `name`, unless it already tells of an earlier one."""
+        """Mark this error as the failure of call `name`, unless it already names a call."""
         if self.call is None:
             self.call = name
         return self
 
 
 class InvalidRequest(WeftlineError, ValueError):
-    """A field is missing, malformed or out of range; `param` says which."""
+    """A field is missing, malformed or out of range. `param` names it."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -106,7 +112,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The request has more bytes than the server takes."""
+    """The request has more bytes than the server accepts."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
@@ -118,13 +124,13 @@ class Unauthorized(WeftlineError):
 
 
 class UnknownSession(WeftlineError):
-    """No session of this id, for this key, in this incarnation of the server."""
+    """This run of the server has no session with this id for this key."""
 
     status = HTTPStatus.NOT_FOUND
 
 
 class ServerRestarted(UnknownSession):
-    """The session was opened on an earlier run of the server, which has ended with all it held."""
+    """The session belongs to an earlier run of the server, which ended with all its sessions."""
 
     status = HTTPStatus.GONE
 
@@ -148,13 +154,13 @@ class UnknownModel(WeftlineError):
 
 
 class GraphError(WeftlineError):
-    """The submitted calls do not make a graph; nothing of the submit was taken."""
+    """The submitted calls do not make a graph. None of them was accepted."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class UnknownPlaceholder(GraphError):
-    """The prompt names a placeholder that is not declared, or the reverse."""
+    """Prompt and placeholders do not name the same inputs and outputs."""
 
 
 class MissingInput(GraphError):
@@ -166,53 +172,56 @@ class DuplicateProducer(GraphError):
 
 
 class CyclicGraph(GraphError):
-    """A call waits, through others or at once, for its own output."""
+    """A call depends on its own output, directly or through other calls."""
 
 
 class NoProducer(WeftlineError):
-    """The variable is empty and nothing will ever set it; `wait` at get says that something may."""
+    """The variable is empty, and no call produces it. `wait` at get waits for it all the same."""
 
     status = HTTPStatus.CONFLICT
 
 
 class AlreadySet(WeftlineError):
-    """A variable is written once; this one has a value or a producer."""
+    """A variable is written once, and this one already has a value or a producer."""
 
     status = HTTPStatus.CONFLICT
 
 
 class KeyReused(WeftlineError):
-    """The Idempotency-Key was sent with another request, or with one whose answer was not kept."""
+    """The Idempotency-Key was used for another request, or for one whose answer is gone."""
 
     status = HTTPStatus.CONFLICT
 
 
 class Timeout(WeftlineError):
-    """`timeout_s` passed before the variable was ready; it may still become so."""
+    """`timeout_s` passed before the variable was ready. It may still become ready."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class TransformFailed(WeftlineError):
-    """An output is not what its transform expects; the message is the parser's own."""
+    """An output is not what its transform expects.
+
+    The message is that of the framework's parser.
+    """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class BudgetExceeded(WeftlineError):
-    """The session has used up the budget that `param` names; trying again does not help."""
+    """The session has used up the budget that `param` names. A retry does not help."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class Cancelled(WeftlineError):
-    """The call, its session or its last reader went away."""
+    """The call was cancelled, its session was closed, or its last reader left."""
 
     status = HTTPStatus.CONFLICT
 
 
 class Overloaded(WeftlineError):
-    """A limit is reached; try again after `retry_after_s`."""
+    """A limit is reached. Retry after `retry_after_s` seconds."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
 
@@ -224,20 +233,23 @@ class EngineFailed(WeftlineError):
 
 
 class EngineUnavailable(WeftlineError):
-    """No engine is ready: it starts, restarts or drains."""
+    """No engine is ready: all are starting, restarting or draining."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ConnectionFailed(WeftlineError):
-    """The client cannot reach the server, or lost it; `began` when an answer was under way."""
+    """The client cannot reach the server, or lost the connection.
+
+    `began` says that an answer had begun.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     began = False
 
 
 def from_name(name: str, default: type[WeftlineError]) -> type[WeftlineError]:
-    """The class called `name`, or `default` if the tree has none."""
+    """The class called `name`, or `default` if there is none."""
     return _BY_NAME.get(name, default)
 
 
@@ -250,7 +262,7 @@ def _tree(cls: type[WeftlineError]) -> dict[str, type[WeftlineError]]:
 
 _BY_NAME = _tree(WeftlineError)
 
-# Codes that OpenAI clients compare against; every other type has none.
+# OpenAI clients compare these codes. The other types have none.
 _CODES = {"ContextTooLong": "context_length_exceeded", "UnknownModel": "model_not_found"}
 
 _BY_STATUS: dict[int, type[WeftlineError]] = {

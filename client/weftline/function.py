@@ -1,7 +1,7 @@
 """Semantic functions: a docstring with inputs and outputs, called like a function (Parrot 4.1).
 
-Calling one inside a session does not run it: it adds a call to the session's graph and returns
-futures of its outputs. The graph travels, in one submit, when the first value is asked for.
+Inside a session a call does not run at once. It is added to the session's graph, and returns the
+variables of its outputs. The graph is sent, in one submit, when the first value is asked for.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weftline.template import from_docstring
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Marks a parameter as an input; `transforms` run on its value before it enters the prompt."""
+    """Marks a parameter as an input. `transforms` run on its value before it enters the prompt."""
 
     transforms: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Output:
-    """Marks a parameter as an output, with how it is generated and what is made of it.
+    """Marks a parameter as an output, with its sampling and its transforms.
 
-    `transforms` are data, `{"op": "json"}` and the like, run by the server. The keywords are those
+    `transforms` are data, such as `{"op": "json"}`, and run in the server. The keywords are those
     of `Sampling`: max_tokens, temperature, top_p, top_k, seed, stop, ….
     """
 
@@ -58,10 +58,12 @@ class SemanticFunction:
     doc: str = field(default="", repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a call to the current session; the future of its output, or a tuple of futures.
+        """Add a call to the current session.
 
-        Inputs are values, or variables of the session; an output may be given a variable of its
-        own. Raises MissingInput, UnknownPlaceholder, and RuntimeError outside of a session.
+        Returns the variable of its output, or a tuple of them.
+
+        Inputs are values or variables of the session. An output may be given a variable. Raises
+        MissingInput, UnknownPlaceholder, and RuntimeError outside of a session.
         """
         if len(args) > len(self.parameters):
             raise UnknownPlaceholder(
@@ -160,7 +162,7 @@ def _build(
 
 
 def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[Message, ...]:
-    """Text and inputs between outputs become user messages, outputs the assistant's answers."""
+    """Chat messages: text and inputs between outputs are the user's, outputs the assistant's."""
     messages = []
     if system is not None:
         messages.append(Message(role="system", content=(Segment(text=system),)))
@@ -177,7 +179,7 @@ def as_chat(segments: tuple[Segment, ...], system: str | None = None) -> tuple[M
 
 
 def _stripped(segments: list[Segment]) -> tuple[Segment, ...]:
-    """Without the white space that separates the text from the outputs around it."""
+    """The segments without the white space that separates the text from the outputs around it."""
     texts = [s.text for s in segments]
     if texts and texts[0] is not None:
         texts[0] = texts[0].lstrip()

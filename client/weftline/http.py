@@ -1,4 +1,4 @@
-"""What both clients share of HTTP: where the server is, and how its answers become values."""
+"""The HTTP code that both clients share: the server's address, retries, and answers as values."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from weftline.protocol import Criterion, Get
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
-# Connecting is quick or fails; reading may take as long as the application does.
+# Connecting is quick or fails. Reading may take as long as the application runs.
 TIMEOUT = httpx.Timeout(None, connect=5.0)
-# A request waits as long as its application runs, so there is one connection for each of these.
+# A request waits as long as its application runs, so each one needs a connection of its own.
 LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`base_url` of the server, without /v1, and the key to show it."""
+    """`base_url` of the server, without /v1, and the API key to send."""
 
     base_url: str
     api_key: str | None
 
     @staticmethod
     def find(base_url: str | None, api_key: str | None) -> Endpoint:
-        """What is given, else WEFTLINE_BASE_URL and WEFTLINE_API_KEY, else this machine."""
+        """The given values, or WEFTLINE_BASE_URL and WEFTLINE_API_KEY, or this machine."""
         url = base_url or os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or os.environ.get("WEFTLINE_API_KEY")
         return Endpoint(url.rstrip("/").removesuffix("/v1"), key)
@@ -45,7 +45,7 @@ class Endpoint:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> ConnectionFailed:
-        """A sentence for a user whose server is not there."""
+        """The error for a server that cannot be reached. `began` says that an answer had begun."""
         failed = ConnectionFailed(
             f"no weftline server answers at {self.base_url} ({type(error).__name__}): start one "
             "with `weftline serve`, or set WEFTLINE_BASE_URL"
@@ -55,16 +55,16 @@ class Endpoint:
 
 
 MAX_RETRIES = 2
-MAX_PAUSE_S = 30.0  # a server that asks for more patience than this is left alone
-FIRST_PAUSE_S = 0.1  # well within the second for which a server waits for a client to come back
-# After a refusal that names no time: the openai client's own, each at most a quarter shorter.
+MAX_PAUSE_S = 30.0  # a request is not retried if the server asks for a longer pause
+FIRST_PAUSE_S = 0.1  # well below the 1 s for which a server waits for a client to come back
+# Pauses after a refusal that names no time: those of the openai client, up to a quarter shorter.
 FIRST_BACKOFF_S, MAX_BACKOFF_S, JITTER = 0.5, 8.0, 0.25
 
 _KEYED = frozenset({"/v1/session", "/v1/submit"})
 
 
 def idempotency(method: str, path: str) -> dict[str, str]:
-    """The headers that let a request be sent again: a new key, for the routes that take one."""
+    """The headers that allow a request to be sent again: a new key, for routes that take one."""
     return {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" and path in _KEYED else {}
 
 
@@ -75,10 +75,11 @@ def pause(
     result: httpx.Response | httpx.TransportError,
     max_retries: int = MAX_RETRIES,
 ) -> float | None:
-    """Seconds to wait before the request is sent again, or None if `result` stands.
+    """Seconds to wait before the request is sent again, or None if `result` is final.
 
-    `attempt` is 0 for the first. A connection that broke is tried again where a second request
-    does no harm; a refusal everywhere, after the seconds that it names or ever longer ones.
+    `attempt` is 0 for the first. After a broken connection a request is sent again only where
+    sending it twice does no harm. After a refusal it is always sent again, after the seconds that
+    the refusal names, or after increasing pauses.
     """
     if attempt >= max_retries:
         return None
@@ -86,7 +87,7 @@ def pause(
         wanted = result.headers.get("retry-after", "")
         if result.status_code not in (429, 503):
             return None
-        if not wanted.isdecimal():  # a proxy's refusal may say nothing, or a date
+        if not wanted.isdecimal():  # a proxy's refusal may have no time, or a date
             backoff = min(FIRST_BACKOFF_S * (1 << min(attempt, 10)), MAX_BACKOFF_S)
             return backoff * random.uniform(1 - JITTER, 1)
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
@@ -96,7 +97,7 @@ def pause(
 
 
 def body_of(response: httpx.Response) -> Any:
-    """The JSON of a good answer. Raises the WeftlineError that a bad one describes."""
+    """The JSON of a successful answer. Raises the WeftlineError that any other answer describes."""
     try:
         body = response.json()
     except ValueError:
@@ -114,7 +115,7 @@ def get_body(
     wait: bool,
     stream: bool = False,
 ) -> Get:
-    """The body of a get; a criterion may be given by its name."""
+    """The body of a get. A criterion may be given by its name."""
     return Get(
         session_id=session_id,
         semantic_var_id=variable,
@@ -129,7 +130,7 @@ OnGraph = Callable[[dict[str, Any]], None]
 
 
 def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
-    """The text of a `part`, empty for what carries none; a `graph` goes to `on_graph`.
+    """The text of a `part`, empty for any other event. A `graph` goes to `on_graph`.
 
     Raises the error of an `error` event.
     """
@@ -145,5 +146,5 @@ def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
 
 @lru_cache(maxsize=1)
 def certificates() -> SSLContext:
-    """The machine's certificates, read once: it takes 40 ms, which every client would pay."""
+    """The machine's certificates, read once, because reading takes 40 ms for each client."""
     return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""A weftline server of one's own: started, waited for, and stopped with the block."""
+"""Starts a weftline server for the length of a block."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ STOP_S = 15.0  # a server drains for at most 10 s
 def local_server(*arguments: str, port: int = 0) -> Iterator[str]:
     """The base URL of `weftline serve *arguments`, on a free port unless one is given.
 
-    The server runs until the block ends, also by an exception or Ctrl-C. Raises EngineUnavailable
-    when it does not come up; what it says of the reason goes to this process's standard error.
+    The server runs until the block ends, by an exception or Ctrl-C too. Raises EngineUnavailable
+    when it does not start. Its own error message goes to this process's standard error.
     """
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "weftline_server", "serve"),
-            *("--port", str(port), "--until-stdin-closes", *arguments),
+            sys.executable,
+            "-m",
+            "weftline_server",
+            "serve",
+            "--port",
+            str(port),
+            "--until-stdin-closes",
+            *arguments,
         ],
-        stdin=subprocess.PIPE,  # closes with this process, however it ends
+        stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the server
+        start_new_session=True,  # Ctrl-C then reaches only this process, which stops the server
     )
     try:
         yield _url(process)

@@ -1,7 +1,7 @@
-"""Which transform does what a LangChain parser does, by the full name of its exact class.
+"""The transform that replaces a LangChain parser, by the full name of the parser's exact class.
 
-A subclass may override anything, so it has none. Classes are known by name: whoever has one has
-imported it.
+A subclass has none, because it may override anything. Classes are known by name, so that LangChain
+is not imported here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class NoTransform(ValueError):
 
 
 def parser_spec(parser: Any) -> Spec | None:
-    """The transform that does what `parser` does, None if it is to do nothing.
+    """The transform that replaces `parser`, or None if it needs none.
 
-    Raises NoTransform where its class or its settings ask for what no transform does.
+    Raises NoTransform where no transform does what its class or settings ask for.
     """
     make = _PARSERS.get(_full_name(type(parser)))
     if make is None:
@@ -70,7 +70,7 @@ def _xml(parser: Any) -> Spec:
 
 
 def _fields(op: str, *names: str) -> Callable[[Any], Spec]:
-    """The transform `op` with the parser's own settings of these names."""
+    """A transform `op` with those of the parser's settings that have these names."""
     return lambda parser: {"op": op, **{name: getattr(parser, name) for name in names}}
 
 
@@ -91,7 +91,7 @@ def _combining(parser: Any) -> Spec:
     return {"op": "combining", "parsers": specs}
 
 
-# Those whose values are objects of Python's (an enum's member, a datetime) are not here.
+# Parsers whose values are Python objects (an enum's member, a datetime) are not here.
 _PARSERS: Mapping[str, Callable[[Any], Spec | None]] = MappingProxyType(
     {
         f"langchain_{name}": make

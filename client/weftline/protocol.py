@@ -1,8 +1,8 @@
-"""The wire: what a client may say to the server, as frozen dataclasses of the standard library.
+"""The wire: the requests of a client to the server, as frozen dataclasses of the standard library.
 
-The same types are built by the SDK, validated by the server (pydantic reads the dataclasses as they
-stand) and read by the session, which knows neither pydantic nor HTTP. Rules that hold wherever a
-value is built are checked in `__post_init__`, so a client meets them before it sends.
+The SDK builds these types, the server validates them (pydantic reads the dataclasses as they are),
+and the session reads them without pydantic or HTTP. General rules are checked in `__post_init__`,
+so a client meets them before it sends a request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weftline.tools import Tool, ToolCall, ToolChoice, check_choice, check_tools
 
 PROTOCOL_VERSION = "1"
 
-# Ids travel in URL paths and in logs: one plain alphabet, and a length that bounds both.
+# Ids are parts of URL paths and logs, so they have a plain alphabet and a bounded length.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,127}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -30,7 +30,7 @@ _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 
 def check_id(value: str, param: str) -> None:
-    """Raise InvalidRequest unless `value` can be the id of a session or variable."""
+    """Raise InvalidRequest unless `value` is a valid id of a session or variable."""
     if not _ID.fullmatch(value):
         raise InvalidRequest(
             f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits or '_-.:'",
@@ -39,7 +39,7 @@ def check_id(value: str, param: str) -> None:
 
 
 class Criterion(StrEnum):
-    """What a reader of a variable cares for (Parrot section 5.1)."""
+    """What to optimise for a reader of a variable (Parrot section 5.1)."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -48,7 +48,7 @@ class Criterion(StrEnum):
 
 
 class InOut(StrEnum):
-    """Whether a placeholder is read or written by its call."""
+    """Whether a call reads or writes a placeholder."""
 
     IN = "in"
     OUT = "out"
@@ -56,9 +56,9 @@ class InOut(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a prompt: constant text, an input or an output, exactly one of the three.
+    """A piece of a prompt: exactly one of constant text, an input or an output.
 
-    `from_var` on a text says "this text came from that variable" (text the client holds already).
+    `from_var` says that the text came from that variable, which the client has read.
     """
 
     text: str | None = None
@@ -84,9 +84,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message of segments; an assistant message that is one output is generated.
+    """One chat message of segments. An assistant message that is one output is generated.
 
-    `tool_calls` are those that an assistant made, `tool_call_id` the one that a tool answers.
+    `tool_calls` are the calls that an assistant made. `tool_call_id` is the call that a tool
+    answers.
     """
 
     role: str
@@ -117,18 +118,18 @@ class Message:
             raise InvalidRequest("tool_call_id belongs to a tool message", param="tool_call_id")
 
 
-# Among messages a segment is an input that stands for messages: a whole history, or one of them.
+# A segment among messages is an input whose value is messages: a whole history, or one message.
 Prompt = tuple[Segment, ...] | tuple[Message | Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder:
-    """Binds a name in the prompt to a variable or, for an input, to a value sent along.
+    """Binds a name in the prompt to a variable or, for an input, to a value in the request.
 
-    An input has `value` or `semantic_var_id`; an output's `semantic_var_id` is chosen by the client
-    and unique in its session, or minted by the server when absent. `from_var` with a `value` says
-    which variable the value was read from. `transforms` of an output run on the generated text, in
-    order; those of an input on the variable's value before it enters the prompt.
+    An input has `value` or `semantic_var_id`. An output's `semantic_var_id` is chosen by the
+    client, and unique in its session; without it the server makes one. `from_var` with a `value`
+    names the variable that the value was read from. Transforms of an output run on the generated
+    text, in order. Those of an input run on the variable's value before it enters the prompt.
     """
 
     name: str
@@ -160,17 +161,18 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One semantic function applied: a prompt, what its placeholders are, and how to run it.
+    """One application of a semantic function: a prompt, its placeholders, and how to run it.
 
     `prompt` is template text (`{{input:x}}`, `{{output:y}}`), segments, or messages of segments.
-    Text is parsed once, here; segments are never rescanned.
+    The server parses template text once. Segments are never scanned for placeholders.
 
     With `tools` the value of an output is the assistant's message as JSON, in OpenAI's shape:
-    `role`, `content` (None where there are only calls) and `tool_calls`. `tool_choice` is `auto`,
-    `none`, `required` or one function by name; one call at most where not `parallel_tool_calls`.
+    `role`, `content` (None where there are only tool calls) and `tool_calls`. `tool_choice` is
+    `auto`, `none`, `required` or one function by name. Without `parallel_tool_calls` there is at
+    most one call.
 
-    Of what waits for engines a lower `priority` goes first: a step is worth ten seconds of waiting,
-    so that nothing starves.
+    Waiting calls with a lower `priority` go first. One step of priority equals ten seconds of
+    waiting, so that no call starves.
     """
 
     name: str
@@ -198,11 +200,11 @@ class Call:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is told of."""
+        """The tools that the model is told about."""
         return () if self.tool_choice == "none" else self.tools
 
     def segments(self) -> Iterator[Segment]:
-        """Every segment in the order of the prompt, messages flattened."""
+        """Every segment in the order of the prompt, including those of messages."""
         assert not isinstance(self.prompt, str), "template text is parsed when it arrives"
         for item in self.prompt:
             if isinstance(item, Message):
@@ -213,14 +215,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit; `detach` keeps work that nobody waits for.
+    """The body of POST /v1/submit. `detach` keeps calls running that nobody waits for.
 
-    A whole application can be one request: without `session_id` a session is opened, the answer
-    waits for the variables named in `get` and holds their values, with `graph` also the session's
-    graph, and `close` closes the session when the answer is made, or has failed. With `stream` the
+    A whole application can be one request. Without `session_id` a session is opened. The answer
+    waits for the variables named in `get` and holds their values, and with `graph` the session's
+    graph. With `close` the session is closed after the answer, even a failed one. With `stream` the
     answer is server-sent events instead: what was submitted, then that variable's text. With
-    `watch` it is the value or failure of each variable named, as soon as it is ready, and with
-    `parts` also their texts as they are generated.
+    `watch` the events are the value or failure of each variable named, as soon as it is known, and
+    with `parts` also their texts as they are generated.
     """
 
     calls: tuple[Call, ...]
@@ -259,8 +261,8 @@ class Submit:
 class Get:
     """The body of POST /v1/get.
 
-    `timeout_s` seconds bound the wait. `wait` waits even for a variable that nothing produces yet.
-    `stream` asks for server-sent events, as does the header `Accept: text/event-stream`.
+    `timeout_s` bounds the wait, in seconds. `wait` waits even for a variable that no call produces
+    yet. `stream` asks for server-sent events, as does the header `Accept: text/event-stream`.
     """
 
     session_id: str
@@ -279,7 +281,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetVariable:
-    """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value but null."""
+    """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value except null."""
 
     value: Any
 
@@ -291,7 +293,7 @@ class SetVariable:
 
 
 def to_wire(value: Any) -> Any:
-    """`value` as JSON data; fields that hold their default are left out."""
+    """`value` as JSON data. Fields with their default are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         body = {}
         for field in dataclasses.fields(value):

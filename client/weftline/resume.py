@@ -1,4 +1,4 @@
-"""A streamed request that goes on where a broken connection has cut it off."""
+"""A streamed request that continues after its connection breaks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weftline.protocol import Get, Submit, to_wire
 
 
 class StreamedRequest:
-    """How a request is sent, and sent again; and which of its events the caller has not had yet.
+    """How a request is sent and sent again, and which events the caller has already had.
 
-    The stream of a variable goes on after `Last-Event-ID`. A submit is sent again with its key and
-    gives its events again from the first one on; those that the caller has had are passed over.
-    OpenAI's routes can do neither, so that what breaks there stays broken.
+    The stream of a variable continues after `Last-Event-ID`. A submit is sent again with the same
+    idempotency key, and gives all its events again. Those that the caller has had are skipped.
+    OpenAI's routes can do neither, so a broken stream of theirs stays broken.
     """
 
     def __init__(
@@ -25,18 +25,18 @@ class StreamedRequest:
     ) -> None:
         self.path = path
         self.content: Any = to_wire(body)
-        self.began = False  # an answer was under way, perhaps without an event so far
+        self.began = False  # an answer has begun, perhaps without an event so far
         self._key = idempotency("POST", path)
         self._max_retries = max_retries
-        self._attempt = 0  # since there was something new
+        self._attempt = 0  # attempts since the last new event
         self._ends, self._left = _ends(body)
         self._last_id = ""
         self._seen = 0  # events that the caller has had
-        self._passed = 0  # of them, those that came again in this attempt
+        self._passed = 0  # those of them that came again in this attempt
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of the next attempt."""
+        """The headers of the next attempt."""
         if self.path == "/v1/get" and self._last_id:
             return {"Last-Event-ID": self._last_id}
         return dict(self._key)  # the caller adds to them
@@ -44,8 +44,8 @@ class StreamedRequest:
     def goes_on(self, response: httpx.Response) -> bool:
         """Whether events follow; False for a refusal.
 
-        Raises RemoteProtocolError where they are of another run than those before: the server has
-        forgotten the first one, and two halves of different texts make no text.
+        Raises RemoteProtocolError if the events belong to another run than the earlier ones: the
+        server has forgotten the first run, and halves of two texts make no text.
         """
         if not response.is_success:
             return False
@@ -57,7 +57,10 @@ class StreamedRequest:
         return True
 
     def is_new(self, event: ServerSentEvent) -> bool:
-        """Whether the caller has not had `event`; a ping, which says nothing, is none."""
+        """Whether the caller has not had `event` yet.
+
+        A ping carries nothing, so it is never new.
+        """
         if not event.data:
             return False
         if self._key and self._passed < self._seen:
@@ -71,20 +74,22 @@ class StreamedRequest:
         return True
 
     def check_whole(self) -> None:
-        """Raise RemoteProtocolError where the stream has ended without its last event: a proxy that
-        gives up ends it as quietly as a server that is done."""
+        """Raise RemoteProtocolError if the stream ended before its last event.
+
+        A proxy that gives up ends a stream in the same way as a server that is done.
+        """
         if self._left > 0:
             raise httpx.RemoteProtocolError("the stream ended before its last event")
 
     def pause(self, result: httpx.Response | httpx.TransportError) -> float | None:
-        """Seconds to wait before another attempt; None if `result` stands."""
+        """Seconds to wait before another attempt; None if `result` is final."""
         wait = pause(self._attempt, "POST", self.path, result, self._max_retries)
         self._attempt += 1
         return wait
 
 
 def _ends(body: Get | Submit | Mapping[str, Any]) -> tuple[frozenset[str], int]:
-    """The events of which a whole stream has so many."""
+    """The kinds of events that end a stream, and how many of them a whole stream has."""
     match body:
         case Get():
             return frozenset({"value"}), 1
@@ -92,4 +97,4 @@ def _ends(body: Get | Submit | Mapping[str, Any]) -> tuple[frozenset[str], int]:
             return frozenset({"graph"}), 1
         case Submit():
             return frozenset({"value", "failed"}), max(1, len(body.watch))
-    return frozenset(), 1  # OpenAI's streams end with [DONE]
+    return frozenset(), 1  # one of OpenAI's streams ends with [DONE]

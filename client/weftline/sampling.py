@@ -1,4 +1,4 @@
-"""How one output is generated: the sampling of protocol and adapters, checked where it is made."""
+"""Sampling: how one output is generated. It is checked where it is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftline.errors import InvalidRequest
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOKENS = 1 << 20
-MAX_LOGPROBS = 20  # alternatives a token, as in OpenAI's API
+MAX_LOGPROBS = 20  # alternatives for each token, as in OpenAI's API
 MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_CONSTRAINT_DEPTH = 64
 
@@ -22,13 +22,14 @@ _FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one output is generated; None leaves the choice to the model's defaults.
+    """How one output is generated. None leaves the choice to the model's defaults.
 
-    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy. `min_p` leaves
-    out what is less likely than this share of the likeliest token. The penalties of presence and
-    frequency count the output, that of repetition the prompt too, and divides (1 is off).
-    `logprobs` asks for each token's log probability and for so many alternatives. `constraint` is
-    what the output must be: one of `json_schema`, `regex` and `choice`.
+    `max_tokens` and `min_tokens` count generated tokens. `temperature` 0 is greedy. `min_p`
+    excludes tokens that are less likely than this share of the likeliest token. The presence and
+    frequency penalties count the output. The repetition penalty also counts the prompt, and
+    divides, so 1 turns it off. `logprobs` asks for each token's log probability and for this many
+    alternatives. `constraint` is the form of the output: one of `json_schema`, `regex` and
+    `choice`.
     """
 
     max_tokens: int | None = None
@@ -78,7 +79,7 @@ class Sampling:
             _check_constraint(self.constraint)
 
 
-# name: the least and the most
+# The least and the greatest value of each field.
 _RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),

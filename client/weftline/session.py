@@ -1,4 +1,4 @@
-"""The part of a session that needs no network: which calls are to be sent, under which names."""
+"""The part of a session that needs no network: the pending calls and their variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedCall:
-    """What the server says of one call: its id, and the variable of each output by name."""
+    """The server's answer for one call: its id, and the variable of each output by name."""
 
     name: str
     call_id: str
@@ -31,7 +31,7 @@ class SubmittedCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a whole application in one request came to: its values by variable, and its graph."""
+    """The answer to an application in one request: values by variable, and the session's graph."""
 
     values: Mapping[str, Any]
     graph: Mapping[str, Any] | None
@@ -42,7 +42,7 @@ class Answer:
 
 
 class VariableBase:
-    """A named value of a session: a future until its call has run."""
+    """A named value of a session. It is a future until its call has run."""
 
     def __init__(self, session: SessionBase[Any], id: str) -> None:
         self.id = id
@@ -78,7 +78,7 @@ def current_session() -> SessionBase[Any]:
 
 
 class SessionBase(ABC, Generic[V]):
-    """Collects calls until they are sent; `id` is the server's name for the session."""
+    """Collects calls until they are sent. `id` is the server's name for the session."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -88,14 +88,14 @@ class SessionBase(ABC, Generic[V]):
 
     @abstractmethod
     def _variable(self, id: str) -> V:
-        """A future of the kind that this session hands out."""
+        """A variable of the class that this session uses."""
 
     def variable(self, id: str | None = None) -> V:
-        """A variable of this session, by its id or a new one."""
+        """A variable of this session, with the given id or a new one."""
         return self._variable(f"v_{uuid.uuid4().hex[:16]}" if id is None else id)
 
     def add_call(self, function: SemanticFunction, given: Mapping[str, Any]) -> list[V]:
-        """Remember a call of `function` for the next submit; the futures of its outputs."""
+        """Add a call of `function` to the next submit. Returns the variables of its outputs."""
         placeholders = [
             self._input(name, given[name], mark.transforms)
             for name, mark in function.inputs.items()
@@ -140,7 +140,7 @@ class SessionBase(ABC, Generic[V]):
         return Placeholder(name=name, in_out=InOut.IN, semantic_var_id=value.id, transforms=specs)
 
     def _take_pending(self, get: tuple[str, ...] = ()) -> Submit | None:
-        """The submit that is due, if any; its answer shall hold the variables of `get`."""
+        """The submit of the pending calls, if any. Its answer shall hold the variables of `get`."""
         if not self._pending:
             return None
         calls, self._pending = tuple(self._pending), []

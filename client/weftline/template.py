@@ -1,7 +1,7 @@
-"""Reads template text, `... {{input:x}} ... {{output:y}}`, into the segments that travel.
+"""Reads template text, `... {{input:x}} ... {{output:y}}`, into segments.
 
-Only text that the author of a function wrote is ever read here. Values are never rescanned, so a
-value that holds `{{` stays the text that it is.
+It reads only text that the author of a function wrote. Values are never scanned, so a value that
+holds `{{` stays as it is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from weftline.errors import UnknownPlaceholder
 from weftline.protocol import InOut, Placeholder, Segment
 
 _PLACEHOLDER = re.compile(r"\{\{\s*(input|output)\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
-# What looks like a placeholder but is none is more likely a slip than prose.
+# Text that looks almost like a placeholder is more likely a mistake than prose.
 _SLIP = re.compile(r"\{\{\s*(input|output)\b[^}]{0,80}\}\}")
 
 
 def parse(text: str) -> tuple[Segment, ...]:
-    """The segments of `text`; raises UnknownPlaceholder on `{{input}}`, `{{output:1}}` etc."""
+    """The segments of `text`.
+
+    Raises UnknownPlaceholder for `{{input}}`, `{{output:1}}` and the like.
+    """
     segments: list[Segment] = []
     end = 0
     for match in _PLACEHOLDER.finditer(text):
@@ -43,14 +46,17 @@ def _keep_text(segments: list[Segment], text: str) -> None:
 
 
 def from_docstring(text: str) -> tuple[Segment, ...]:
-    """The segments of a function's docstring, without its indentation and outer blank lines."""
+    """The segments of a function's docstring, without indentation and outer blank lines."""
     return parse(textwrap.dedent("    " + text if text[:1] not in " \n" else text).strip())
 
 
 def check_placeholders(
     segments: tuple[Segment, ...], placeholders: tuple[Placeholder, ...]
 ) -> None:
-    """Raise UnknownPlaceholder unless both name the same inputs and outputs, each output once."""
+    """Raise UnknownPlaceholder unless prompt and placeholders name the same inputs and outputs.
+
+    Each output must occur once.
+    """
     inputs = {s.input for s in segments if s.input is not None}
     outputs = [s.output for s in segments if s.output is not None]
     for name in outputs:

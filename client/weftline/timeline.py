@@ -1,6 +1,6 @@
-"""Draws where every second of a session went: as a Gantt chart in SVG, and as text for a terminal.
+"""Draws the times of a session's calls: as a Gantt chart in SVG, and as text for a terminal.
 
-Both read the JSON of GET /v1/session/{id}/graph and nothing else.
+Both read only the JSON of GET /v1/session/{id}/graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 Graph = Mapping[str, Any]
 
-# One colour a phase, told apart by the colour-blind too (Okabe and Ito's palette).
+# One colour for each phase, from Okabe and Ito's palette for the colour-blind.
 PHASES = {"queue": "#bbbbbb", "fill": "#0072b2", "generate": "#009e73", "transform": "#cc79a7"}
 
 _LABEL, _CHART, _ROW, _TOP, _NOTE = 190, 620, 20, 58, 150
@@ -20,7 +20,7 @@ _LABEL, _CHART, _ROW, _TOP, _NOTE = 190, 620, 20, 58, 150
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One output of a call: when it was queued, and the seconds of each phase from then on."""
+    """One output of a call: when it was queued, and the seconds of each phase after that."""
 
     name: str
     start: float
@@ -33,7 +33,7 @@ class Bar:
 
 
 def bars(graph: Graph) -> list[Bar]:
-    """The bars of every step that has finished, in the order in which they were queued."""
+    """The bars of all steps that have started, in the order in which they were queued."""
     found = []
     for call in graph["calls"]:
         for number, step in enumerate(call["steps"]):
@@ -48,7 +48,7 @@ def bars(graph: Graph) -> list[Bar]:
 
 
 def svg(graphs: Mapping[str, Graph]) -> str:
-    """One chart a graph, by title, one below the other on one time axis."""
+    """One chart for each graph, with its title, one below the other on one time axis."""
     charts = {title: bars(graph) for title, graph in graphs.items()}
     longest = max((_span(chart) for chart in charts.values()), default=0.0) or 1.0
     width = _LABEL + _CHART + _NOTE
@@ -81,7 +81,7 @@ def text(graph: Graph, width: int = 48) -> str:
         line, at = [" "] * width, bar.start - origin
         for phase, seconds in bar.phases:
             first, last = int(at / span * width), int((at + seconds) / span * width)
-            # A phase shorter than a column still shows, unless it is nothing at all.
+            # A phase shorter than a column is still drawn, unless it takes less than 0.1 ms.
             for column in range(first, max(last, first + (seconds > 1e-4))):
                 line[min(column, width - 1)] = marks[phase]
             at += seconds

@@ -1,4 +1,4 @@
-"""Tools in OpenAI's shape: what a call may use, what it must use, and what an assistant called."""
+"""Tools in OpenAI's shape: those that a call may use, and those that an assistant called."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A function that the model may call; `parameters` is a JSON schema of its arguments.
+    """A function that the model may call. `parameters` is a JSON schema of its arguments.
 
-    `strict` holds the arguments to the schema also where the model was free not to call.
+    `strict` holds the arguments to the schema even where the model is free not to call.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Function:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the arguments; a function without parameters takes an empty object."""
+        """The schema of the arguments. A function without parameters takes an empty object."""
         return self.parameters or {"type": "object", "properties": {}}
 
 
@@ -53,7 +53,7 @@ class Tool:
     __pydantic_config__ = _LOOSE
 
     def to_template(self) -> dict[str, Any]:
-        """As chat templates expect a tool."""
+        """The tool in the form that chat templates expect."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -62,7 +62,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
-    """The function of a tool call and its arguments, as JSON text."""
+    """The function of a tool call, and its arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
@@ -72,7 +72,7 @@ class CalledFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call of a tool by an assistant's message."""
+    """A tool call in an assistant's message."""
 
     function: CalledFunction
     id: str = ""
@@ -102,7 +102,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool | None
 
 
 def check_tools(tools: tuple[Tool, ...]) -> None:
-    """Raise InvalidRequest for too many tools, or two of one name."""
+    """Raise InvalidRequest for too many tools, or two with the same name."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"a call has at most {MAX_TOOLS} tools", param="tools")
     names = [tool.function.name for tool in tools]

@@ -1,4 +1,4 @@
-"""What a watched submit pushes: the values of its variables, as events of plain data."""
+"""The events that a watched submit pushes, as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftline.errors import WeftlineError
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The calls were taken, into this session."""
+    """The calls were accepted into this session."""
 
     session_id: str
 
@@ -29,8 +29,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A variable is ready; `facts` are its call's `model`, `prompt_tokens`, `cached_tokens`,
-    `output_tokens` and `finish_reason`.
+    """A variable is ready.
+
+    `facts` are its call's `model`, `prompt_tokens`, `cached_tokens`, `output_tokens` and
+    `finish_reason`.
     """
 
     variable: str
@@ -40,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A variable will not be ready."""
+    """A variable has failed."""
 
     variable: str
     error: WeftlineError
@@ -48,7 +50,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The session's graph, the last event where it was asked for."""
+    """The session's graph. It is the last event, where it was asked for."""
 
     graph: Mapping[str, Any]
 
@@ -57,7 +59,10 @@ Event = Submitted | Part | Value | Failed | Graph
 
 
 def event_of(event: ServerSentEvent) -> Event | None:
-    """What a server-sent event says; None for a ping. Raises the error of an `error` event."""
+    """The event that a server-sent event carries; None for a ping.
+
+    Raises the error of an `error` event.
+    """
     if not event.data:
         return None
     data = json.loads(event.data)

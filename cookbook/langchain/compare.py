@@ -1,7 +1,7 @@
-"""What the recipes share: runs one program in four ways, and prints what changed.
+"""The harness that the recipes share: runs one program in four ways, and prints what changed.
 
-A recipe has `build(llm, tier)`, which gives a function of no arguments that runs the program and
-returns its text. `tier` is applied to each chain of it:
+A recipe has `build(llm, tier)`, which returns a function without arguments that runs the program
+and returns its text. The recipe applies `tier` to each of its chains:
 
     T0  ChatWeftline as any chat model: rendered messages
     T1  the same program; the server is told templates, values and edges
@@ -52,7 +52,7 @@ class Result:
 
 
 def documentation(size: int = 900) -> list[str]:
-    """Prose to work on, in pieces: this repository's own."""
+    """Prose to work on, in pieces: this repository's own documentation."""
     page = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
     paragraphs = [p for p in page.read_text().split("\n\n") if not p.startswith(("#", "    "))]
     pieces = [""]
@@ -64,7 +64,7 @@ def documentation(size: int = 900) -> list[str]:
 
 
 def run(build: Build, name: str, url: str, **options: Any) -> Result:
-    """The program in one tier on the server at `url`."""
+    """Run the program in one tier, on the server at `url`."""
     llm = ChatWeftline(base_url=url, temperature=0, provenance=name != "T0", **options)
     program = build(llm, TIERS[name])
     before, began = _counts(url), time.perf_counter()
@@ -85,7 +85,7 @@ def _counts(url: str) -> dict[str, int]:
 def compare(
     build: Build, *server: str, rtt_s: float = 0.0, url: str | None = None
 ) -> dict[str, Result]:
-    """The program in every tier, each on a server that was just started unless `url` is given."""
+    """Run the program in every tier, each on a new server unless `url` is given."""
     found = {}
     for name in TIERS:
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A copilot: one long system prompt, many users, each with a draft and then an answer."""
+"""A copilot: one long system prompt and many users. Each gets a draft, and then an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A summary of a long text: one summary of each part, and then one of them all."""
+"""A summary of a long text: one summary of each part, and then one of all summaries."""
 
 from __future__ import annotations
 

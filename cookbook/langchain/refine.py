@@ -1,4 +1,4 @@
-"""A summary that is refined with each further part of a text: every call waits for the last one."""
+"""A summary that is refined with each further part of a text: every call waits for the last."""
 
 from __future__ import annotations
 

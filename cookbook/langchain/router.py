@@ -1,4 +1,4 @@
-"""A router: the model sorts a question, and the chain of its kind answers it."""
+"""A router: the model classifies a question, and the chain of that class answers it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advanced retrieval: the query is expanded, what is found is ranked, the answer is refined."""
+"""Advanced retrieval: the query is expanded, the passages are ranked, and the answer is refined."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(side: Side) -> Answer:
 
 
 def best(rated: dict[str, Any]) -> dict[str, Any]:
-    """The passages with the highest ratings, of equal ones those that were found first."""
+    """The passages with the highest ratings. Among equal ones, those that were found first."""
     digits = [re.search(r"\d", rating) for rating in rated["ratings"]]
     scores = [int(digit[0]) if digit else 0 for digit in digits]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:KEPT]

@@ -1,4 +1,4 @@
-"""Advanced retrieval: the query is expanded, what is found is ranked, the answer is refined."""
+"""Advanced retrieval: the query is expanded, the passages are ranked, and the answer is refined."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def run(side: Side) -> Answer:
 
 
 def ratings(said: str, choices: int) -> tuple[list[int], list[float]]:
-    """Which documents the model names, and how relevant it finds them.
+    """The documents that the model names, and their ratings.
 
-    A small model does not always keep to the form that it is asked for: whatever it has not rated
-    is kept, behind what it has.
+    A small model does not always use the form that it is asked for. A document without a rating is
+    kept, behind those with one.
     """
     rated = {
         int(document): float(score)

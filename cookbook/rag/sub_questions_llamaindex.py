@@ -1,4 +1,4 @@
-"""Sub-questions: a question is taken apart, each part is answered, and the answers are joined."""
+"""Sub-questions: a question is split, each part is answered, and the answers are joined."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cookbook.rag.retriever import Library
 QUESTION = "How do sessions, variables and criteria work together?"
 TOOL = "documentation"
 
-# LlamaIndex asks for a list of these as JSON, which a small model gets wrong: the server holds it
-# to the form while it decodes.
+# LlamaIndex asks for a list of these as JSON, which a small model gets wrong. So the server holds
+# the answer to the form while it decodes.
 SUB_QUESTION = {
     "type": "object",
     "properties": {

@@ -20,7 +20,7 @@ READY_S = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the async tests here on one loop: langchain-openai has one connection pool for all."""
+    """Run the async tests on one loop, because langchain-openai has one connection pool for all."""
     for item in items:
         if Path(__file__).parent in item.path.parents and is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
@@ -35,14 +35,14 @@ def served(*options: str) -> Iterator[str]:
 
 @contextmanager
 def started(*options: str) -> Iterator[tuple[str, Forked]]:
-    """The address of a server that runs inside the block unless it is killed, and its process."""
+    """The address and the process of a server. It runs inside the block, unless it is killed."""
     process = fork(["serve", "--engine", "null", "--port", "0", *options])
     try:
         url = process.said.split()[-1]
         _wait_until_ready(url)
         yield url, process
     finally:
-        process.kill()  # how one ends well is shown in tests/e2e
+        process.kill()  # tests/e2e has the tests of an orderly end
         process.wait()
 
 
@@ -63,7 +63,9 @@ def echo_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def start_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts a server that answers by rules: the reply of the first whose text is in the prompt."""
+    """Starts a server that answers by rules: with the reply of the first rule whose text the prompt
+    has.
+    """
     with ExitStack() as servers:
 
         def start(rules: Sequence[tuple[str, str]]) -> str:

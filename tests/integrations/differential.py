@@ -1,4 +1,4 @@
-"""What tests of a transform beside the parser that it stands for share: texts, and what is made."""
+"""Helpers that compare a transform with the framework's own parser, on many texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Words = Callable[[Any], str]
 
 
 def mutated(seed: int, count: int, seeds: Sequence[str], edits: int = 6) -> Iterator[str]:
-    """The seeds, then `count` texts made of them by a few edits each."""
+    """The seeds, then `count` texts made from them by a few edits each."""
     yield from seeds
     rng = random.Random(seed)
     for _ in range(count):
@@ -36,9 +36,10 @@ def mutated(seed: int, count: int, seeds: Sequence[str], edits: int = 6) -> Iter
 def outcomes(
     failures: Mapping[type[Exception], Words], shown: Words = repr
 ) -> Callable[[Act], tuple[str, str]]:
-    """A function of what an act gives, by repr so that 1, 1.0 and True differ, or fails with.
+    """A function that gives the repr of an act's result, so that 1, 1.0 and True differ, or its
+    failure.
 
-    `failures` has the parsers' exceptions and what is said of each; the first that fits counts.
+    `failures` has the parsers' exceptions and how to describe each. The first that fits counts.
     """
 
     def outcome(act: Act) -> tuple[str, str]:
@@ -54,10 +55,10 @@ def outcomes(
 
 
 def named(failure: Exception) -> str:
-    """The words of a failure that is Python's, as a transform has them."""
+    """The message of one of Python's own exceptions, as a transform reports it."""
     return f"{type(failure).__name__}: {failure}"
 
 
 def without_link(failure: Exception) -> str:
-    """The words of LangChain's OutputParserException, less where to read of it."""
+    """The message of LangChain's OutputParserException, without the link to its documentation."""
     return str(failure).partition("\nFor troubleshooting")[0]

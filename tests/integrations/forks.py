@@ -1,7 +1,8 @@
 """Servers as forks of one process that has imported them: a start costs 30 ms instead of 1 s.
 
-Run as a program, in the interpreter that has the server, it forks one for every line it reads; the
-functions here ask it to. Each server is a process of its own that runs `weftline`'s own main.
+This module is also a program. It runs in the interpreter that has the server, and forks a server
+for every line that it reads. The functions here write these lines. Each server is a process of its
+own that runs `weftline`'s own main.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ SERVER_PYTHON = os.environ.get("WEFTLINE_SERVER_PYTHON", sys.executable)
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A server's process, and the first line that it said ("" if it ended without one)."""
+    """A server's process, and the first line of its output ("" if it ended without one)."""
 
     pid: int
     said: str
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, which is nothing to one that has ended."""
-        os.kill(self.pid, number)  # nobody reaps it, so the id is never another's
+        """Send it a signal. This does nothing if it has ended."""
+        os.kill(self.pid, number)  # it is not reaped, so no other process gets its id
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         descriptor = os.pidfd_open(self.pid)
         select.select([descriptor], [], [])
         os.close(descriptor)
@@ -56,12 +57,12 @@ def fork(words: Sequence[str]) -> Forked:
 def _parent() -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     parent = subprocess.Popen([SERVER_PYTHON, __file__], stdin=pipe, stdout=pipe, text=True)
-    atexit.register(parent.communicate)  # ends its input, upon which it ends
+    atexit.register(parent.communicate)  # closes its input, and then it ends
     return parent
 
 
 def _run() -> None:
-    import weftline_server.commands.serve  # noqa: F401  what a start would spend its time on
+    import weftline_server.commands.serve  # noqa: F401  importing takes most of a start
 
     children: list[int] = []
     for line in sys.stdin:
@@ -71,7 +72,7 @@ def _run() -> None:
             _serve(words, environment, into)
         os.close(into)
         children.append(child)
-        # Left open, for a server that says more must not meet a closed pipe.
+        # The pipe stays open, because the server may write more lines.
         said = os.fdopen(os.dup(out)).readline()
         print(json.dumps([child, said]), flush=True)
     for child in children:

@@ -1,4 +1,4 @@
-"""What tests of provenance share: two models on one server, and requests as short lines."""
+"""Helpers for tests of provenance: two models on one server, and requests as short lines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Watched:
-    """A model whose requests are noted."""
+    """A model whose requests are recorded."""
 
     llm: ChatWeftline
     recording: Recording
 
     def run(self, program: Callable[[ChatWeftline], Any]) -> tuple[Any, list[str]]:
-        """The result of `program`, and what was sent meanwhile, a line for each call."""
+        """The result of `program`, and the requests that it sent, a line for each call."""
         before = len(self.recording.bodies(CHAT))
         result = result_of(program, self.llm)
         return result, [line(body) for body in self.recording.bodies(CHAT)[before:]]
 
 
 def result_of(program: Callable[[ChatWeftline], Any], llm: ChatWeftline) -> Any:
-    """What `program` gives with `llm`, awaited if it has to be, without ids and times."""
+    """The result of `program` with `llm`, awaited if needed, without ids and times."""
     result = program(llm)
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
@@ -44,7 +44,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` with messages as their types, contents and usage, which do not change by the run."""
+    """`value` with messages as their types, contents and usage, which are the same in every run."""
     if isinstance(value, BaseMessage):
         return type(value).__name__, value.content, getattr(value, "usage_metadata", None)
     if isinstance(value, PromptValue):

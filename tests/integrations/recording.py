@@ -1,4 +1,4 @@
-"""A proxy on loopback that notes every request on its way to a server."""
+"""A proxy on loopback that records every request to a server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-POLL_S = 0.02  # how long a proxy's end may take; by default it is half a second for each
+POLL_S = 0.02  # how long the proxy's end may take; the default is half a second for each one
 
 
 @dataclass
 class Recording:
-    """What passed: method, path and JSON body, in order; `url` is where to send it."""
+    """The requests: method, path and JSON body, in order. `url` is the proxy's address."""
 
     url: str
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Recording:
 def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recording]:
     """A proxy to `target` that runs inside the block.
 
-    The path `refused` is answered with 404; of the path `broken` comes half an answer.
+    It answers the path `refused` with 404, and the path `broken` with half an answer.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +44,7 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
                 sent = json.loads(body) if body else None
                 recording.requests.append((self.command, self.path, sent))
             where = "/nowhere" if self.path == refused else self.path
-            if client.is_closed:  # a connection that was kept outlives the block
+            if client.is_closed:  # an open connection may outlive the block
                 self.close_connection = True
                 return
             answer = client.request(
@@ -66,7 +66,7 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
         do_GET = do_POST = do_DELETE = _pass_on
 
         def log_message(self, format: str, *args: Any) -> None:
-            """The test's own output is enough."""
+            """Log nothing."""
 
     with httpx.Client(timeout=60) as client, ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True

@@ -17,8 +17,8 @@ import openai
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_weftline.failures import as_model
-from langchain_weftline.transport import httpx as chat_openai_http
+from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.transport import httpx as chat_openai_http
 from tests.integrations.conftest import served, started
 from tests.integrations.forks import Forked
 from tests.integrations.tiers import (

@@ -20,10 +20,10 @@ from langchain_core.runnables import (
 )
 
 from langchain_weftline import ChatWeftline, compile_chain
-from langchain_weftline.lowered import Constant, Listed, Lowered, Mapped, Variable, finish
-from langchain_weftline.lowering import Lowering
-from langchain_weftline.program import Outcome, Program
-from langchain_weftline.steps import Step
+from langchain_weftline.lower.lowered import Constant, Listed, Lowered, Mapped, Variable, finish
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.program import Outcome, Program
+from langchain_weftline.lower.steps import Step
 from weftline.protocol import Call, Message, Placeholder, Sampling, to_wire
 from weftline.watching import Value
 
@@ -48,7 +48,7 @@ def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
             program.ran(job, Outcome(run.step.invoke(run.value, run.config, **run.options)))
         for name in program.wanted():
             program.told(Value(name, name.upper(), {}))
-    return finish(lowering.drafts, program.outcome.get(), lowering.server)
+    return finish(lowering.calls.drafts, program.outcome.get(), lowering.calls.server)
 
 
 def texts(call: Call) -> list[tuple[str, str]]:

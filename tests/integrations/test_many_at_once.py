@@ -16,10 +16,9 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_weftline import ChatWeftline, accelerate, compile_chain
-from langchain_weftline.background import BACKGROUND
-from langchain_weftline.feed import Feed
-from langchain_weftline.provenance import LISTENER
+from langchain_weftline.trace.provenance import LISTENER
 from tests.integrations.conftest import served
+from weftline.adapters import BACKGROUND, Feed
 
 Chain = Runnable[Any, Any]
 

@@ -17,7 +17,7 @@ import pytest
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.patience import Deadlines, Patience
+from langchain_weftline.model.patience import Deadlines, Patience
 from tests.integrations.conftest import served
 from tests.integrations.recording import POLL_S
 from tests.integrations.tiers import (

@@ -9,21 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
-from langchain_weftline.pieces import Piece, by_search, by_template, strings_in, text_of
-from langchain_weftline.serialized import Templates
-from langchain_weftline.sessions import Closer, RunSession
+from langchain_weftline.trace.pieces import MIN_SEARCHED, by_template, strings_in
+from langchain_weftline.trace.serialized import Templates
+from langchain_weftline.trace.sessions import TracedSession
+from weftline.adapters import Closer, Piece
+from weftline.adapters.pieces import by_search, text_of
 
 # Few letters, so that values stand inside one another and inside the text.
 WORDS = st.text("ab {}<&", max_size=12)
 
 
-def session() -> RunSession:
-    return RunSession(Closer(lambda id: None))
+def session() -> TracedSession:
+    return TracedSession(Closer(lambda id: None))
 
 
 @given(WORDS, st.lists(st.tuples(st.just("x"), WORDS), max_size=4))
 def test_a_search_adds_up(text: str, values: list[tuple[str, str]]) -> None:
-    assert text_of(by_search(text, values)) == text
+    assert text_of(by_search(text, values, MIN_SEARCHED)) == text
 
 
 @given(st.lists(WORDS, max_size=4), WORDS, st.sampled_from([None, "x"]))
@@ -59,7 +61,7 @@ def test_a_template_adds_up(form: Any, parts: list[str], x: str, y: str) -> None
 def test_the_longest_value_wins_and_short_ones_are_whole_words() -> None:
     """No value is found inside another's, and `art` not in `party`."""
     values = [("a", "art"), ("b", "the art of"), ("c", "of")]
-    assert by_search("the art of a party, art", values) == (
+    assert by_search("the art of a party, art", values, MIN_SEARCHED) == (
         Piece("the art of", "b"),
         Piece(" a party, "),
         Piece("art", "a"),
@@ -81,7 +83,7 @@ def test_where_strings_stand() -> None:
     """Nested inputs by path, with plain names for the wire."""
     inputs = {"user": {"name": "Ann"}, "docs": ["one", ("two",)], "n": 3}
     assert list(strings_in(inputs)) == [("user.name", "Ann"), ("docs", "one"), ("docs", "two")]
-    assert by_search("Hi Ann", strings_in(inputs))[1] == Piece("Ann", "user_name")
+    assert by_search("Hi Ann", strings_in(inputs), MIN_SEARCHED)[1] == Piece("Ann", "user_name")
 
 
 @pytest.mark.parametrize(

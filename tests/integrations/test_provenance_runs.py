@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.context import collect_runs
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.provenance import LISTENER
+from langchain_weftline.trace.provenance import LISTENER
 from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded
@@ -174,7 +174,8 @@ def test_edges_reach_the_graph(recording: Recording) -> None:
     graphs = []
 
     def look(value: Any) -> Any:
-        [session] = {s.id for run in LISTENER.runs.values() for s in run.root.sessions.values()}
+        roots = [run.root.sessions for run in LISTENER.runs.values()]
+        [session] = {s.id for sessions in roots for s in sessions.by_server.values()}
         graphs.append(httpx.get(f"{recording.url}/v1/session/{session}/graph").json())
         return value
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.runnables import RunnableLambda
 
-from langchain_weftline.pure import apply_pure
-from langchain_weftline.symbols import (
+from langchain_weftline.lower.pure import apply_pure
+from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
+    Fragment,
     Hole,
-    Piece,
     Ref,
     Text,
     item_of,
@@ -205,7 +205,7 @@ def test_paths_join() -> None:
         (["a", Hole(Ref("v"))], Text(("a", Hole(Ref("v"))))),
     ],
 )
-def test_settled(pieces: list[Piece], expected: Any) -> None:
+def test_settled(pieces: list[Fragment], expected: Any) -> None:
     """The simplest value that equals the text: a variable stays that variable."""
     assert settled(pieces) == expected
     assert shown("x", "step") == ("x",)

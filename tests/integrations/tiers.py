@@ -1,4 +1,4 @@
-"""One chain in every tier, and the same with ChatOpenAI, for tests that compare the two."""
+"""One chain in every tier and with ChatOpenAI, for tests that compare them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Transforms: what an output parser or a template does to a value, as data that the server can run.
 
-A spec is a JSON object, `{"op": "path", "keys": ["title"]}`; `parse` checks one and `run` applies a
-list of them in order. The server's session imports this where only the standard library is
-installed.
+A spec is a JSON object such as `{"op": "path", "keys": ["title"]}`. `parse` checks one, and `run`
+applies a list of them in order. The server's session imports this package where only the standard
+library is installed.
 """
 
 from __future__ import annotations

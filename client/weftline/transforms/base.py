@@ -1,4 +1,4 @@
-"""What every transform is: a frozen set of options, a way to treat a stream, and one function."""
+"""The base of every transform: frozen options, the way it treats a stream, and one function."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from typing import Any, ClassVar, NoReturn
 
 from weftline.errors import InvalidRequest, TransformFailed
 
-# Bounds on what one spec may say and on what a value may be.
+# Bounds on the options of a spec, and on values.
 MAX_KEYS = 64
 MAX_CHOICES = 1024
 MAX_OPTION_CHARS = 1024
 MAX_DEPTH = 128
 MAX_TEXT_CHARS = 1 << 24
-# Of a text that a pattern or a markup parser reads: 64 answers of 4,096 tokens.
+# Bounds a text that a pattern or a markup parser reads: 64 answers of 4,096 tokens.
 MAX_PARSED_CHARS = 1 << 20
 
 
 class Flow(Enum):
-    """What a transform needs before it can give its consumers something."""
+    """The part of a value that a transform needs before its consumers can start."""
 
     WHOLE = "whole"  # the complete value
-    STREAM = "stream"  # nothing: each part passes as it comes
-    ITEMS = "items"  # the text of one item: items leave one by one
+    STREAM = "stream"  # each part passes through as it arrives
+    ITEMS = "items"  # the text of one item: items are passed on one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Transform(ABC):
-    """One operation with its options; `op` is its name on the wire."""
+    """One operation with its options. `op` is its name on the wire."""
 
     op: ClassVar[str]
     flow: ClassVar[Flow] = Flow.WHOLE
 
     @abstractmethod
     def apply(self, value: Any) -> Any:
-        """The transformed value; TransformFailed says why there is none."""
+        """The transformed value. Raises TransformFailed with the reason where there is none."""
 
 
 def as_text(value: Any, op: str, limit: int | None = None) -> str:
-    """`value`, which a parser of text needs to be a string of at most `limit` characters."""
+    """`value`, if it is a string of at most `limit` characters.
+
+    Raises TransformFailed otherwise.
+    """
     if not isinstance(value, str):
         raise TransformFailed(f"{op} reads text, but its value is a {type(value).__name__}")
     if limit is not None and len(value) > limit:
@@ -53,12 +56,15 @@ def as_text(value: Any, op: str, limit: int | None = None) -> str:
 
 
 def refuse(message: str) -> NoReturn:
-    """Refuse a spec."""
+    """Raise InvalidRequest for a spec."""
     raise InvalidRequest(message, param="transforms")
 
 
 def package(module: str, what: str, distribution: str) -> ModuleType:
-    """A module that not every installation has; InvalidRequest where `what` needs it in vain."""
+    """A module that may not be installed.
+
+    Raises InvalidRequest if `what` needs it and it is missing.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
@@ -66,7 +72,7 @@ def package(module: str, what: str, distribution: str) -> ModuleType:
 
 
 def check_text(value: Any, what: str, limit: int = MAX_OPTION_CHARS) -> None:
-    """Refuse an option that is no text, or too long a one."""
+    """Refuse an option that is not a text of at most `limit` characters."""
     if not isinstance(value, str) or len(value) > limit:
         refuse(f"{what} is a text of at most {limit} characters")
 
@@ -83,7 +89,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_json(value: Any) -> None:
-    """TransformFailed for what Python's parser lets through and no JSON body can carry."""
+    """Raise TransformFailed for values that Python's parser accepts but JSON cannot carry."""
     if not _can_travel(value, MAX_DEPTH):
         raise TransformFailed(f"ValueError: {NO_JSON}")
 

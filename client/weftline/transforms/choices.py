@@ -1,4 +1,4 @@
-"""Transforms of a text into one of few values (a truth, a choice, a date), or into none at all."""
+"""Transforms of a text into one of a few values: a truth value, a choice, a date, or nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPECIAL = frozenset(".^$*+?{}[]\\|()")
 
 @dataclass(frozen=True, slots=True)
 class Boolean(Transform):
-    """Whether `true_val` or `false_val` stands in the text as a word (BooleanOutputParser)."""
+    """Whether `true_val` or `false_val` occurs in the text as a word (BooleanOutputParser)."""
 
     op: ClassVar[str] = "boolean"
     true_val: str = "YES"
@@ -32,7 +32,7 @@ class Boolean(Transform):
     def __post_init__(self) -> None:
         for name, word in (("true_val", self.true_val), ("false_val", self.false_val)):
             check_text(word, f"boolean's {name!r}")
-            # LangChain puts the words into a pattern as they are.
+            # LangChain puts the words into a pattern without escaping them.
             if _SPECIAL & set(word):
                 refuse(
                     f"boolean's {name!r} {word[:40]!r} is a pattern, not a word: leave the parser "
@@ -59,7 +59,7 @@ class Boolean(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Transform):
-    """The one of `values` that the text is (EnumOutputParser; the value of its member)."""
+    """The one of `values` that equals the text (EnumOutputParser gives that value's member)."""
 
     op: ClassVar[str] = "enum"
     values: tuple[str, ...]
@@ -71,7 +71,9 @@ class Choice(Transform):
         text = as_text(value, self.op)
         if (chosen := text.strip()) in self.values:
             return chosen
-        expected = list(dict.fromkeys(self.values))  # an enum's aliases are not listed
+        expected = list(
+            dict.fromkeys(self.values)
+        )  # LangChain's message leaves out an enum's aliases
         raise TransformFailed(f"Response '{text}' is not one of the expected values: {expected}")
 
 
@@ -80,9 +82,9 @@ _DIRECTIVES = frozenset("aAbBdfGHIjmMpSuUVwWyYz%")
 
 @dataclass(frozen=True, slots=True)
 class Datetime(Transform):
-    """The date that the text is in `format` (DatetimeOutputParser), as str shows a datetime.
+    """The text as a date in `format` (DatetimeOutputParser), shown as str shows a datetime.
 
-    `datetime.fromisoformat` makes the datetime of it again. Names of months and days are English.
+    `datetime.fromisoformat` reads it again. Names of months and days are English.
     """
 
     op: ClassVar[str] = "datetime"
@@ -113,9 +115,9 @@ class Datetime(Transform):
 
 @dataclass(frozen=True, slots=True)
 class NoOutput(Transform):
-    """The text without the white space around it, nothing where it is `no_output_str`.
+    """The text without surrounding white space, or an empty text if it equals `no_output_str`.
 
-    The NoOutputParser of LangChain's extracting compressor.
+    This is the NoOutputParser of LangChain's extracting compressor.
     """
 
     op: ClassVar[str] = "no_output"
@@ -131,7 +133,7 @@ class NoOutput(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Transform):
-    """The text without `finished_value`, and whether that stood in it (FinishedOutputParser)."""
+    """The text without `finished_value`, and whether it contained that (FinishedOutputParser)."""
 
     op: ClassVar[str] = "finished"
     finished_value: str = "FINISHED"

@@ -23,12 +23,12 @@ class CommaList(Transform):
         try:
             rows = csv.reader(io.StringIO(text), skipinitialspace=True)
             return [item for row in rows for item in row]
-        except csv.Error:  # such as a field of more than csv.field_size_limit() characters
+        except csv.Error:  # for example a field of more than csv.field_size_limit() characters
             return [item.strip() for item in text.split(",")]
 
 
-# LangChain's patterns, but that a match may start only where a run of digits or a line does: theirs
-# take quadratic time on a long run of digits or of newlines, and find the same items.
+# These find the same items as LangChain's patterns, but take linear time on long runs of digits or
+# newlines, because a match starts only at the start of such a run or of a line.
 _NUMBERED = re.compile(r"(?<!\d)\d+\.\s([^\n]+)")
 _BULLETED = re.compile(r"^[^\S\n]*[-*]\s([^\n]+)", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Transforms of a text with JSON somewhere in it, as LlamaIndex reads it, and back to JSON text."""
+"""Transforms of a text that contains JSON, as LlamaIndex reads it, and of values to JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weftline.transforms.yaml_text import NO_YAML, is_plain, load_yaml, yaml_mod
 
 @dataclass(frozen=True, slots=True)
 class JsonObject(Transform):
-    """The JSON between the first { and the last } (PydanticOutputParser of LlamaIndex)."""
+    """The JSON between the first { and the last } (LlamaIndex's PydanticOutputParser)."""
 
     op: ClassVar[str] = "json_object"
 
@@ -40,11 +40,11 @@ class JsonObject(Transform):
 
 @dataclass(frozen=True, slots=True)
 class JsonOrYaml(Transform):
-    """The JSON between the outermost brackets, read as YAML where it is none.
+    """The JSON between the outermost brackets, or YAML if it is not JSON.
 
-    What LlamaIndex's parsers of sub-questions and of vector store queries read; without `fenced`
-    what its parser of selections does, which knows no ```json. What YAML has and JSON has not
-    (dates, keys that are no text, anchors that multiply) fails.
+    LlamaIndex's parsers of sub-questions and of vector store queries read this. Its parser of
+    selections reads it without `fenced`, because it does not know ```json. YAML that JSON cannot
+    carry fails: dates, keys that are not text, anchors that multiply.
     """
 
     op: ClassVar[str] = "json_or_yaml"
@@ -66,19 +66,19 @@ class JsonOrYaml(Transform):
             parsed = _read_yaml(found, error)
         except RecursionError as error:
             raise TransformFailed(f"ValueError: {NO_JSON}") from error
-        except ValueError as error:  # a number of more than sys.get_int_max_str_digits() digits
+        except ValueError as error:  # a number with more than sys.get_int_max_str_digits() digits
             raise TransformFailed(f"ValueError: {error}") from error
         check_json(parsed)
         return parsed
 
 
 def _between_brackets(text: str) -> str:
-    """From the first bracket to the last that closes its kind; nothing if there is none."""
+    """The text from the first bracket to the last one that closes it; empty if there is none."""
     text = text.strip()
     square, brace = text.find("["), text.find("{")
     is_list = 0 <= square < brace or brace < 0
     start, end = (square, text.rfind("]")) if is_list else (brace, text.rfind("}"))
-    # Without the bracket that opens, or the one that closes, Python's slice is what LlamaIndex has.
+    # Where one of the two brackets is missing, Python's slice gives the same as LlamaIndex.
     return text[start : end + 1]
 
 
@@ -96,7 +96,7 @@ def _read_yaml(text: str, before: json.JSONDecodeError) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class JsonText(Transform):
-    """The value as JSON text without spaces, which is how pydantic's model_dump_json shows it."""
+    """The value as JSON text without spaces, as pydantic's model_dump_json shows it."""
 
     op: ClassVar[str] = "json_text"
 

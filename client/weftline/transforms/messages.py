@@ -12,11 +12,11 @@ from weftline.transforms.base import Transform, check_json, check_text, refuse
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls(Transform):
-    """The tool calls of a message as `args` and `type`, with `return_id` also `id`.
+    """The tool calls of a message as `args` and `type`, and with `return_id` also `id`.
 
-    With `key_name` the calls of this tool, without `return_id` their arguments alone; with
-    `first_tool_only` the first one (JsonOutputToolsParser, JsonOutputKeyToolsParser). Calls whose
-    arguments are no JSON, as where an answer was cut off, do not count.
+    `key_name` selects the calls of one tool, and without `return_id` gives only their arguments.
+    `first_tool_only` gives the first call (JsonOutputToolsParser, JsonOutputKeyToolsParser). Calls
+    whose arguments are not JSON, as in an answer that was cut off, are ignored.
     """
 
     op: ClassVar[str] = "tool_calls"
@@ -36,7 +36,7 @@ class ToolCalls(Transform):
             raise TransformFailed(f"tool_calls reads a message, but its value is a {kind}")
         calls = [self._shown(call) for call in value.get("tool_calls") or () if _is_valid(call)]
         if self.key_name is None:
-            # With no call LangChain's parser gives an empty list, also where one is asked for.
+            # Without a call LangChain's parser always gives an empty list.
             return calls[0] if calls and self.first_tool_only else calls
         found = [call for call in calls if call["type"] == self.key_name]
         made = found if self.return_id else [call["args"] for call in found]

@@ -1,4 +1,4 @@
-"""Transforms of a text that holds one object: JSON, perhaps with expected keys, and XML."""
+"""Transforms of a text that holds one object: JSON, which may need certain keys, and XML."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from weftline.transforms.partial_json import parse_json_text
 class Json(Transform):
     """The JSON value in the text, fenced, cut off or bare (JsonOutputParser).
 
-    NaN, infinities, lone surrogates and deep nesting, which Python's parser lets through, fail: no
-    JSON body can carry the first three, and the last would fail further on.
+    NaN, infinities, lone surrogates and deep nesting fail, although Python's parser accepts them: a
+    JSON body cannot carry the first three, and deep nesting would fail later.
     """
 
     op: ClassVar[str] = "json"
@@ -60,7 +60,7 @@ class Structured(Transform):
         except json.JSONDecodeError as error:
             raise TransformFailed(f"Got invalid JSON object. Error: {error}") from error
         if not isinstance(parsed, dict):
-            # The space at the end is the parser's.
+            # The parser's own message ends with a space.
             got = type(parsed).__name__
             raise TransformFailed(f"Expected JSON object (dict), but got: {got}. ")
         for key in self.keys:
@@ -75,7 +75,7 @@ class Structured(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Router(Transform):
-    """Where to go and with what, out of the JSON in the text (RouterOutputParser)."""
+    """The destination and its input, from the JSON in the text (RouterOutputParser)."""
 
     op: ClassVar[str] = "router"
     default_destination: str = "DEFAULT"
@@ -129,7 +129,7 @@ MAX_ELEMENTS_DEEP = MAX_DEPTH // 2  # an element is an object in a list
 class Xml(Transform):
     """The XML in the text, fenced or bare, as nested objects (XMLOutputParser).
 
-    Read by defusedxml: a document that declares entities fails, as it does in LangChain.
+    It is read by defusedxml: a document that declares entities fails, as it does in LangChain.
     """
 
     op: ClassVar[str] = "xml"
@@ -158,9 +158,10 @@ def _defused() -> ModuleType:
 
 
 def _after_declaration(text: str) -> str:
-    r"""What follows the first tag that says `encoding` and ends its line; else all of `text`.
+    r"""The text after the first tag that contains `encoding` and ends its line, or all of it.
 
-    LangChain's <([^>]*encoding[^>]*)>\n(.*) in linear time: on many '<' it takes quadratic.
+    This is LangChain's <([^>]*encoding[^>]*)>\n(.*) in linear time. LangChain's pattern takes
+    quadratic time on a text with many '<'.
     """
     start = 0
     while (end := text.find(">", start)) >= 0:
@@ -176,7 +177,7 @@ def _after_declaration(text: str) -> str:
 
 
 def _element(element: Any, depth: int) -> dict[str, Any]:
-    """An element with text is its text; any other a list of its children."""
+    """An element with text is its text. Any other is a list of its children."""
     if depth == 0:
         raise TransformFailed(
             f"the XML has more than {MAX_ELEMENTS_DEEP} levels, which cannot be sent on"

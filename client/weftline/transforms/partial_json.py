@@ -1,8 +1,9 @@
-"""JSON as models write it: inside code fences, cut off in the middle, with raw newlines in strings.
+"""JSON as models write it: in code fences, cut off in the middle, with raw newlines in strings.
 
-Gives what langchain_core.utils.json gives for every text, in time linear in its length. LangChain
-drops one character after another from the end until the rest, with its brackets closed, is JSON,
-which takes minutes for a megabyte; here the error's position says how many to drop at once.
+For every text this gives the same result as langchain_core.utils.json, in time linear in its
+length. LangChain drops one character after another from the end, until the rest with its brackets
+closed is JSON. That takes minutes for a megabyte. Here the error's position says how many
+characters to drop at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FENCE = re.compile(r"```(?:json)?(.*)", re.DOTALL)
 _STRIPPED = " \n\r\t`"
 _SPACE = " \n\r\t"
 
-# Agents answer with this key; its text may hold raw newlines and tabs.
+# Agents answer with this key, and its text may hold raw newlines and tabs.
 _ACTION_INPUT = re.compile(r'("action_input":\s*")(.*?)"', re.DOTALL)
 _CONTROL = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
@@ -28,9 +29,9 @@ _IN_STRING = -1
 
 
 def parse_json_text(text: str) -> Any:
-    """The JSON value in `text`, bare or in a code fence; JSONDecodeError when there is none.
+    """The JSON value in `text`, bare or in a code fence. Raises JSONDecodeError if there is none.
 
-    None also stands for a text whose brackets close in the wrong order.
+    The result is also None for a text whose brackets close in the wrong order.
     """
     try:
         return _parse_bare(text)
@@ -49,7 +50,7 @@ def _parse_bare(text: str) -> Any:
 
 
 def parse_partial_json(text: str) -> Any:
-    """The value of `text`, or of its longest prefix that is JSON once what is open is closed."""
+    """The value of `text`, or of its longest prefix that is JSON once its brackets are closed."""
     try:
         return json.loads(text, strict=False)
     except JSONDecodeError as error:
@@ -66,8 +67,8 @@ def parse_partial_json(text: str) -> Any:
         try:
             return json.loads(prefix + scan.closers, strict=False)
         except JSONDecodeError as error:
-            # What stands at error.pos is wrong whatever follows it, unless a closer stands there:
-            # then the prefix is sound but unfinished, and trailing space does not matter.
+            # The character at error.pos is wrong, whatever follows it. Only if it is one of our
+            # closers, the prefix is correct but unfinished. Trailing space does not matter.
             at = error.pos if error.pos < len(prefix) else len(prefix.rstrip(_SPACE)) - 1
             end = bisect_right(scan.ends, at) - 1
     raise whole
@@ -75,10 +76,10 @@ def parse_partial_json(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """A text with its strings repaired; ends[i] and opened[i] describe its first i characters.
+    """A text with repaired strings. ends[i] and opened[i] describe its first i characters.
 
-    A character counts once even where its repair has two. Two prefixes with the same number in
-    `opened` have the same brackets open; _IN_STRING marks prefixes that end inside a string.
+    A repaired character counts once, even if it becomes two. Two prefixes with the same number in
+    `opened` have the same open brackets. _IN_STRING marks prefixes that end inside a string.
     """
 
     text: str
@@ -88,15 +89,15 @@ class _Scan:
 
 
 class _Stack:
-    """The open brackets; equal stacks have equal numbers, and the empty one has 0."""
+    """The open brackets. Equal stacks have equal numbers, and the empty stack has 0."""
 
     def __init__(self) -> None:
         self.top = 0
-        self._stacks: list[tuple[int, str]] = [(0, "")]  # number of the stack below, closer on top
+        self._stacks: list[tuple[int, str]] = [(0, "")]  # number of the stack below, top closer
         self._numbers: dict[tuple[int, str], int] = {}
 
     def take(self, char: str) -> bool:
-        """Follow `char`; False when it closes what is not open."""
+        """Follow `char`. Returns False if it closes a bracket that is not open."""
         if char in _CLOSER:
             stack = (self.top, _CLOSER[char])
             self.top = self._numbers.setdefault(stack, len(self._stacks))
@@ -108,7 +109,7 @@ class _Stack:
         return True
 
     def closers(self) -> str:
-        """The closing brackets that the open ones need, innermost first."""
+        """The brackets that close the open ones, innermost first."""
         closers, number = [], self.top
         while number:
             number, closer = self._stacks[number]
@@ -117,7 +118,7 @@ class _Stack:
 
 
 def _scan(text: str) -> _Scan | None:
-    """`text` with every string closed and its newlines escaped, or None for crossed brackets."""
+    """`text` with closed strings and escaped newlines, or None if brackets cross."""
     pieces: list[str] = []
     opened = [0]
     stack = _Stack()

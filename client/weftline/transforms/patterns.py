@@ -1,10 +1,10 @@
-r"""A user's pattern in Python's syntax as one for RE2, where both mean the same; else a refusal.
+r"""Translates a user's pattern from Python's syntax to RE2's, or refuses it.
 
-RE2 takes time linear in the text, whatever the pattern, so a server can run what a stranger wrote.
-Its syntax overlaps with Python's, and in the overlap the meanings differ: Python's \d has 650
-digits where RE2's has ten, its $ also stands before a last newline. So the pattern is read here as
-Python reads it and written anew, with classes as the ranges of Python's own tables; what RE2 cannot
-say, or would take to mean something else, is refused with a sentence.
+RE2 takes time linear in the text for every pattern, so a server can run a stranger's pattern. Its
+syntax overlaps with Python's, but the meanings differ: Python's \d has 650 digits and RE2's has
+ten, and Python's $ also matches before a last newline. So the pattern is read as Python reads it,
+and written again with classes as the ranges of Python's own tables. A pattern that RE2 cannot
+express, or would read differently, is refused with an error message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_POSITIONS = 256
 MAX_READ_CHARS = 1 << 17
 _MAX_NESTING = 32
 _MAX_REPEAT = 1000  # RE2's own limit
-_MAX_BYTES = 4 << 20  # of automata that RE2 keeps for a pattern
+_MAX_BYTES = 4 << 20  # memory for the automata that RE2 keeps for a pattern
 
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -45,9 +45,9 @@ _GROUP_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern that RE2 takes, and what its users need to know of it.
+    """A pattern for RE2, with its properties.
 
-    A `nullable` one may match the empty text; an `anchored` one looks at where it is.
+    A `nullable` pattern may match the empty text. An `anchored` one depends on the position.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Pattern:
 
 
 def translate(pattern: str) -> Pattern:
-    """`pattern` for RE2. Raises InvalidRequest where RE2 could not mean what Python means."""
+    """`pattern` for RE2. Raises InvalidRequest where RE2 cannot match as Python does."""
     if len(pattern) > MAX_OPTION_CHARS:
         refuse(f"a pattern has at most {MAX_OPTION_CHARS} characters, and this has {len(pattern)}")
     reader = _Reader(pattern)
@@ -74,7 +74,7 @@ def translate(pattern: str) -> Pattern:
 
 
 class Search:
-    """What RE2 has made of a pattern."""
+    """A compiled pattern."""
 
     def __init__(self, pattern: str) -> None:
         re2 = _re2()
@@ -88,7 +88,10 @@ class Search:
             raise _leave(pattern, f"what RE2 refuses ({error})") from error
 
     def first(self, text: str) -> tuple[str | None, ...] | None:
-        """The groups of the first match, if there is one; None for a group that took no part."""
+        """The groups of the first match, or None without one.
+
+        A group that did not take part is None.
+        """
         match = self._compiled.search(text)
         return None if match is None else tuple(match.groups())
 
@@ -100,7 +103,7 @@ class Search:
 
 @lru_cache(maxsize=32)
 def search_for(pattern: str) -> Search:
-    """`pattern`, translated and compiled. Raises InvalidRequest as `translate` does."""
+    """`pattern`, translated and compiled. Raises InvalidRequest like `translate`."""
     return Search(pattern)
 
 
@@ -122,7 +125,7 @@ def _invalid(pattern: str, why: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A translated piece; `positions` is how many places of it a match can be at."""
+    """A translated part. `positions` is the number of places in it where a match can be."""
 
     text: str
     nullable: bool = False
@@ -142,12 +145,12 @@ class _Reader:
         self.anchored = False
 
     def check_ended(self) -> None:
-        """Raise unless everything has been read."""
+        """Raise unless all of the pattern has been read."""
         if self._peek():
             raise _invalid(self._pattern, f"unbalanced parenthesis at position {self._at}")
 
     def _peek(self) -> str:
-        """The next character, empty at the end."""
+        """The next character, or an empty text at the end."""
         return self._pattern[self._at : self._at + 1]
 
     def _take(self) -> str:
@@ -158,14 +161,14 @@ class _Reader:
         return char
 
     def _took(self, char: str) -> bool:
-        """Whether `char` came next; then it is taken."""
+        """Take `char` if it comes next. Returns whether it did."""
         if self._peek() != char:
             return False
         self._at += 1
         return True
 
     def alternatives(self, depth: int) -> _Part:
-        """What stands up to the end of this group, `depth` groups deep."""
+        """The rest of this group, which is `depth` groups deep."""
         if depth > _MAX_NESTING:
             raise _leave(self._pattern, f"more than {_MAX_NESTING} groups in each other")
         branches = [self._sequence(depth)]
@@ -212,7 +215,7 @@ class _Reader:
         )
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """How often the part before is repeated, if a quantifier stands here."""
+        """The bounds of a quantifier, if one comes next."""
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._took(sign):
                 return bounds
@@ -251,10 +254,10 @@ class _Reader:
         return _Part(text, nullable=True)
 
     def _end(self, depth: int) -> _Part:
-        """Python's $ also stands before a newline that ends the text.
+        """Python's $ also matches before a newline that ends the text.
 
-        Where nothing follows it and no group holds it, that newline may be taken into the match:
-        only groups are looked at.
+        Where nothing follows it and no group contains it, the match may take in that newline,
+        because only groups are looked at.
         """
         if "m" in self._flags:
             return self._anchor("(?m:$)")
@@ -319,7 +322,7 @@ class _Reader:
         if self._peek() == "[":
             raise _leave(self._pattern, "[[, which may become a set in a set")
         negated = "^" if self._took("^") else ""
-        items = [self._item()]  # a bracket that stands first is a character
+        items = [self._item()]  # a closing bracket that comes first is a character
         while not self._took("]"):
             items.append(self._item())
         return f"[{negated}{''.join(items)}]"
@@ -339,7 +342,7 @@ class _Reader:
         return f"{self._literal(low)}-{self._literal(high)}"
 
     def _member(self) -> str:
-        r"""A character, or one of \d \D \s \S \w \W as it is written."""
+        r"""A character, or one of \d \D \s \S \w \W as written."""
         char = self._take()
         if char in "-&~|" and self._peek() == char:
             raise _leave(self._pattern, f"{char * 2} in a class, which may become an operation")
@@ -353,7 +356,7 @@ class _Reader:
 
 @lru_cache(maxsize=len(_SETS))
 def _set(letter: str) -> str:
-    """The ranges of a set such as \\w, as this Python has them."""
+    r"""The ranges of a set such as \w, as in this version of Python."""
     return "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in _ranges(letter))
 
 

@@ -1,4 +1,4 @@
-"""Transforms of any value: as an f-string shows it, one entry of it, or the text between items."""
+"""Transforms of any value: as an f-string shows it, one entry of it, or its items joined."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class String(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Strip(Transform):
-    """The text without the white space around it (Python's str.strip)."""
+    """The text without surrounding white space (Python's str.strip)."""
 
     op: ClassVar[str] = "strip"
 
@@ -39,7 +39,7 @@ class Strip(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Path(Transform):
-    """What Python's value[key1][key2]... gives (itemgetter)."""
+    """The result of Python's value[key1][key2]... (itemgetter)."""
 
     op: ClassVar[str] = "path"
     keys: tuple[str | int, ...]
@@ -71,7 +71,7 @@ class Str(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Repr(Transform):
-    """The value as Python's repr shows it, which is how an f-string shows the items of a list."""
+    """The value as Python's repr shows it. An f-string shows the items of a list in this way."""
 
     op: ClassVar[str] = "repr"
 
@@ -81,7 +81,7 @@ class Repr(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Join(Transform):
-    """What Python's separator.join(value) gives."""
+    """The result of Python's separator.join(value)."""
 
     op: ClassVar[str] = "join"
     separator: str

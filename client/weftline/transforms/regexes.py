@@ -32,7 +32,7 @@ def _readable(value: Any, op: str) -> str:
 class Regex(Transform):
     """The groups of the pattern's first match, by `output_keys` (RegexParser).
 
-    Without a match the text itself goes to `default_output_key`, if there is one.
+    Without a match the text goes to `default_output_key`, if there is one.
     """
 
     op: ClassVar[str] = "regex"
@@ -60,14 +60,14 @@ class Regex(Transform):
 
 
 _LABELLED = r"{}:\s?([^.'\n']*)\.?"
-_INDENT = " " * 24  # LangChain's messages hold the indentation of their own source
+_INDENT = " " * 24  # LangChain's messages contain the indentation of LangChain's source
 
 
 @dataclass(frozen=True, slots=True)
 class RegexDict(Transform):
-    """What stands after each label of `output_key_to_format` (RegexDictParser).
+    """The text after each label of `output_key_to_format` (RegexDictParser).
 
-    A label must stand there once; a value equal to `no_update_value` is left out.
+    Each label must occur exactly once. A value that equals `no_update_value` is left out.
     """
 
     op: ClassVar[str] = "regex_dict"
@@ -111,7 +111,7 @@ class RegexDict(Transform):
 
     def _matches(self, label: str, text: str) -> list[str]:
         pattern = self._pattern_of(label)
-        # LangChain's own pattern takes linear time under `re`: behind the label nothing can fail.
+        # LangChain's own pattern takes linear time in `re`: after the label it always matches.
         if self.regex_pattern == _LABELLED:
             return re.findall(pattern, text)
         return search_for(pattern).every(text)

@@ -1,4 +1,4 @@
-"""From a spec on the wire to a transform, and a list of specs applied to a value."""
+"""Parses the specs of transforms, and applies a list of them to a value."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
 from weftline.transforms.yaml_text import Yaml
 
-# Bounds on what one list of specs may cost: repr can double its input, join multiplies it.
+# Bounds the cost of one list of specs: repr can double its input, and join multiplies it.
 MAX_SPECS = 16
-# What gives objects; LangChain's combining parser refuses lists, and fails on everything else.
+# These give objects. LangChain's combining parser refuses lists, and fails on other values.
 COMBINED = ("json", "structured", "xml", "regex", "regex_dict")
 
 
 @dataclass(frozen=True, slots=True)
 class Combining(Transform):
-    """The objects that `parsers` find in a text's paragraphs, as one (CombiningOutputParser)."""
+    """One object of all those in the text's paragraphs (CombiningOutputParser).
+
+    Each of `parsers` reads one paragraph.
+    """
 
     op: ClassVar[str] = "combining"
     parsers: tuple[Transform, ...]
@@ -51,7 +54,7 @@ class Combining(Transform):
                 made.update(found)
             except (TypeError, ValueError) as error:
                 raise TransformFailed(f"{type(error).__name__}: {error}") from error
-        if not all(isinstance(key, str) for key in made):  # a list of pairs is an object to Python
+        if not all(isinstance(key, str) for key in made):  # update takes lists of pairs, too
             raise TransformFailed("combining made an object whose keys are not all text")
         check_json(made)
         return made
@@ -90,7 +93,7 @@ OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _A
 
 
 def parse(spec: Mapping[str, Any]) -> Transform:
-    """The transform that `spec` describes; InvalidRequest for an unknown op, field or option."""
+    """The transform that `spec` describes. Raises InvalidRequest for an unknown op or option."""
     if not isinstance(spec, Mapping):
         refuse("a transform is an object with an 'op'")
     name = spec.get("op")
@@ -120,10 +123,10 @@ def _apply(transform: Transform, value: Any) -> Any:
 
 
 def run(specs: Sequence[Mapping[str, Any]], value: Any) -> Any:
-    """`value` after each of `specs` in order.
+    """`value` after each of `specs`, in order.
 
-    Raises TransformFailed with the message of the framework's own parser, or "KeyError: 'x'" and
-    the like where it would let Python's error through; its `param` is the transform's op.
+    Raises TransformFailed. Its message is that of the framework's own parser, or for example
+    "KeyError: 'x'" where the parser raises Python's error. Its `param` is the transform's op.
     """
     if len(specs) > MAX_SPECS:
         refuse(f"at most {MAX_SPECS} transforms in a row, got {len(specs)}")

@@ -1,4 +1,4 @@
-"""YAML in a model's answer: read by PyYAML's safe_load, bounded, as a transform of its own."""
+"""YAML in a model's answer: read by PyYAML's safe_load with bounds, and as a transform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weftline.transforms.base import (
     package,
 )
 
-# PyYAML is written in Python: at its slowest it took 1.9 s for 65,536 of them.
+# PyYAML is written in Python: in the slowest case it took 1.9 s for 65,536 characters.
 MAX_YAML_CHARS = 1 << 15
 
 NO_YAML = (
@@ -33,12 +33,15 @@ TOO_MUCH = (
 
 
 def yaml_module() -> ModuleType:
-    """PyYAML, which the transforms of YAML need; InvalidRequest where it is not installed."""
+    """PyYAML, which the transforms of YAML need.
+
+    Raises InvalidRequest where it is not installed.
+    """
     return package("yaml", "a transform of YAML", "pyyaml")
 
 
 def load_yaml(text: str, op: str) -> Any:
-    """What safe_load reads; its own YAMLError where `text` is no YAML."""
+    """The result of safe_load. Raises PyYAML's YAMLError where `text` is not YAML."""
     if len(text) > MAX_YAML_CHARS:
         raise TransformFailed(f"{op} reads at most {MAX_YAML_CHARS} characters as YAML")
     try:
@@ -46,7 +49,7 @@ def load_yaml(text: str, op: str) -> Any:
     except RecursionError as error:
         raise TransformFailed(f"ValueError: {NO_JSON}") from error
     except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        # What PyYAML lets through: a 13th month, a number without digits.
+        # PyYAML does not catch these itself: a 13th month, a number without digits.
         raise TransformFailed(f"{type(error).__name__}: {error}") from error
 
 
@@ -55,7 +58,7 @@ _OF_YAML = (*_OF_JSON, bytes, date)
 
 
 def is_plain(value: Any, most: int, scalars: tuple[type, ...] = _OF_JSON) -> bool:
-    """Whether `value` is built of `scalars` and has at most `most` values, anchors counted out.
+    """Whether `value` consists of `scalars` and has at most `most` values, with anchors expanded.
 
     Without anchors a text has no more values than characters.
     """
@@ -81,11 +84,11 @@ _FENCED = re.compile(r"^```(?:ya?ml)?([^`]*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Yaml(Transform):
-    """The YAML in the first fence of the text, or all of it (YamlOutputParser).
+    """The YAML in the first fence of the text, or in all of it (YamlOutputParser).
 
-    With `class_name`, that of what the client makes of it, the value is the text, whose
-    YAML has been read: dates and keys that are no text then arrive as what they are. Anchors that
-    multiply fail either way.
+    With `class_name`, the class that the client builds, the value is the text itself, once it has
+    been read as YAML. So dates and keys that are not text reach the client as they are. Anchors
+    that multiply fail in both cases.
     """
 
     op: ClassVar[str] = "yaml"

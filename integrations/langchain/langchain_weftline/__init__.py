@@ -1,11 +1,18 @@
-"""LangChain on weftline: the chat model, and chains that run as one graph in the server."""
+"""LangChain on weftline: a chat model, and chains that run as one graph in the server.
+
+chat_models   ChatWeftline, under the module name that LangChain's saved JSON refers to
+model         its description, options, tools, connections, patience and errors
+trace         which template, values and earlier answers made each prompt
+lower         a chain as calls of the server
+run           compile_chain, accelerate and explain
+"""
 
 from __future__ import annotations
 
-from langchain_weftline.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.compiled import CompiledChain, compile_chain
-from langchain_weftline.explanation import Explanation
+from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
+from langchain_weftline.run.compiled import CompiledChain, compile_chain
+from langchain_weftline.run.explanation import Explanation
 
 __all__ = [
     "AcceleratedChain",

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from contextlib import AbstractContextManager, aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from contextlib import aclosing, closing
 from typing import Any, Self, cast
 from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
@@ -27,26 +19,19 @@ from langchain_core.runnables import (
     RunnableParallel,
     RunnableSequence,
 )
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from langchain_weftline.ahead import take
-from langchain_weftline.patience import Patience
-from langchain_weftline.provenance import listen
-from langchain_weftline.sending import OURS, Sending, keep_pieces, sending, silence
-from langchain_weftline.transport import async_client
+from langchain_weftline.model.described import DescribedChat
+from langchain_weftline.model.patience import Patience
+from langchain_weftline.model.sending import Sending, keep_pieces, sending
+from langchain_weftline.model.transport import async_client
+from langchain_weftline.run.ahead import take
+from langchain_weftline.trace.provenance import listen
+from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.adapters.sessions import OURS
 
-DEFAULT_BASE_URL = "http://127.0.0.1:8600"
-
-# Bytes of UTF-8 in a token: 4 for English under the tokenizers in use today, fewer elsewhere.
-BYTES_PER_TOKEN = 4
-# What a chat template adds around one message: its role and two marks.
-TOKENS_PER_MESSAGE = 4
-
-
-# Who gives one of these has made up his mind about the connections.
+# A user who sets one of these has chosen the connections.
 _CONNECTIONS = {
     "http_socket_options",
     "http_async_client",
@@ -54,24 +39,20 @@ _CONNECTIONS = {
     "root_async_client",
     "openai_proxy",
 }
-# Closing a session is never worth a wait: the server forgets one that nobody uses.
+# Closing a session is not worth a longer wait, because an unused session expires in the server.
 DELETE_TIMEOUT_S = 2.0
 
 
-def _base_url() -> str:
-    return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
-
-
 def _api_key() -> SecretStr:
-    # The openai client insists on a key; a server on loopback reads none.
-    return SecretStr(os.environ.get("WEFTLINE_API_KEY") or "none")
+    # The openai client requires a key. A server on loopback does not read it.
+    return SecretStr(default_api_key() or "none")
 
 
 def _provenance() -> bool:
-    return os.environ.get("WEFTLINE_PROVENANCE", "1") != "0"
+    return is_on("WEFTLINE_PROVENANCE")
 
 
-class ChatWeftline(BaseChatOpenAI):
+class ChatWeftline(DescribedChat):
     """A chat model served by weftline.
 
     Setup:
@@ -97,22 +78,22 @@ class ChatWeftline(BaseChatOpenAI):
     """
 
     model_name: str = Field(default="default", alias="model")
-    """The model's name at the server; `default` is the first one served."""
+    """The model's name at the server. `default` is the server's first model."""
     openai_api_base: str | None = Field(
-        default_factory=_base_url, alias="base_url", validate_default=True
+        default_factory=default_base_url, alias="base_url", validate_default=True
     )
     openai_api_key: SecretStr = Field(default_factory=_api_key, alias="api_key")
     stream_usage: bool | None = True
     provenance: bool = Field(default_factory=_provenance, exclude=True)
     """Tell the server which template and values made a prompt, and which run it belongs to.
 
-    Off by default where WEFTLINE_PROVENANCE is 0.
+    It is off by default where WEFTLINE_PROVENANCE is 0.
     """
 
     @field_validator("openai_api_base")
     @classmethod
     def _with_v1(cls, url: str | None) -> str:
-        url = (url or _base_url()).rstrip("/")
+        url = (url or default_base_url()).rstrip("/")
         return url if url.endswith("/v1") else f"{url}/v1"
 
     @property
@@ -122,30 +103,14 @@ class ChatWeftline(BaseChatOpenAI):
         return self.openai_api_base.removesuffix("/v1")
 
     @property
+    def server(self) -> Server:
+        """The server's address, without the OpenAI prefix, and the key."""
+        return Server(self.server_url, self.openai_api_key.get_secret_value())
+
+    @property
     def patience(self) -> Patience:
-        """How long a call waits, and how often it is tried again."""
+        """How long a call waits, and how often it is retried."""
         return Patience.of(self.request_timeout, self.max_retries)
-
-    @property
-    def _llm_type(self) -> str:
-        return "weftline"
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        return {"openai_api_key": "WEFTLINE_API_KEY"}
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        return True
-
-    @classmethod
-    def get_lc_namespace(cls) -> list[str]:
-        return ["langchain_weftline", "chat_models"]
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = "weftline"
-        return params
 
     @model_validator(mode="before")
     @classmethod
@@ -161,30 +126,17 @@ class ChatWeftline(BaseChatOpenAI):
             listen()
         return self
 
-    def _resolve_model_profile(self) -> ModelProfile:
-        """What any model can do behind this server; how much it reads is the model's own."""
-        return ModelProfile(
-            text_inputs=True,
-            image_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            text_outputs=True,
-            tool_calling=True,
-            tool_choice=True,
-            structured_output=True,
-        )
-
     def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
         return keep_pieces(super()._convert_input(model_input))
 
     def with_structured_output(
         self, schema: dict[str, Any] | type | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """As ChatOpenAI's; the answer of `json_mode` is held to the schema, too."""
+        """Like ChatOpenAI's, but an answer of `json_mode` must also match the schema."""
         made = super().with_structured_output(schema, **kwargs)
         if kwargs.get("method") != "json_mode" or schema is None:
             return made
-        assert isinstance(made, RunnableSequence), "a model, and what reads its answer"
+        assert isinstance(made, RunnableSequence), "a model, and the parser of its answer"
         try:
             wanted = convert_to_json_schema(schema)
         except ValueError:  # a dict without a title is no schema to LangChain
@@ -200,9 +152,9 @@ class ChatWeftline(BaseChatOpenAI):
         self,
         messages: list[BaseMessage],
         run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None,
-    ) -> AbstractContextManager[Sending]:
+    ) -> Sending:
         if not self.provenance:
-            return silence()
+            return Sending(None)
         parent = None if run_manager is None else run_manager.parent_run_id
         server = self.openai_api_base, self.openai_api_key
         return sending(server, self._delete_session, messages, parent)
@@ -314,7 +266,7 @@ class ChatWeftline(BaseChatOpenAI):
         return result
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None]) -> dict[str, Any]:
-        # LangChain warns of each count that an answer does not have.
+        # LangChain warns about each count that is None.
         return super()._combine_llm_outputs([_without_none(output) for output in llm_outputs])
 
     def _convert_chunk_to_generation_chunk(
@@ -331,35 +283,6 @@ class ChatWeftline(BaseChatOpenAI):
             if (ours := chunk.get(OURS)) is not None:
                 generation.generation_info = {**(generation.generation_info or {}), OURS: ours}
         return generation
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The ids given by `custom_get_token_ids`; the server's tokenizer stays in the server."""
-        if self.custom_get_token_ids is None:
-            raise NotImplementedError(
-                "ChatWeftline has no tokenizer of its own: set custom_get_token_ids, "
-                "or use get_num_tokens for an estimate"
-            )
-        return self.custom_get_token_ids(text)
-
-    def get_num_tokens(self, text: str) -> int:
-        """An estimate, one token for four bytes of UTF-8, unless `custom_get_token_ids` is set.
-
-        It needs neither the network nor a tokenizer package; English text comes out within about a
-        fifth of the true count.
-        """
-        if self.custom_get_token_ids is not None:
-            return len(self.custom_get_token_ids(text))
-        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
-
-    def get_num_tokens_from_messages(
-        self,
-        messages: Sequence[BaseMessage],
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
-        **kwargs: Any,
-    ) -> int:
-        """An estimate: the texts by `get_num_tokens`, and four tokens a message for its frame."""
-        texts = [self.get_num_tokens(str(message.text)) for message in messages]
-        return sum(texts) + TOKENS_PER_MESSAGE * len(texts)
 
 
 def _without_none(value: Any) -> Any:

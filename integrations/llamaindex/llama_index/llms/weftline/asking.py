@@ -1,37 +1,39 @@
-"""Requests of one LLM: each is answered by a graph that was sent ahead, or by the server."""
+"""The requests of one LLM. A graph that was sent ahead answers a request, or the server does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from llama_index.llms.weftline.ahead import Ahead, Planned, Server, request_key
-from llama_index.llms.weftline.runs import Said
+from llama_index.llms.weftline.ahead import Ahead, request_key
 from llama_index.llms.weftline.spans import SPANS
 from llama_index.llms.weftline.wire import CHAT, strip_to_text
 
-from weftline.background import BACKGROUND, Relay
+from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
+from weftline.adapters.openai import finish_reason, message, usage, whole_delta
+from weftline.adapters.sessions import OURS
 from weftline.errors import UnknownModel, WeftlineError
 from weftline.watching import Value
 
 log = logging.getLogger(__name__)
 
-OURS = "weftline"
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: its route and body, the planned call that asks the same, and what it says."""
+    """One request: its route and body, and the result of a planned call that asks the same.
+
+    `request` is what it tells the server of itself, None for nothing.
+    """
 
     route: str
     body: dict[str, Any]
-    planned: Planned | None
-    said: Said | None
+    planned: Result | None
+    request: Request | None
 
 
 class Asking:
@@ -45,7 +47,10 @@ class Asking:
         self._has_warned = False
 
     def context_limit(self, model: str) -> int:
-        """Tokens of the model's context, asked once. Raises UnknownModel, ConnectionFailed."""
+        """The tokens of the model's context. The server is asked once.
+
+        Raises UnknownModel and ConnectionFailed.
+        """
         if not self._limits:
             self._limits = BACKGROUND.run(self._find_limits())
         if model == "default":
@@ -55,17 +60,17 @@ class Asking:
         return self._limits[model]
 
     async def _find_limits(self) -> dict[str, int]:
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
+        client = await BACKGROUND.client(self.server)
         return await client.context_limits()
 
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
-        """Submit a graph; calls that ask what it holds get its answers from now on."""
+        """Submit a graph. From now on, requests that equal one of its calls get its answers."""
         with self._lock:
             self.graphs.append(graph)
-        graph.start(self.server, with_parts)
+        graph.start(with_parts)
 
     def leave(self, graph: Ahead) -> None:
-        """What LlamaIndex did with the graph's calls is over."""
+        """Note that LlamaIndex is done with the calls of a graph."""
         with self._lock:
             self.graphs.remove(graph)
         graph.leave()
@@ -73,20 +78,20 @@ class Asking:
     def ask(
         self, llm: Any, route: str, prompt: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> Asked:
-        """A request of the code that runs now."""
+        """Prepare a request of the code that runs now."""
         if route == CHAT:
             messages = strip_to_text(prompt["messages"]) or ()
         else:
             messages = (("", prompt["prompt"]),)
         planned = self._claim(messages, fields) if messages and self.graphs else None
-        said = None
+        request = None
         if route == CHAT and planned is None and llm.provenance:
-            said = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
-        return Asked(route, {**prompt, **fields}, planned, said)
+            request = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
+        return Asked(route, {**prompt, **fields}, planned, request)
 
     def _claim(
         self, messages: tuple[tuple[str, str], ...], fields: Mapping[str, Any]
-    ) -> Planned | None:
+    ) -> Result | None:
         key = request_key(messages, fields)
         with self._lock:
             graphs = list(self.graphs)
@@ -94,29 +99,29 @@ class Asking:
         return next((planned for planned in found if planned is not None), None)
 
     def answer(self, asked: Asked) -> dict[str, Any]:
-        """The whole answer, waited for."""
+        """Wait for the complete answer."""
         return BACKGROUND.run(self._answer(asked))
 
     async def aanswer(self, asked: Asked) -> dict[str, Any]:
-        """The whole answer, awaited; being cancelled cancels the request."""
+        """Await the complete answer. Cancelling this cancels the request."""
         return await asyncio.wrap_future(BACKGROUND.start(self._answer(asked)))
 
     def chunks(self, asked: Asked) -> Relay[dict[str, Any]]:
-        """The answer in chunks, to be read in a loop of either kind."""
+        """The answer in chunks, for a loop or an async loop."""
         return Relay(self._chunks(asked))
 
     async def _answer(self, asked: Asked) -> dict[str, Any]:
         if asked.planned is not None:
             try:
-                value = await asyncio.shield(asyncio.wrap_future(asked.planned.value))
+                value = await awaited(asked.planned.value)
             except WeftlineError as error:
                 self.warn(error)
             else:
                 return _answer_of(asked, value)
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
-        with _Telling(asked) as telling:
-            answer = await client.openai(asked.route, telling.body)
-            telling.hear(answer)
+        client = await BACKGROUND.client(self.server)
+        with _telling(asked) as request:
+            answer = await client.openai(asked.route, _body(asked))
+            _hear(request, answer)
             return answer
 
     async def _chunks(self, asked: Asked) -> AsyncGenerator[dict[str, Any], None]:
@@ -124,10 +129,10 @@ class Asking:
             has_begun = False
             try:
                 if "tools" not in asked.body:
-                    async for text in asked.planned.text:
+                    async for text in asked.planned.text.aread():
                         has_begun = True
                         yield _chunk_of(asked, text)
-                value = await asyncio.shield(asyncio.wrap_future(asked.planned.value))
+                value = await awaited(asked.planned.value)
                 answer = _answer_of(asked, value)
                 if "tools" in asked.body:
                     yield _whole(answer)
@@ -135,76 +140,65 @@ class Asking:
                 return
             except WeftlineError as error:
                 if has_begun:
-                    raise  # what was given cannot be taken back
+                    raise  # the caller already has the first part
                 self.warn(error)
-        client = await BACKGROUND.client(self.server.base_url, self.server.api_key)
-        with _Telling(asked) as telling:
-            body = {**telling.body, "stream_options": {"include_usage": True}}
+        client = await BACKGROUND.client(self.server)
+        with _telling(asked) as request:
+            body = {**_body(asked), "stream_options": {"include_usage": True}}
             async with aclosing(client.openai_stream(asked.route, body)) as chunks:
                 async for chunk in chunks:
-                    telling.hear(chunk)
+                    _hear(request, chunk)
                     yield chunk
 
     def warn(self, error: Exception) -> None:
-        """Say once that calls go one by one, and why."""
+        """Log that calls go one by one, and why. Only the first time is a warning."""
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         log.log(level, "a graph sent ahead has failed, so its calls go one by one: %s", error)
 
 
-class _Telling:
-    """One request on its way: what it says of itself, and what the server says of it."""
+@contextmanager
+def _telling(asked: Asked) -> Iterator[Request | None]:
+    """Send a request inside this block.
 
-    def __init__(self, asked: Asked) -> None:
-        self._said = asked.said
-        self._told: Mapping[str, str] | None = None
-        self._text = ""
-        self.body = asked.body
+    Its answer is noted at the end, even if it is incomplete.
+    """
+    if asked.request is None:
+        yield None
+        return
+    with asked.request as request:
+        try:
+            yield request
+        finally:
+            request.finish()
 
-    def __enter__(self) -> _Telling:
-        if self._said is not None:
-            self._said.begin()
-            self.body = {**self.body, OURS: self._said.body}
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._said is not None:
-            self._said.end(self._told, self._text)
+def _body(asked: Asked) -> dict[str, Any]:
+    return asked.body if asked.request is None else {**asked.body, OURS: asked.request.said}
 
-    def hear(self, answer: Mapping[str, Any]) -> None:
-        """An answer, or a chunk of one."""
-        self._told = answer.get(OURS) or self._told
-        for choice in answer["choices"]:
-            said = choice.get("message") or choice.get("delta") or choice
-            self._text += said.get("content") or said.get("text") or ""
+
+def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
+    """Note an answer, or a chunk of one."""
+    if request is not None:
+        said = [c.get("message") or c.get("delta") or c for c in answer["choices"]]
+        text = "".join(one.get("content") or one.get("text") or "" for one in said)
+        request.hear(answer.get(OURS), text)
 
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:
     """A value of a graph as the answer of an ordinary request."""
-    facts, said = value.facts, value.value
-    finish = facts["finish_reason"]
-    if isinstance(said, dict):  # with tools the value is the assistant's message
-        content: dict[str, Any] = {"message": said}
-        finish = "tool_calls" if said.get("tool_calls") and finish == "stop" else finish
-    elif asked.route == CHAT:
-        content = {"message": {"role": "assistant", "content": said}}
-    else:
-        content = {"text": said}
-    usage = {
-        "prompt_tokens": facts["prompt_tokens"],
-        "completion_tokens": facts["output_tokens"],
-        "total_tokens": facts["prompt_tokens"] + facts["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": facts["cached_tokens"]},
-    }
-    choice = {"index": 0, **content, "finish_reason": finish}
-    return {"model": asked.body.get("model"), "choices": [choice], "usage": usage}
+    content: dict[str, Any] = {"message": message(value.value)}
+    if asked.route != CHAT and not isinstance(value.value, dict):
+        content = {"text": value.value}
+    reason = finish_reason(value.value, value.facts["finish_reason"])
+    choice = {"index": 0, **content, "finish_reason": reason}
+    return {"model": asked.body.get("model"), "choices": [choice], "usage": usage(value.facts)}
 
 
 def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as one chunk: the call of a tool is not given in parts."""
-    message = answer["choices"][0]["message"]
-    calls = [{**call, "index": n} for n, call in enumerate(message.get("tool_calls") or ())]
-    return {**answer, "choices": [{"index": 0, "delta": {**message, "tool_calls": calls}}]}
+    """An answer as one chunk: the call of a tool is not streamed in parts."""
+    delta = whole_delta(answer["choices"][0]["message"])
+    return {**answer, "choices": [{"index": 0, "delta": delta}]}
 
 
 def _chunk_of(asked: Asked, text: str) -> dict[str, Any]:

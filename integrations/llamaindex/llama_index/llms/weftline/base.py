@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -16,10 +15,8 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import (
-    BaseModel,
     Field,
     PrivateAttr,
     SecretStr,
@@ -27,48 +24,32 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.program.utils import FlexibleModel
-from llama_index.core.prompts.base import PromptTemplate
-from llama_index.core.tools.types import BaseTool
-from llama_index.core.types import Model
-from llama_index.llms.weftline.ahead import OnGraph, Server
 from llama_index.llms.weftline.asking import Asked, Asking
-from llama_index.llms.weftline.objects import are_asked_in_text, as_text_field, offer, wanted
+from llama_index.llms.weftline.objects import wanted
 from llama_index.llms.weftline.spans import listen
+from llama_index.llms.weftline.structured import StructuredLLM
 from llama_index.llms.weftline.wire import (
     CHAT,
     TEXT,
     ChatSoFar,
     TextSoFar,
-    arguments_of,
     as_completion,
     chat_response,
     completion_response,
     message_body,
 )
 
-from weftline.http import DEFAULT_BASE_URL
+from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.http import OnGraph
 from weftline.protocol import Criterion
-
-Options = dict[str, Any] | None
-
-
-def _base_url() -> str:
-    return os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
 
 
 def _api_key() -> SecretStr | None:
-    key = os.environ.get("WEFTLINE_API_KEY")
-    return SecretStr(key) if key else None
+    key = default_api_key()
+    return None if key is None else SecretStr(key)
 
 
-def _is_on(variable: str) -> Callable[[], bool]:
-    return lambda: os.environ.get(variable, "1") != "0"
-
-
-class Weftline(FunctionCallingLLM):
+class Weftline(StructuredLLM):
     """An LLM served by weftline.
 
     Run `weftline serve`, or set `WEFTLINE_BASE_URL` and, where the server asks for one,
@@ -76,9 +57,9 @@ class Weftline(FunctionCallingLLM):
 
         Settings.llm = Weftline(temperature=0, max_tokens=256)
 
-    The calls of a synthesizer or an extractor are sent ahead of time as one graph. LlamaIndex still
-    runs as ever; a call that asks exactly what was sent gets the answer that is being made, and any
-    other is an ordinary request. Errors are those of `weftline.errors`.
+    The calls of a synthesizer or an extractor are submitted ahead of time as one graph. LlamaIndex
+    still runs as usual. A call that asks exactly the same as a call of the graph gets its answer,
+    and any other is an ordinary request. Errors are those of `weftline.errors`.
     """
 
     model: str = Field(default="default", description="The model's name; `default` is the first.")
@@ -86,7 +67,7 @@ class Weftline(FunctionCallingLLM):
     max_tokens: int | None = Field(
         default=DEFAULT_NUM_OUTPUTS,
         gt=0,
-        description="The longest answer; None leaves it to the server.",
+        description="Tokens of the longest answer; None leaves it to the server.",
     )
     top_p: float | None = None
     seed: int | None = None
@@ -96,25 +77,25 @@ class Weftline(FunctionCallingLLM):
     )
     criteria: Criterion | None = Field(
         default=None,
-        description="What is cared for: latency (as without it), ttft, tpot or throughput.",
+        description="What to optimise: latency (the default), ttft, tpot or throughput.",
     )
     is_chat_model: bool = True
     is_function_calling_model: bool = True
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="More fields for every request."
     )
-    base_url: str = Field(default_factory=_base_url, validate_default=True)
+    base_url: str = Field(default_factory=default_base_url, validate_default=True)
     api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
     ahead: bool = Field(
-        default_factory=_is_on("WEFTLINE_AHEAD"),
+        default_factory=lambda: is_on("WEFTLINE_AHEAD"),
         description="Send the calls of synthesizers and extractors as one graph.",
     )
     provenance: bool = Field(
-        default_factory=_is_on("WEFTLINE_PROVENANCE"),
+        default_factory=lambda: is_on("WEFTLINE_PROVENANCE"),
         description="Tell the server which template and arguments made a prompt.",
     )
     on_graph: OnGraph | None = Field(
-        default=None, exclude=True, description="Is given each graph that ran, with its times."
+        default=None, exclude=True, description="Called with each graph that ran, with its times."
     )
 
     _asking: Asking = PrivateAttr()
@@ -125,10 +106,10 @@ class Weftline(FunctionCallingLLM):
     @field_validator("base_url", mode="before")
     @classmethod
     def _without_v1(cls, url: str | None) -> str:
-        return (url or _base_url()).rstrip("/").removesuffix("/v1")
+        return (url or default_base_url()).rstrip("/").removesuffix("/v1")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Connect to nothing yet; be ready to."""
+        """Prepare for requests. Nothing is connected yet."""
         super().model_post_init(context)
         key = None if self.api_key is None else self.api_key.get_secret_value()
         self._asking = Asking(Server(self.base_url, key))
@@ -141,7 +122,10 @@ class Weftline(FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex packs prompts by; the context window is asked of the server once."""
+        """The limits by which LlamaIndex packs prompts.
+
+        The server is asked once for the context window.
+        """
         return LLMMetadata(
             context_window=self.context_window or self._asking.context_limit(self.model),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
@@ -152,7 +136,7 @@ class Weftline(FunctionCallingLLM):
 
     @property
     def asking(self) -> Asking:
-        """The part that sends requests, and knows what was sent ahead."""
+        """The part that sends requests and knows the graphs that were sent ahead."""
         return self._asking
 
     def parameters(self) -> dict[str, Any]:
@@ -170,7 +154,7 @@ class Weftline(FunctionCallingLLM):
         return {**given, **self.additional_kwargs}
 
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Asked:
-        """A chat request, and what is known of it. Raises ValueError for what is no text."""
+        """A chat request. Raises ValueError for blocks that are not text."""
         bodies = [message_body(message) for message in messages]
         texts = [body["content"] for body in bodies]
         return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))
@@ -270,125 +254,13 @@ class Weftline(FunctionCallingLLM):
         asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
         return self._asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
 
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """As in every LLM; without tools the server holds the text to the class's JSON schema."""
-        options = self._held_to(output_cls, llm_kwargs)
-        made: Model = super().structured_predict(output_cls, prompt, options, **prompt_args)
-        return made
 
-    async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        """The same by await."""
-        options = self._held_to(output_cls, llm_kwargs)
-        made: Model = await super().astructured_predict(output_cls, prompt, options, **prompt_args)
-        return made
-
-    def stream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Model | FlexibleModel, None, None]:
-        """The object as it grows, held to its schema by the call of a tool, too."""
-        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
-        parts: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
-            output_cls, prompt, options, **prompt_args
-        )
-        return parts
-
-    async def astream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        """The same by await."""
-        options = self._held_to(output_cls, llm_kwargs, is_streamed=True)
-        parts: AsyncGenerator[
-            Model | FlexibleModel, None
-        ] = await super().astream_structured_predict(output_cls, prompt, options, **prompt_args)
-        return parts
-
-    def _held_to(
-        self, output_cls: type[BaseModel], options: Options, is_streamed: bool = False
-    ) -> Options:
-        if are_asked_in_text(self):
-            return {**as_text_field(output_cls), **(options or {})}
-        # LlamaIndex's program forces the tool only where it does not stream.
-        return {"must_call": True, **(options or {})} if is_streamed else options
-
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        tool_choice: str | dict[str, Any] | None = None,
-        must_call: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        if isinstance(user_msg, str):
-            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        messages = [*(chat_history or ()), *(() if user_msg is None else (user_msg,))]
-        offered: dict[str, Any] = {}
-        if tools:
-            specs = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-            forced = tool_required or must_call
-            offered = offer(specs, tool_choice, forced, allow_parallel_tool_calls)
-        return {"messages": messages, **offered, **kwargs}
-
-    def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],
-        allow_parallel_tool_calls: bool = False,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        if not allow_parallel_tool_calls:
-            blocks = response.message.blocks
-            calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-            response.message.blocks = [
-                block for block in blocks if block not in calls or block is calls[0]
-            ]
-        return response
-
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
-    ) -> list[ToolSelection]:
-        calls = [b for b in response.message.blocks if isinstance(b, ToolCallBlock)]
-        if not calls and error_on_no_tool_call:
-            raise ValueError("Expected at least one tool call, but the model answered with text.")
-        return [
-            ToolSelection(
-                tool_id=call.tool_call_id or call.tool_name,
-                tool_name=call.tool_name,
-                tool_kwargs=arguments_of(call),
-            )
-            for call in calls
-        ]
-
-
-# Whoever gives one of these says what the answer must be.
+# A request with one of these already says what form the answer must have.
 _SHAPES = ("response_format", "constraint", "tools")
 
 
 def _request(llm: Weftline, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """The fields beside the prompt; an option given as None is left out."""
+    """The fields beside the prompt. An option that is None is left out."""
     fields = {**llm.parameters(), **options}
     if not any(shape in fields for shape in _SHAPES):
         fields |= wanted(texts)

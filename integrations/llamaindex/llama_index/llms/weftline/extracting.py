@@ -1,4 +1,4 @@
-"""The calls of LlamaIndex's metadata extractors, which know all their nodes from the start."""
+"""Plans the calls of LlamaIndex's metadata extractors, which know all nodes from the start."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from llama_index.llms.weftline.plan import Plan, Unplannable, plan_of
 
 
 def keywords(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
-    """A call for each node."""
+    """KeywordExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("keywords", prompt, keywords=extractor.keywords, context_str=text)
 
 
 def questions(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
-    """A call for each node."""
+    """QuestionsAnsweredExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("questions", prompt, num_questions=extractor.questions, context_str=text)
 
 
 def summaries(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
-    """A call for each node."""
+    """SummaryExtractor: a call for each node."""
     prompt = PromptTemplate(template=extractor.prompt_template)
     for text in _contents(extractor, nodes):
         plan.predict("summary", prompt, context_str=text)
 
 
 def titles(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
-    """A call for each of a document's first nodes, and one on their answers."""
+    """TitleExtractor: a call for each of a document's first nodes, and one on their answers."""
     one = PromptTemplate(template=extractor.node_template)
     all_ = PromptTemplate(template=extractor.combine_template)
     documents = extractor.separate_nodes_by_ref_id(extractor.filter_nodes(nodes))
@@ -55,7 +55,7 @@ def titles(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
 
 
 def programs(plan: Plan, extractor: Any, nodes: Sequence[Any]) -> None:
-    """A call of the extractor's program for each node."""
+    """PydanticProgramExtractor: a call of its program for each node."""
     program = extractor.program
     fields: Mapping[str, Any] = {}
     if type(program) is FunctionCallingProgram:
@@ -85,12 +85,12 @@ _PROGRAMS = (FunctionCallingProgram, LLMTextCompletionProgram)
 
 
 def can_extract(extractor: object) -> bool:
-    """Whether this is an extractor that plans are made for."""
+    """Whether plans are made for this extractor."""
     return type(extractor) in _EXTRACTORS and llm_of(extractor) is not None
 
 
 def llm_of(extractor: Any) -> Any:
-    """The LLM that it calls, None where that is not known."""
+    """The LLM that the extractor calls, or None where that is not known."""
     if type(extractor) is not PydanticProgramExtractor:
         return extractor.llm
     program: Any = extractor.program
@@ -109,5 +109,5 @@ def plan_extraction(extractor: Any, nodes: Sequence[Any]) -> Plan:
 def _contents(extractor: Any, nodes: Sequence[Any]) -> list[str]:
     texts = [node for node in nodes if isinstance(node, TextNode)]
     if len(texts) < len(nodes) and not extractor.is_text_node_only:
-        raise Unplannable("some nodes are no text")
+        raise Unplannable("some nodes are not text")
     return [node.get_content(metadata_mode=extractor.metadata_mode) for node in texts]

@@ -1,4 +1,4 @@
-"""Objects as answers: what LlamaIndex's pydantic programs ask, and what holds the answer to it."""
+"""The fields of requests for objects, as LlamaIndex's pydantic programs make them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BEFORE, _AFTER = PYDANTIC_FORMAT_TMPL.split("{schema}")
 
 
 def are_asked_in_text(llm: Any) -> bool:
-    """Whether an object of `llm` is JSON in its answer's text, and not the call of a tool.
+    """Whether an object of `llm` is JSON in the answer's text, and not the call of a tool.
 
-    As LlamaIndex's get_program_for_llm chooses.
+    This is how LlamaIndex's get_program_for_llm chooses.
     """
     mode = llm.pydantic_program_mode
     if mode is PydanticProgramMode.DEFAULT:
@@ -26,7 +26,7 @@ def are_asked_in_text(llm: Any) -> bool:
 
 
 def as_text_field(output_cls: type[BaseModel]) -> dict[str, Any]:
-    """The field of a request whose answer is JSON of this class."""
+    """The field that holds the text of an answer to the JSON schema of this class."""
     return _held_to(output_cls.__name__, output_cls.model_json_schema())
 
 
@@ -36,7 +36,7 @@ def as_tool_fields(
     required: bool = True,
     parallel: bool = False,
 ) -> dict[str, Any]:
-    """The fields of a request whose answer calls the tool that makes an object of this class."""
+    """The fields that make the answer call the tool which builds an object of this class."""
     tool = get_function_tool(output_cls)
     return offer([tool.metadata.to_openai_tool(skip_length_check=True)], choice, required, parallel)
 
@@ -47,7 +47,7 @@ def offer(
     required: bool,
     parallel: bool,
 ) -> dict[str, Any]:
-    """The fields of a request that may, or has to, call tools."""
+    """The fields of a request whose answer may call tools, or must call one."""
     if choice is None:
         choice = "required" if required else "auto"
     elif isinstance(choice, str) and choice not in ("auto", "none", "required"):
@@ -56,10 +56,10 @@ def offer(
 
 
 def wanted(texts: Sequence[str]) -> dict[str, Any]:
-    """The field that holds the answer to what a prompt of these messages says it must be.
+    """The field that holds the answer to the schema which these messages contain.
 
     LlamaIndex's PydanticOutputParser ends the first or the last message with a JSON schema, and a
-    program hands nothing else of it to the LLM. Without one there is no field.
+    program passes nothing else of it to the LLM. Without a schema there is no field.
     """
     for text in (texts[0], texts[-1]) if texts else ():
         start = text.rfind(_BEFORE)
@@ -72,7 +72,7 @@ def wanted(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    # The parser doubles every brace, as if a template were to be filled after it.
+    # The parser doubles every brace, as if the text were a template.
     for found in (text.replace("{{", "{").replace("}}", "}"), text):
         try:
             schema = json.loads(found)
@@ -89,9 +89,9 @@ def _held_to(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema without fields that it does not name, unless it says that there may be some.
+    """The schema with no fields other than those that it names, unless it allows them itself.
 
-    Pydantic drops them, and a small model that may go on adding fields never comes to an end.
+    Pydantic drops other fields, and a small model that may add some often never ends.
     """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]

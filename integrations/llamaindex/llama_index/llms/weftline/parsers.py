@@ -1,7 +1,7 @@
-"""What LlamaIndex's output parsers do, as transforms that the server runs.
+"""The transforms that replace LlamaIndex's output parsers.
 
-By the exact class, since a subclass may override anything. Transforms give the data that a parser
-builds its objects of; the objects are built in the client.
+Only exact classes count, because a subclass may override anything. A transform gives the data from
+which a parser builds its objects, and the client builds the objects.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OF_OBJECTS: Mapping[type[Any], Spec] = MappingProxyType(
         VectorStoreQueryOutputParser: {"op": "json_or_yaml"},
     }
 )
-# Of a distribution of its own: whoever has one has imported it.
+# By name, because it is in a distribution of its own.
 _LANGCHAIN = "llama_index.output_parsers.langchain.base.LangchainOutputParser"
 
 
 def transforms_of(parser: object) -> tuple[Spec, ...]:
     """The transforms that do what `parser` does, up to where it builds objects.
 
-    Raises weftline.parsers.NoTransform for a class or settings that no transform does the work of.
+    Raises weftline.parsers.NoTransform for a class or settings that no transform covers.
     """
     spec = _OF_OBJECTS.get(type(parser))
     if spec is not None:
@@ -48,7 +48,7 @@ def transforms_of(parser: object) -> tuple[Spec, ...]:
 def text_of(parser: object) -> tuple[Spec, ...] | None:
     """The transforms that give str(parser.parse(answer)), which is what LLM.predict returns.
 
-    None where that is how Python shows an object. Raises NoTransform.
+    None where that is Python's representation of an object. Raises NoTransform.
     """
     specs = transforms_of(parser)
     if type(parser) in _OF_OBJECTS:
@@ -57,6 +57,6 @@ def text_of(parser: object) -> tuple[Spec, ...] | None:
 
 
 def _wraps(parser: object) -> bool:
-    """Whether it is LlamaIndex's own wrapper of LangChain's parsers."""
+    """Whether `parser` is LlamaIndex's own wrapper of LangChain's parsers."""
     cls = type(parser)
     return f"{cls.__module__}.{cls.__qualname__}" == _LANGCHAIN

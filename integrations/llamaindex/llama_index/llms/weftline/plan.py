@@ -1,8 +1,8 @@
-"""The calls that a synthesizer or an extractor is about to make, as one graph.
+"""Plans the calls that a synthesizer or an extractor is about to make, as one graph.
 
-A plan follows what LlamaIndex does with its public parts: its templates, its prompt helper, its
-order. What depends on an answer's length is planned only where the longest answer changes nothing;
-where it would, the plan ends early and says so.
+A plan uses LlamaIndex's own templates and prompt helper, in LlamaIndex's order. Where a prompt
+depends on an answer's length, it is planned only if even the longest answer changes nothing.
+Otherwise the plan ends there, and is not complete.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from llama_index.llms.weftline.objects import (
     wanted,
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.structure import Pieces, by_template
+from llama_index.llms.weftline.provenance import by_template
 from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
+from weftline.adapters import Pieces
 from weftline.parsers import NoTransform
 
-# LlamaIndex counts tokens with a tokenizer that is not the model's, so an answer of max_tokens
-# may count for more; English differs by a tenth, code by a fifth.
+# LlamaIndex counts tokens with another tokenizer than the model's, so an answer of max_tokens may
+# count for more. English differs by a tenth, code by a fifth.
 LENGTH_MARGIN = 1.25
 
 
 STRIP: Spec = {"op": "strip"}
 JSON_TEXT: Spec = {"op": "json_text"}
-# What LlamaIndex passes on of an object that it streams.
+# LlamaIndex passes on this field of an object that it streams.
 STREAMED = "answer"
 STREAMED_TEXT: tuple[Spec, ...] = (
     {"op": "json_object"},
@@ -55,9 +56,10 @@ ARGUMENTS: Spec = {"op": "path", "keys": ["tool_calls", 0, "function", "argument
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A call to come: role and text of each message, symbols in them, and the same in pieces.
+    """A planned call: role and text of each message, and the same messages in pieces.
 
-    The only role of a text prompt is the empty one. `fields` are the request's, beside the LLM's.
+    The texts may have symbols. A text prompt has one message with an empty role. `fields` go with
+    the request beside the LLM's.
     """
 
     name: str
@@ -68,11 +70,13 @@ class Draft:
 
 @dataclass(slots=True)
 class Plan:
-    """Calls in the order in which LlamaIndex makes them; `complete` if no other follows.
+    """Calls in the order in which LlamaIndex makes them.
 
-    With `output_cls` the answers are objects of that class, as structured_predict makes them. What
-    LlamaIndex passes on of an answer is what the transforms `reading` make of it, None where no
-    transform does.
+    `complete` says that no other call follows.
+
+    With `output_cls` the answers are objects of that class, as structured_predict makes them.
+    `reading` has the transforms that give the text which LlamaIndex passes on of an answer. It is
+    None where no transforms do.
     """
 
     llm: Any
@@ -86,9 +90,11 @@ class Plan:
         self.reading = _reading(self.llm, self.output_cls)
 
     def predict(self, name: str, prompt: BasePromptTemplate, **arguments: Any) -> Answer | None:
-        """Plan `llm.predict(prompt, **arguments)`, or structured_predict: what it will return.
+        """Plan `llm.predict(prompt, **arguments)`, or structured_predict.
 
-        None where a later prompt cannot hold it.
+        Returns its future result.
+
+        The result is None where a later prompt cannot hold it.
         """
         fields: dict[str, Any] = {}
         if self.output_cls is not None and are_asked_in_text(self.llm):
@@ -120,7 +126,7 @@ class Plan:
 
     @property
     def longest_answer(self) -> int:
-        """Tokens, as LlamaIndex counts them."""
+        """The tokens of the longest answer, as LlamaIndex counts them."""
         return int(self.llm.metadata.num_output * LENGTH_MARGIN)
 
 
@@ -132,7 +138,7 @@ def _reading(llm: Any, output_cls: type[BaseModel] | None) -> tuple[Spec, ...] |
 
 
 class Unplannable(Exception):
-    """What follows cannot be known before the calls run."""
+    """The calls that follow depend on answers that do not exist yet, or on unknown settings."""
 
 
 def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
@@ -145,11 +151,11 @@ def tree(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> Non
     answers = [plan.predict("summarize", prompt, context_str=chunk) for chunk in packed]
     known = [answer for answer in answers if answer is not None]
     if len(known) < len(answers) or len(answers) * (plan.longest_answer + 1) > size:
-        plan.complete = False  # the answers are not known as text, or may need packing again
+        plan.complete = False  # the answers are no text, or may need packing again
         return
     stripped = (plan.symbols.text(answer.then(STRIP)) for answer in known)
     combined = "\n\n".join(stripped)
-    if synthesizer._streaming:  # what is streamed is text, also where objects are asked for
+    if synthesizer._streaming:  # it streams text, even where it otherwise asks for objects
         plan.ask("combine", prompt, {}, context_str=combined)
     else:
         plan.predict("combine", prompt, context_str=combined)
@@ -174,7 +180,7 @@ def refine(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> N
         return
     answer = plan.predict("answer", first.partial_format(query_str=query), context_str=parts[0])
     for part in parts[1:]:
-        # LlamaIndex fits the chunk beside the answer so far: it must fit beside the longest.
+        # LlamaIndex fits the chunk beside the answer so far. Here it must fit beside the longest.
         empty = then.partial_format(query_str=query, existing_answer="")
         kept, _ = _repack(synthesizer, plan.llm, empty, [part])
         used = len(helper._token_counter.tokenizer(kept[0]))
@@ -213,7 +219,7 @@ def compact_accumulate(plan: Plan, synthesizer: Any, query: str, chunks: Sequenc
 
 _Follow = Callable[[Plan, Any, str, Sequence[str]], None]
 
-# Exactly these classes: what a subclass changes is not known.
+# Only exact classes count, because a subclass may override anything.
 _SYNTHESIZERS: Mapping[type, _Follow] = {
     TreeSummarize: tree,
     Refine: refine,
@@ -224,7 +230,7 @@ _SYNTHESIZERS: Mapping[type, _Follow] = {
 
 
 def can_plan(synthesizer: object) -> bool:
-    """Whether this is a synthesizer that plans are made for."""
+    """Whether plans are made for this synthesizer."""
     return type(synthesizer) in _SYNTHESIZERS
 
 
@@ -243,7 +249,7 @@ def plan_synthesis(
 
 
 def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:
-    """An empty plan. Raises Unplannable where what becomes of an answer is not known."""
+    """An empty plan. Raises Unplannable where it is not known how an answer is passed on."""
     if output_cls is not None:
         _require(llm.is_chat_model, "its objects are asked of a text model")
         _require(llm.output_parser is None, "its objects are parsed twice")
@@ -267,10 +273,10 @@ def _repack(
     chunks: Sequence[str],
     padding: int = DEFAULT_PADDING,
 ) -> tuple[list[str], int]:
-    """What `prompt_helper.repack` gives, and the tokens that one chunk may have.
+    """The chunks that `prompt_helper.repack` gives, and the number of tokens that fit into one.
 
-    It stays below the methods that LlamaIndex's instrumentation follows, so that nobody sees
-    chunks being split that LlamaIndex has not split yet.
+    It calls only methods that LlamaIndex's instrumentation does not report. So no handler sees
+    chunks being split before LlamaIndex splits them.
     """
     helper = synthesizer._prompt_helper
     splitter = helper.get_text_splitter_given_prompt(prompt, padding=padding, llm=llm)

@@ -1,8 +1,8 @@
-"""Watches LlamaIndex through its public instrumentation: what runs, and what it was given.
+"""Watches LlamaIndex through its public instrumentation.
 
-At the start of a synthesis or an extraction the handler sees the object and all its texts, before
-the first call: that is when a graph is sent ahead. While a call is made, the spans around it know
-its template and arguments. The handler changes nothing that it sees.
+At the start of a synthesis or an extraction, before its first call, the handler sees the object and
+all its texts. Then the graph is sent ahead. While a call is made, the spans around it know its
+template and arguments. The handler changes nothing that it sees.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 from weakref import finalize
@@ -21,38 +22,33 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.schema import QueryBundle
-from llama_index.llms.weftline.ahead import Ahead, Server
+from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
-from llama_index.llms.weftline.runs import Closer, Run, Said
-from llama_index.llms.weftline.structure import Piece, Pieces, by_search, by_template
+from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
 from llama_index_instrumentation import get_dispatcher
+
+from weftline.adapters import Pieces, Request, RunSessions
+from weftline.adapters.pieces import by_search
+from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
 
-# Spans that LlamaIndex never ended, such as of loops that were closed over them.
+# Bounds the spans that LlamaIndex never ends, such as those of closed event loops.
 MAX_SPANS = 20_000
 MAX_ANCESTORS = 12
 MAX_VALUES = 64
-MAX_NAME = 128
 
 
 @dataclass(eq=False, slots=True)
-class Span:
-    """A method under way: of what, with what, inside which other."""
+class Span(Nested):
+    """A method under way: its object, its arguments, and the span that contains it."""
 
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
     graph: Ahead | None = None
-    runs: dict[Server, Run] = field(default_factory=dict)
-
-    def ancestry(self) -> Iterator[Span]:
-        """This span and those around it, the nearest first."""
-        span: Span | None = self
-        while span is not None:
-            yield span
-            span = span.parent
+    runs: RunSessions[Run] = field(default_factory=RunSessions)
 
 
 class Spans:
@@ -60,14 +56,13 @@ class Spans:
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Span] = OrderedDict()
-        self._closers: dict[Server, Closer] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
-        """A method begins."""
+        """Note that a method begins."""
         span = Span(instance, arguments, self._open.get(parent))
         with self._lock:
             self._open[id] = span
@@ -77,7 +72,7 @@ class Spans:
         self._send_ahead(span, method)
 
     def leave(self, id: str, result: Any) -> None:
-        """A method ends; what it returned may be a stream that has not begun."""
+        """Note that a method ends. Its `result` may be a stream that has not begun."""
         with self._lock:
             span = self._open.pop(id, None)
         if span is None:
@@ -88,8 +83,7 @@ class Spans:
                 finalize(result, asking.leave, graph)
             else:
                 asking.leave(graph)
-        for run in span.runs.values():
-            run.finish()
+        span.runs.finish()
 
     def _send_ahead(self, span: Span, method: str) -> None:
         llm = _llm_of(span.instance)
@@ -98,48 +92,35 @@ class Spans:
         try:
             plan = _plan(span, method)
             if plan is None or len(plan.drafts) < 2:
-                return  # one call gains nothing
-            graph = Ahead(plan, llm.parameters(), llm.on_graph)
+                return  # a single call gains nothing
+            graph = Ahead(plan, llm.parameters(), llm.on_graph, llm.asking.server)
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
             return
-        except Exception as error:  # whatever it is, LlamaIndex meets it too, and can say it
+        except Exception as error:  # LlamaIndex will meet the same error, and report it
             llm.asking.warn(error)
             return
         llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
         span.graph = graph
 
-    def account(self, llm: Any, texts: Sequence[str]) -> Said | None:
-        """What is known of the prompt that the running code has made: its pieces, its run."""
+    def account(self, llm: Any, texts: Sequence[str]) -> Request | None:
+        """The request for the prompt that the running code has made: its pieces and its run."""
         span = self._open.get(active_span_id.get() or "")
         if span is None:
             return None
         around = list(span.ancestry())[:MAX_ANCESTORS]
         pieces = _pieces(llm, around, texts)
-        run = self._run(llm, around[-1])
+        begin = partial(begin_run, llm.asking.server, llm.on_graph)
+        run = around[-1].runs.find(llm.asking.server, begin)
         traced = [run.trace(found) for found in pieces]
-        body = {
-            "session_id": run.alias,
-            "open": True,
-            "name": _name(llm, around),
-            "messages": [_to_wire(found) for found in traced],
-        }
-        return Said(body, run)
-
-    def _run(self, llm: Any, root: Span) -> Run:
-        server = llm.asking.server
-        with self._lock:
-            if server not in root.runs:
-                closer = self._closers.setdefault(server, Closer(server))
-                root.runs[server] = Run(closer, llm.on_graph)
-            return root.runs[server]
+        return Request(said_of(run, _name(llm, around), traced), run)
 
 
 def _plan(span: Span, method: str) -> Plan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
         if any(s.instance is span.instance and _covers(s) for s in span.ancestry()):
-            return None  # a method of the same synthesis has sent it
+            return None  # an outer method of the same synthesis has sent the graph
         query, chunks = given.pop("query_str"), given.pop("text_chunks")
         given.pop("separator", None)
         others = {**given, **given.pop("response_kwargs", {})}
@@ -153,12 +134,12 @@ def _plan(span: Span, method: str) -> Plan | None:
 
 
 def _covers(span: Span) -> bool:
-    """Whether what was sent at the start of `span` is to answer what comes next."""
+    """Whether the graph sent at the start of `span` will answer the calls that follow."""
     return span.graph is not None and (span.graph.complete or span.graph.has_left)
 
 
 def _llm_of(instance: Any) -> Any:
-    """The Weftline that a synthesizer or an extractor calls."""
+    """The Weftline that a synthesizer or an extractor calls; None for any other object."""
     if can_plan(instance):
         llm = instance._llm
     elif can_extract(instance):
@@ -181,7 +162,7 @@ def _pieces(llm: Any, around: Sequence[Span], texts: Sequence[str]) -> list[Piec
         for name, value in _strings_in("input", dict(span.arguments))
         if value not in texts  # the prompt itself, on its way down
     ]
-    return [by_search(text, values[:MAX_VALUES]) for text in texts]
+    return [by_search(text, values[:MAX_VALUES], MIN_SEARCHED) for text in texts]
 
 
 def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -200,25 +181,18 @@ def _strings_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, st
 
 
 def _name(llm: Any, around: Sequence[Span]) -> str:
-    """The nearest part of the application around the call."""
+    """The class of the nearest object of the application around the call."""
     for span in around:
         if span.instance is not None and span.instance is not llm:
             return type(span.instance).__name__[:MAX_NAME]
     return "chat"
 
 
-def _to_wire(pieces: Pieces) -> list[dict[str, str]] | None:
-    """Pieces as JSON; null for one constant."""
-    constant = all(piece.name is None and piece.from_var is None for piece in pieces)
-    return None if constant else [piece.to_wire() for piece in _joined(pieces)]
-
-
-def _joined(pieces: Pieces) -> Iterator[Piece]:
-    return (piece for piece in pieces if piece.text)
-
-
 class _Handler(BaseSpanHandler[Any]):
-    """LlamaIndex's side of it: it swallows what a handler raises, so nothing may be raised here."""
+    """LlamaIndex's side.
+
+    LlamaIndex swallows a handler's exceptions, so its methods must not raise.
+    """
 
     @classmethod
     def class_name(cls) -> str:
@@ -261,7 +235,7 @@ _HANDLER = _Handler()
 
 
 def listen() -> None:
-    """Watch from now on; again if somebody has taken the handler out."""
+    """Watch from now on. Calling it again puts the handler back if it was removed."""
     root = get_dispatcher()
     if _HANDLER not in root.span_handlers:
         root.add_span_handler(_HANDLER)

@@ -1,7 +1,7 @@
-"""Texts with answers in them that are not there yet.
+"""Texts that contain answers which do not exist yet.
 
-While a plan is made, an answer to come is a symbol: a short text that occurs nowhere else, so that
-templates and joins carry it to where the answer will stand.
+While a plan is made, a symbol stands for a future answer: a short text that occurs nowhere else.
+Templates and joins carry the symbol to the place where the answer belongs.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of call number `index`, as the transforms `steps` leave it."""
+    """The answer of call number `index`, after the transforms `steps`."""
 
     index: int
     steps: tuple[Spec, ...] = ()
 
     def then(self, *steps: Spec) -> Answer:
-        """The same after more transforms."""
+        """This answer after more transforms."""
         return Answer(self.index, (*self.steps, *steps))
 
     @property
     def has_braces(self) -> bool:
-        """Whether its text is that of a dict, as far as one can know."""
+        """Whether its text will be that of a dict, as far as the transforms tell."""
         return any(step["op"] in _DICTS for step in self.steps) and self.steps[-1]["op"] == "str"
 
     def of(self, answers: Mapping[int, Any]) -> str:
-        """Its text, among those that are known. Raises TransformFailed."""
+        """Its text, given the known answers. Raises TransformFailed."""
         text: str = transforms.run(self.steps, answers[self.index])
         return text
 
@@ -47,16 +47,16 @@ Part = str | Answer
 
 @dataclass(frozen=True)
 class Symbols:
-    """Makes the symbols of one plan, and finds them again."""
+    """Makes the symbols of one plan, and finds them in texts."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     _known: list[Answer] = field(default_factory=list)
 
     def text(self, answer: Answer) -> str:
-        """The symbol of `answer`: private characters around a number that nobody can guess.
+        """The symbol of `answer`: private characters around a number that cannot be guessed.
 
-        LlamaIndex's LangchainOutputParser doubles the braces of its instructions where the prompt
-        before them has any, so an answer that will have some has them as a symbol too.
+        LlamaIndex's LangchainOutputParser doubles the braces of its instructions if the prompt
+        before them has braces. So the symbol of an answer that will have braces has them too.
         """
         if answer not in self._known:
             self._known.append(answer)
@@ -64,7 +64,7 @@ class Symbols:
         return f"\ue000{self.nonce}.{self._known.index(answer)}{braces}\ue001"
 
     def parts(self, text: str) -> tuple[Part, ...]:
-        """`text` cut at its symbols; no part is empty."""
+        """`text` cut at its symbols. No part is empty."""
         found: list[Part] = []
         end = 0
         for match in re.finditer(f"\ue000{self.nonce}\\.(\\d+)(?:{{}})?\ue001", text):
@@ -74,10 +74,10 @@ class Symbols:
 
 
 def reads(parts: tuple[Part, ...]) -> frozenset[int]:
-    """The calls whose answers stand in `parts`."""
+    """The calls whose answers occur in `parts`."""
     return frozenset(part.index for part in parts if isinstance(part, Answer))
 
 
 def filled(parts: tuple[Part, ...], answers: Mapping[int, Any]) -> str:
-    """The text of `parts`. Raises TransformFailed."""
+    """The text of `parts`, given the known answers. Raises TransformFailed."""
     return "".join(part if isinstance(part, str) else part.of(answers) for part in parts)

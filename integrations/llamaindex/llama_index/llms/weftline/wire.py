@@ -30,7 +30,7 @@ _ROLES = {
 
 
 def message_body(message: ChatMessage) -> dict[str, Any]:
-    """One message as OpenAI has it. Raises ValueError for blocks that are no text."""
+    """One message in OpenAI's shape. Raises ValueError for blocks that are not text."""
     for block in message.blocks:
         if not isinstance(block, (TextBlock, ThinkingBlock, ToolCallBlock)):
             kind = type(block).__name__
@@ -54,7 +54,7 @@ def _call_body(block: ToolCallBlock) -> dict[str, Any]:
 
 
 def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
-    """A whole answer of the chat endpoint."""
+    """The response for a complete answer of the chat endpoint."""
     choice = answer["choices"][0]
     said = choice["message"]
     blocks: list[Any] = [TextBlock(text=said["content"])] if said.get("content") is not None else []
@@ -66,7 +66,7 @@ def chat_response(answer: Mapping[str, Any]) -> ChatResponse:
 
 
 def _assistant(blocks: list[Any], calls: list[Any]) -> ChatMessage:
-    """A message that holds its tool calls twice, as LlamaIndex looks for them in two places."""
+    """A message that holds its tool calls twice, because LlamaIndex looks in two places."""
     return ChatMessage(
         role=MessageRole.ASSISTANT,
         blocks=[*blocks, *map(_call_block, calls)],
@@ -82,13 +82,13 @@ def _call_block(call: Mapping[str, Any]) -> ToolCallBlock:
 
 
 def completion_response(answer: Mapping[str, Any]) -> CompletionResponse:
-    """A whole answer of the text endpoint."""
+    """The response for a complete answer of the text endpoint."""
     text = answer["choices"][0]["text"]
     return CompletionResponse(text=text, raw=dict(answer), additional_kwargs=_usage(answer))
 
 
 def as_completion(response: ChatResponse) -> CompletionResponse:
-    """The answer of a chat, for whoever asked for the completion of a text."""
+    """A chat's answer as the completion of a text."""
     return CompletionResponse(
         text=response.message.content or "",
         delta=response.delta,
@@ -98,7 +98,7 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts, under the names that LlamaIndex's token counter looks for."""
+    """The token counts, under the names that LlamaIndex's token counter looks for."""
     usage = answer.get("usage") or {}
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     return {name: usage[name] for name in names if name in usage}
@@ -106,13 +106,13 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class ChatSoFar:
-    """A streamed chat answer: every chunk becomes a response that holds all until then."""
+    """A streamed chat answer. Every chunk becomes a response that holds the whole answer so far."""
 
     text: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, chunk: Mapping[str, Any]) -> ChatResponse:
-        """The response after `chunk`."""
+        """Add `chunk`. Returns the response so far."""
         delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
         new = delta.get("content") or ""
         self.text += new
@@ -138,12 +138,12 @@ class ChatSoFar:
 
 @dataclass
 class TextSoFar:
-    """A streamed text answer: every chunk becomes a response that holds all until then."""
+    """A streamed text answer. Every chunk becomes a response that holds the whole answer so far."""
 
     text: str = ""
 
     def take(self, chunk: Mapping[str, Any]) -> CompletionResponse:
-        """The response after `chunk`."""
+        """Add `chunk`. Returns the response so far."""
         new = chunk["choices"][0]["text"] if chunk["choices"] else ""
         self.text += new
         return CompletionResponse(
@@ -152,7 +152,7 @@ class TextSoFar:
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a tool call, as far as they have come; empty if they are no object."""
+    """The arguments of a tool call as far as they have arrived; empty if they are no object."""
     given = block.tool_kwargs
     if isinstance(given, str):
         try:
@@ -163,7 +163,7 @@ def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
 
 
 def strip_to_text(messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...] | None:
-    """Messages as pairs of role and text; None if one says more than that."""
+    """Messages as pairs of role and text; None if one has other fields."""
     if any(message.keys() != {"role", "content"} for message in messages):
         return None
     return tuple((message["role"], message["content"]) for message in messages)

@@ -1,4 +1,4 @@
-"""WeftlineSynthesizer: a response synthesizer that hands a whole synthesis to the server."""
+"""WeftlineSynthesizer: a response synthesizer that submits a whole synthesis to the server."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _report: ContextVar[Report | None] = ContextVar("weftline_report", default=None)
 
 
 class WeftlineSynthesizer(BaseSynthesizer):
-    """Answers as LlamaIndex's synthesizer of the same mode, by one request.
+    """Answers like LlamaIndex's synthesizer of the same mode, with one request.
 
-    `response.metadata["weftline"]` says for each source what its calls took; for a streamed answer
-    it is filled when the stream has ended. What is parsed in the client (objects as answers, an LLM
-    with an output parser) and what cannot be one graph (modes without calls, answers that may need
-    packing again) runs in LlamaIndex's synthesizer, as ever.
+    `response.metadata["weftline"]` tells for each source which calls read it and how long they
+    took. For a streamed answer it is filled when the stream has ended. LlamaIndex's own synthesizer
+    runs where the client parses answers (objects, or an LLM with an output parser), and where the
+    calls are not one graph (modes without calls, or answers that may need packing again).
 
-    The client makes no calls, so LlamaIndex's callbacks see the synthesis and not the calls in it.
+    The client makes no calls, so LlamaIndex's callbacks see the synthesis but not its calls.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if self._streaming:
             return self._stream(sent, query_str, text_chunks, response_kwargs)
         try:
-            answers = [sent.text(planned.value.result()) for planned in sent.graph.planned]
+            answers = [sent.text(planned.value.result()) for planned in sent.graph.results]
             sent.finish.result()
         except WeftlineError as error:
             return self._after(error, query_str, text_chunks, response_kwargs)
@@ -105,7 +105,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if self._streaming:
             return self._astream(sent, query_str, text_chunks, response_kwargs)
         try:
-            waiting = [asyncio.wrap_future(planned.value) for planned in sent.graph.planned]
+            waiting = [asyncio.wrap_future(planned.value) for planned in sent.graph.results]
             answers = [sent.text(value) for value in await asyncio.gather(*waiting)]
             await asyncio.wrap_future(sent.finish)
         except WeftlineError as error:
@@ -118,7 +118,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         return self._join(answers, response_kwargs)
 
     def _send(self, query: str, chunks: Sequence[str], options: Mapping[str, Any]) -> _Sent | None:
-        """Submit the synthesis, or None if it cannot be one graph."""
+        """Submit the synthesis. None if it cannot be one graph."""
         _report.set(None)
         others = {key: value for key, value in options.items() if key != "separator"}
         if not can_plan(self._inner):
@@ -126,7 +126,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
         if self._inner._output_cls is not None or self._llm.output_parser is not None:
             return None  # LlamaIndex's own synthesizer parses them; its calls are sent ahead
         if self._streaming and isinstance(self._inner, Accumulate):
-            return None  # LlamaIndex has the error for it
+            return None  # LlamaIndex raises its own error for it
         try:
             plan = plan_synthesis(self._inner, query, list(chunks), others)
             if not plan.complete:
@@ -134,17 +134,17 @@ class WeftlineSynthesizer(BaseSynthesizer):
             sent = _Sent(self._llm, plan)
         except Unplannable:
             return None
-        sent.start(self._llm, self._streaming)
+        sent.start(self._streaming)
         _report.set(sent.report)
         return sent
 
     def _stream(
         self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
     ) -> Generator[str, None, None]:
-        *before, last = sent.graph.planned
+        *before, last = sent.graph.results
         has_begun = False
         try:
-            for part in last.text:
+            for part in last.text.read():
                 if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
                     break
                 has_begun = True
@@ -163,10 +163,10 @@ class WeftlineSynthesizer(BaseSynthesizer):
     async def _astream(
         self, sent: _Sent, query: str, chunks: Sequence[str], options: Mapping[str, Any]
     ) -> AsyncGenerator[str, None]:
-        *before, last = sent.graph.planned
+        *before, last = sent.graph.results
         has_begun = False
         try:
-            async for part in last.text:
+            async for part in last.text.aread():
                 if not has_begun and _has_blank([sent.text(p.value.result()) for p in before]):
                     break
                 has_begun = True
@@ -190,7 +190,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
     def _plainly(
         self, query: str, chunks: Sequence[str], options: Mapping[str, Any]
     ) -> RESPONSE_TEXT_TYPE:
-        """What LlamaIndex's own synthesizer makes of it."""
+        """The answer of LlamaIndex's own synthesizer."""
         made: RESPONSE_TEXT_TYPE = self._inner.get_response(query, chunks, **options)
         return made
 
@@ -250,10 +250,10 @@ class _Sent:
         self.report = Report(plan)
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, llm.parameters(), self._take)
+        self.graph = Ahead(plan, llm.parameters(), self._take, llm.asking.server)
 
-    def start(self, llm: Any, with_parts: bool) -> None:
-        self.graph.start(llm.asking.server, with_parts)
+    def start(self, with_parts: bool) -> None:
+        self.graph.start(with_parts)
         self.graph.when_over(self._over)
 
     def _take(self, graph: Mapping[str, Any]) -> None:
@@ -273,7 +273,7 @@ class _Sent:
 
 
 def _has_blank(answers: Sequence[str]) -> bool:
-    """Whether an answer says nothing: LlamaIndex then leaves it out of the next prompt."""
+    """Whether an answer is blank. LlamaIndex leaves such an answer out of the next prompt."""
     return not all(answer.strip() for answer in answers)
 
 

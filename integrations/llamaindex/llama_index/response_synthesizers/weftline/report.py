@@ -1,4 +1,4 @@
-"""What a synthesis took, call by call and source by source."""
+"""The report of a synthesis: the time and the tokens of each call, and the sources that it read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
 
 
 class Report(dict[str, Any]):
-    """`calls`: name, seconds and tokens of each call; `sources`: by node, the calls that read it.
+    """`calls` has the name, seconds and tokens of each call, and `sources` the calls of each node.
 
-    Seconds and tokens are there when the answer is; `total_s` is the server's, from first to last.
+    Seconds and tokens are filled in with the answer. `total_s` is the server's time for all calls.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -23,14 +23,14 @@ class Report(dict[str, Any]):
         self._texts = ["\n".join(text for _, text in draft.messages) for draft in plan.drafts]
 
     def fill(self, graph: Mapping[str, Any]) -> None:
-        """Take in the session's graph."""
+        """Read the times and the tokens from the session's graph."""
         for said, call in zip(self["calls"], graph["calls"], strict=True):
             said.update({name: call[name] for name in (*_TIMES, *_TOKENS)})
             said["finished_s"] = call["steps"][-1]["finished_s"]
         self["total_s"] = max(call["finished_s"] for call in self["calls"])
 
     def of(self, nodes: Sequence[NodeWithScore]) -> None:
-        """Say which calls read each of these nodes, whole or in part."""
+        """Note which calls read each of these nodes, in whole or in part."""
         for found in nodes:
             text = found.node.get_content(metadata_mode=MetadataMode.LLM).strip()
             self["sources"][found.node.node_id] = [
@@ -38,7 +38,7 @@ class Report(dict[str, Any]):
             ]
 
 
-# A node that was split stands in several prompts: a piece of this many characters tells.
+# A node that was split is in several prompts. A common piece of this many characters shows it.
 _PIECE = 80
 
 

@@ -1,4 +1,4 @@
-"""A router that begins every branch while the selector thinks, and cancels those that lose."""
+"""A router that begins every branch while the selector runs, and cancels the others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llama_index.core.schema import QueryBundle
 
 
 class SpeculativeRouterQueryEngine(RouterQueryEngine):
-    """A RouterQueryEngine that trades work for time: its branches run before they are chosen.
+    """A RouterQueryEngine that trades work for time: all branches begin before one is chosen.
 
-    Retrievers of every branch run, so they must have no effects. A branch that is not chosen is
-    cancelled, in the server too. The answer is the plain router's.
+    The retrievers of every branch run, so they must have no side effects. Branches that are not
+    chosen are cancelled, in the server too. The answer is that of the plain router.
     """
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
@@ -38,7 +38,7 @@ class SpeculativeRouterQueryEngine(RouterQueryEngine):
 
 
 class _Begun(BaseQueryEngine):
-    """A query engine whose one query has begun."""
+    """A query engine whose single query has already begun."""
 
     def __init__(self, engine: BaseQueryEngine, query: QueryBundle) -> None:
         super().__init__(callback_manager=engine.callback_manager)

@@ -1,0 +1,43 @@
+"""The kit that the LangChain and the LlamaIndex adapter share. It imports neither framework.
+
+server      Server: where models are served, and the environment's settings
+background  Background: one event loop in a thread, on which adapters wait for servers
+feed        Feed: submits the calls of a run, and follows their values as the server pushes them
+ahead       Claims: matches requests with the calls that were submitted ahead of them
+pieces      Piece: a part of a prompt, with the name of the value that it came from
+sessions    RunSession: the server's session for one run of an application, and its end
+calls       Inputs: the input placeholders of one call
+openai      values as the answers of OpenAI's API
+"""
+
+from __future__ import annotations
+
+from weftline.adapters.ahead import Claims, Planned
+from weftline.adapters.background import BACKGROUND, Background, Chain, Relay, awaited
+from weftline.adapters.calls import OUTPUT, Inputs
+from weftline.adapters.feed import Feed, Result
+from weftline.adapters.pieces import Piece, Pieces
+from weftline.adapters.server import Server
+from weftline.adapters.sessions import Closer, Closers, Request, RunSession, RunSessions
+
+__all__ = [
+    "BACKGROUND",
+    "OUTPUT",
+    "Background",
+    "Chain",
+    "Claims",
+    "Closer",
+    "Closers",
+    "Feed",
+    "Inputs",
+    "Piece",
+    "Pieces",
+    "Planned",
+    "Relay",
+    "Request",
+    "Result",
+    "RunSession",
+    "RunSessions",
+    "Server",
+    "awaited",
+]

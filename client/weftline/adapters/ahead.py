@@ -1,0 +1,79 @@
+"""Calls that were submitted ahead of the requests that ask the same, and how these find them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from weftline.adapters.feed import Result
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(eq=False)
+class Planned(Generic[K]):
+    """A call that was submitted ahead, and its result.
+
+    `reads` has the results that its prompt needs, by variable. `key_of` makes the request's key
+    from their values: two requests have equal keys only if they ask the same. It gives None where
+    the application would fail before it makes the request.
+    """
+
+    result: Result
+    reads: Mapping[str, Result]
+    key_of: Callable[[Mapping[str, Any]], K | None]
+    is_claimed: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its result is still to come."""
+        return not self.result.value.done()
+
+
+class Claims(Generic[K]):
+    """The planned calls of one run. Each result goes to one request."""
+
+    def __init__(self, planned: Sequence[Planned[K]]) -> None:
+        self.planned = tuple(planned)
+        self._lock = Lock()
+        self._unknown = list(planned)  # their prompts still wait for values
+        self._known: defaultdict[K, deque[Planned[K]]] = defaultdict(deque)
+
+    def claim(self, key: K) -> Planned[K] | None:
+        """The first call with this key that no request has claimed, if there is one."""
+        with self._lock:
+            self._file()
+            found = self._known.get(key)
+            if not found:
+                return None
+            planned = found.popleft()
+            planned.is_claimed = True
+            return planned
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there are calls that no request has claimed."""
+        return not all(planned.is_claimed for planned in self.planned)
+
+    def _file(self) -> None:
+        """File by key the calls whose prompts have become known."""
+        unknown = []
+        for planned in self._unknown:
+            if any(not result.value.done() for result in planned.reads.values()):
+                unknown.append(planned)
+            elif (key := _key(planned)) is not None:
+                self._known[key].append(planned)
+        self._unknown = unknown
+
+
+def _key(planned: Planned[K]) -> K | None:
+    """None where an input has failed: the application meets that failure, and never this call."""
+    values = {}
+    for variable, result in planned.reads.items():
+        if result.value.cancelled() or result.value.exception() is not None:
+            return None
+        values[variable] = result.value.result().value
+    return planned.key_of(values)

@@ -1,0 +1,163 @@
+"""One event loop in a thread of its own, on which the adapters wait for servers.
+
+A framework may call a model from any thread and any event loop. Work on this loop outlives the
+caller's loop, and so do its connections. A caller that wants a result waits for a future, so no
+caller can keep another one's answer from arriving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from typing import Any, Generic, TypeVar
+
+from weftline.aclient import AsyncClient
+from weftline.adapters.server import Server
+
+T = TypeVar("T")
+
+MAX_CLIENTS = 64
+
+
+class Background:
+    """The loop, and one client for each server. Each is made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clients: dict[Server, AsyncClient] = {}
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work` on the loop. Cancelling the future cancels the work."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                name = "weftline-background"
+                Thread(target=self._loop.run_forever, name=name, daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the result of `work`. If the wait is interrupted, the work is cancelled."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def client(self, server: Server) -> AsyncClient:
+        """The client of `server`. Only work on the loop may use it."""
+        client = self._clients.get(server)
+        if client is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                oldest = next(iter(self._clients))
+                await self._clients.pop(oldest).close()
+            client = self._clients[server] = AsyncClient(server.base_url, server.api_key)
+        return client
+
+    def forget(self) -> None:
+        """Start afresh after a fork: the child has the memory of the loop, but not its thread."""
+        self._lock, self._loop, self._clients = Lock(), None, {}
+
+
+async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
+    """The result of a shared `future`. Cancelling this wait leaves the future as it is.
+
+    Raises TimeoutError after `timeout_s` seconds.
+    """
+    inner = asyncio.wrap_future(future)
+    # If this wait is cancelled, nobody reads a later error, and asyncio would log it.
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.shield(inner)
+
+
+@dataclass(slots=True)
+class _Link(Generic[T]):
+    item: T
+    next: Future[_Link[T] | None] = field(default_factory=Future)
+
+
+class Chain(Generic[T]):
+    """Items that arrive one by one. Readers on any thread or loop each start at the first item."""
+
+    def __init__(self) -> None:
+        self._first: Future[_Link[T] | None] = Future()
+        self._last = self._first
+
+    def add(self, item: T) -> None:
+        """Append one item."""
+        link = _Link(item)
+        self._last.set_result(link)
+        self._last = link.next
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that no more items follow. A reader that reaches the end raises `error`, if given."""
+        if self._last.done():
+            return
+        if error is None:
+            self._last.set_result(None)
+        else:
+            self._last.set_exception(error)
+
+    def read(self, timeout_s: float | None = None) -> Generator[T, None, None]:
+        """The items as they arrive. Raises the error that ended them.
+
+        Raises TimeoutError when the next item takes longer than `timeout_s` seconds.
+        """
+        link = self._first.result(timeout_s)
+        while link is not None:
+            yield link.item
+            link = link.next.result(timeout_s)
+
+    async def aread(self, timeout_s: float | None = None) -> AsyncGenerator[T, None]:
+        """Like `read`, for a coroutine."""
+        link = await awaited(self._first, timeout_s)
+        while link is not None:
+            yield link.item
+            link = await awaited(link.next, timeout_s)
+
+
+class Relay(Generic[T]):
+    """Runs an async generator on the background loop, for a reader on another thread or loop.
+
+    A reader that stops before the end also stops the generator.
+    """
+
+    def __init__(self, source: AsyncGenerator[T, None]) -> None:
+        self._chain: Chain[T] = Chain()
+        self._work = BACKGROUND.start(self._run(source))
+
+    async def _run(self, source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    self._chain.add(item)
+        except BaseException as error:
+            self._chain.end(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._chain.end()
+
+    def __iter__(self) -> Generator[T, None, None]:
+        try:
+            yield from self._chain.read()
+        finally:
+            self._work.cancel()
+
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
+        try:
+            async for item in self._chain.aread():
+                yield item
+        finally:
+            self._work.cancel()
+
+
+BACKGROUND = Background()
+os.register_at_fork(after_in_child=BACKGROUND.forget)

@@ -1,0 +1,255 @@
+"""The server's session for one run of an application: its name, its answers, and its end.
+
+Opening a session costs no request: its name travels with the run's calls. Closing one costs at most
+one request: the ids of ended sessions travel with the next request, or go soon after by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from time import sleep
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from weftline.adapters.pieces import Pieces, to_wire
+from weftline.errors import WeftlineError
+
+log = logging.getLogger(__name__)
+
+OURS = "weftline"
+"""The field of OpenAI's requests and answers that holds ours."""
+
+MAX_NAME = 128  # characters of a call's name
+MAX_CLOSED = 64  # the server takes as many with one request
+FLUSH_S = 0.5
+
+Delete = Callable[[str], Any]
+
+
+class Closer:
+    """Closes the ended sessions of one server: with the next request, or soon in its own thread.
+
+    The user never waits for it. A session that it cannot close expires in the server.
+    """
+
+    def __init__(self, delete: Delete, failures: type[Exception] = WeftlineError) -> None:
+        """`delete` closes a session by its id, and raises `failures` when the server refuses."""
+        self.delete = delete
+        self._failures = failures
+        self._due: deque[str] = deque()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+
+    def add(self, *ids: str) -> None:
+        """Sessions to close."""
+        with self._lock:
+            self._due.extend(ids)
+            if ids and (self._thread is None or not self._thread.is_alive()):
+                self._thread = Thread(target=self._run, name="weftline-closer", daemon=True)
+                self._thread.start()
+
+    def take(self) -> list[str]:
+        """Sessions to close along with a request that is about to be sent."""
+        with self._lock:
+            return [self._due.popleft() for _ in range(min(MAX_CLOSED, len(self._due)))]
+
+    def flush(self) -> None:
+        """Close all sessions that are due, with one request each."""
+        while ids := self.take():
+            for id in ids:
+                try:
+                    self.delete(id)
+                except self._failures as error:
+                    log.debug("session %s was left to expire: %s", id, error)
+
+    def _run(self) -> None:
+        while True:
+            sleep(FLUSH_S)
+            self.flush()
+            with self._lock:
+                if not self._due:
+                    self._thread = None
+                    return
+
+
+class Closers:
+    """The closer of each server."""
+
+    def __init__(self, failures: type[Exception] = WeftlineError) -> None:
+        self._failures = failures
+        self._by_server: dict[object, Closer] = {}
+        self._lock = Lock()
+
+    def find(self, server: object, delete: Delete) -> Closer:
+        """The closer of `server`, which uses the latest `delete` from now on."""
+        with self._lock:
+            closer = self._by_server.get(server)
+            if closer is None:
+                closer = self._by_server[server] = Closer(delete, self._failures)
+            closer.delete = delete  # the model that gave the one before may be gone
+            return closer
+
+    def flush(self) -> None:
+        """Close all sessions that are due, for every server."""
+        for closer in list(self._by_server.values()):
+            closer.flush()
+
+
+@dataclass(eq=False)
+class RunSession(ABC):
+    """One run's session at one server. Threads share it.
+
+    `on_over` is called with the session's id when the run is over; by default it is closed then.
+    """
+
+    max_answers: ClassVar[int]
+
+    closer: Closer
+    on_over: Callable[[str], Any] | None = None
+    alias: str = field(default_factory=lambda: f"r_{secrets.token_hex(16)}")
+    id: str | None = None  # the server's name for it, known from the first answer on
+    over: bool = False
+    under_way: int = 0  # requests
+    answers: deque[tuple[str, str]] = field(init=False)  # variable and text of each answer
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self.answers = deque(maxlen=self.max_answers)
+
+    @abstractmethod
+    def trace(self, pieces: Pieces) -> Pieces:
+        """`pieces`, with `from_var` set on the parts that came from earlier answers of the run."""
+
+    def begin(self) -> None:
+        """Note that a request is about to be sent."""
+        with self.lock:
+            self.under_way += 1
+
+    def opened(self, id: str) -> None:
+        """Note the server's name for the session."""
+        with self.lock:
+            self.id = id
+
+    def end(self) -> None:
+        """Note that a request is over, whether it was answered or failed."""
+        with self.lock:
+            self.under_way -= 1
+        self._close_if_done()
+
+    def finish(self) -> None:
+        """Note that the run is over. The session is closed after its last request."""
+        with self.lock:
+            self.over = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        with self.lock:
+            if not self.over or self.under_way or self.id is None:
+                return
+            id, self.id = self.id, None
+        (self.on_over or self.closer.add)(id)
+
+    def answered(self, variable: str, text: str) -> None:
+        """Note the text that a call of the run has generated."""
+        with self.lock:
+            self.answers.append((variable, text))
+
+
+S = TypeVar("S", bound=RunSession)
+
+
+class RunSessions(Generic[S]):
+    """The sessions of one run of an application, one for each server. They end together."""
+
+    def __init__(self) -> None:
+        self.by_server: dict[object, S] = {}
+        self._lock = Lock()
+        self._over = False
+
+    def find(self, server: object, make: Callable[[], S]) -> S:
+        """The run's session at `server`, made when it is first asked for."""
+        with self._lock:
+            session = self.by_server.get(server)
+            if session is None:
+                session = self.by_server[server] = make()
+                session.over = self._over
+            return session
+
+    def finish(self) -> None:
+        """Note that the run is over."""
+        with self._lock:
+            self._over = True
+            sessions = list(self.by_server.values())
+        for session in sessions:
+            session.finish()
+
+
+class Nested:
+    """A part of an application under way; `parent` is the part that contains it."""
+
+    __slots__ = ()
+
+    parent: Self | None
+
+    def ancestry(self) -> Iterator[Self]:
+        """This part and those that contain it, the nearest first."""
+        part: Self | None = self
+        while part is not None:
+            yield part
+            part = part.parent
+
+
+class Request:
+    """One request of a run. Enter it before sending, and leave it when the answer is over.
+
+    `said` is what the request tells the server under the field `weftline`: its session, its name
+    and the pieces of its messages. It is None for a request that tells nothing.
+    """
+
+    def __init__(self, said: dict[str, Any] | None, session: RunSession | None = None) -> None:
+        self.said = said
+        self.session = session
+        self._variable: str | None = None
+        self._text = ""
+        self._closed: list[str] = []
+
+    def __enter__(self) -> Self:
+        if self.session is not None and self.said is not None:
+            self._closed = self.session.closer.take()
+            if self._closed:
+                self.said["close"] = self._closed
+            self.session.begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.session is not None:
+            if self._variable is None:  # without an answer the server may not have read it
+                self.session.closer.add(*self._closed)
+            self.session.end()
+
+    def hear(self, ids: Mapping[str, str] | None, text: str) -> None:
+        """Note an answer or a chunk of one; `ids` names the session and the call's variable."""
+        if ids is not None and self.session is not None:
+            self._variable = ids["semantic_var_id"]
+            self.session.opened(ids["session_id"])
+        self._text += text
+
+    def finish(self) -> None:
+        """Note that the answer is complete: later prompts are searched for its text."""
+        if self.session is not None and self._variable is not None and self._text:
+            self.session.answered(self._variable, self._text)
+
+
+def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:
+    """What a request of `session` tells the server; `messages` are in pieces."""
+    return {
+        "session_id": session.alias,
+        "open": True,
+        "name": name,
+        "messages": to_wire(messages),
+    }

@@ -1,0 +1,1 @@
+"""Lowering: a LangChain chain as calls of the server, over values that are not there yet."""

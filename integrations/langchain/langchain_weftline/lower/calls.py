@@ -1,0 +1,177 @@
+"""The steps around a model's call: prompt templates, the models themselves, and output parsers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.prompt_values import PromptValue
+from langchain_core.prompts import BasePromptTemplate
+
+from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.lower.lowered import CallOptions, Draft
+from langchain_weftline.lower.parsers import lowered_parser, reads_tools
+from langchain_weftline.lower.prompts import calls_user_code, messages_as_turns, render, text_of
+from langchain_weftline.lower.steps import Handler, Lowerer, Mode, Run, Step, Steps
+from langchain_weftline.lower.symbols import (
+    UNKNOWN,
+    Answer,
+    CannotCompile,
+    Prompt,
+    Ref,
+    Slot,
+    Text,
+    Turn,
+    Unknown,
+    has_unknown,
+    is_symbolic,
+    string_pieces,
+)
+from langchain_weftline.model.patience import Patience
+from langchain_weftline.model.sampling import call_options
+from weftline.adapters import Server
+
+_NO_TOOLS = "it reads tool calls, and its model has no tools"
+
+
+def new_variable() -> str:
+    """An id that no other variable has."""
+    return f"v_{uuid.uuid4().hex}"
+
+
+class Calls:
+    """Lowers prompts, models and parsers, and collects the calls that this makes.
+
+    `drafts` are the calls that nobody has submitted yet, `server` is where all of them go, and
+    `patience` is how long to wait for each variable.
+    """
+
+    def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
+        self._lowering = lowering
+        self._mint = mint
+        self.drafts: list[Draft] = []
+        self.server: Server | None = None
+        self.patience: dict[str, Patience] = {}
+        self._names: set[str] = set()
+        # Rendered prompts with their seams, by id. The prompt value is kept so that its id stays
+        # its own.
+        self._seams: dict[int, tuple[PromptValue, Prompt]] = {}
+
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """The handler of each class."""
+        return {ChatWeftline: self.model}
+
+    def parser(self, step: Step, value: Any) -> Steps:
+        """An output parser that has a transform."""
+        parser = step.runnable
+        if not is_symbolic(value):
+            run = self._lowering.run(step, value, "it parses the client's value", is_quick=True)
+            return (yield from run)
+        spec, make = lowered_parser(parser)
+        if isinstance(value, Answer) and value.calls_tools != reads_tools(spec):
+            raise CannotCompile(parser, "its model calls tools" if value.calls_tools else _NO_TOOLS)
+        text = value.text if isinstance(value, Answer) else value
+        if spec is None and isinstance(text, (Ref, Text)):
+            string_pieces(text, parser)
+            return text
+        if spec is None or not isinstance(text, Ref) or not text.is_text:
+            raise CannotCompile(parser, "it parses what is no answer of a model")
+        after = "" if make is None else ", and the client makes an object of it"
+        self._lowering.note(step, f"transform {spec['op']!r}{after}", in_server=True)
+        return replace(text.then(spec), make=make)
+
+    def template(self, step: Step, value: Any) -> Steps:
+        """A prompt template."""
+        template = step.runnable
+        if not is_symbolic(value):
+            run = self._lowering.run(step, value, "the client has its values", is_quick=True)
+            made = yield from run
+            if isinstance(made, PromptValue):
+                self._remember_seams(template, value, made)
+            return made
+        if isinstance(value, Ref) and not value.is_text:
+            value = yield from self._lowering.opened(value)
+        names = template.input_variables
+        is_lone = not isinstance(value, dict) and len(names) == 1
+        values = {names[0]: value} if is_lone else value
+        if isinstance(values, Unknown):
+            values = {name: values[name] for name in (*names, *values)}
+        elif not isinstance(values, dict) or not set(names) <= values.keys():
+            # Have LangChain raise its own error, which names only variables and types.
+            blank = dict.fromkeys(values, "") if isinstance(values, dict) else ""
+            yield Run(template, blank, step.config, is_quick=True)
+        if self._lowering.mode is not Mode.RUN and calls_user_code(template):
+            return (yield from self._lowering.run(step, value, "it calls functions of the client"))
+        return replace(render(template, values), source=(template, values))
+
+    def _remember_seams(
+        self, template: BasePromptTemplate[Any], value: Any, made: PromptValue
+    ) -> None:
+        """Keep where the template's parts meet in `made`, so that the server can share them."""
+        if calls_user_code(template):
+            return  # LangChain calls it once, and so do we
+        values = value if isinstance(value, dict) else {template.input_variables[0]: value}
+        try:
+            prompt = render(template, values)
+            plain = messages_as_turns(made.to_messages(), template)
+        except CannotCompile:
+            return  # the prompt goes as the text that LangChain made
+        if text_of(prompt.turns) == text_of(plain):
+            self._seams[id(made)] = (made, prompt)
+
+    def model(self, step: Step, value: Any) -> Steps:
+        """A call of a ChatWeftline."""
+        model: ChatWeftline = step.runnable
+        options = call_options(model, step.options)
+        if options.toolbox is not None and self._lowering.mode is Mode.AHEAD_OF_STREAM:
+            raise CannotCompile(model, "calls of tools are streamed as they come")
+        if has_unknown(value):
+            return self._unknown_call(step, options)
+        prompt = self._prompt(value, model)
+        if not prompt.is_known:
+            return self._unknown_call(step, options)
+        server = model.server
+        if self.server not in (None, server):
+            raise CannotCompile(model, "another model of the chain has another server")
+        self.server = server
+        name = self._call_name(step.path, prompt, model.name)
+        draft = Draft(name, prompt.turns, self._mint(), options)
+        self.drafts.append(draft)
+        self.patience[draft.var] = model.patience
+        self._lowering.note(step, f"call {name!r}", in_server=True)
+        return Answer(draft.var, calls_tools=options.toolbox is not None)
+        yield  # makes this a generator, as all handlers are
+
+    def _unknown_call(self, step: Step, options: CallOptions) -> Any:
+        """A call whose prompt depends on a step of the client."""
+        if self._lowering.mode.is_ahead:
+            self._lowering.note(step, "its prompt is known only in the run")
+            return UNKNOWN
+        self._lowering.note(step, "a call, on a prompt of the client's values", in_server=True)
+        return Answer(self._mint(), calls_tools=options.toolbox is not None)
+
+    def _prompt(self, value: Any, model: ChatWeftline) -> Prompt:
+        if isinstance(value, Prompt):
+            return value
+        if isinstance(value, PromptValue):
+            _, seams = self._seams.get(id(value), (None, None))
+            return seams or Prompt(messages_as_turns(value.to_messages(), model))
+        if isinstance(value, (list, tuple)):
+            return Prompt(messages_as_turns(list(value), model))
+        return Prompt((Turn("user", (Slot("text", string_pieces(value, model)),)),))
+
+    def _call_name(self, path: tuple[str, ...], prompt: Prompt, model: str | None) -> str:
+        """A readable name for the graph: the place in the chain, and the template's name."""
+        reads = {hole.ref.var for hole in prompt.holes()}
+        parts = [*path, *([prompt.name] if prompt.name else [])]
+        base = ".".join(parts) or model or ("reduce" if len(reads) > 1 else "call")
+        base = "".join(char if char.isprintable() else " " for char in base)[:100]
+        number, name = 1, base
+        while name in self._names:
+            number += 1
+            name = f"{base} {number}"
+        self._names.add(name)
+        return name

@@ -1,0 +1,113 @@
+"""The steps whose way depends on a value or a failure: branches, routers, retries and fallbacks.
+
+Where the server has the value, the client fetches it, decides, and goes on with variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.runnables import RunnableBranch, RunnableWithFallbacks
+from langchain_core.runnables.retry import RunnableRetry
+from langchain_core.runnables.router import RouterRunnable
+
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Run, Step, Steps
+from langchain_weftline.lower.symbols import UNKNOWN, Unknown, has_unknown, is_symbolic
+
+
+class Control:
+    """Lowers the steps that choose what comes next."""
+
+    def __init__(self, lowering: Lowerer) -> None:
+        self._lowering = lowering
+
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """The handler of each class."""
+        return {
+            RunnableBranch: self._branch,
+            RouterRunnable: self._router,
+            RunnableWithFallbacks: self._fallbacks,
+            RunnableRetry: self._retry,
+        }
+
+    def _branch(self, step: Step, value: Any) -> Steps:
+        """RunnableBranch: the conditions see the value itself, and the branch sees variables."""
+        seen = value
+        if is_symbolic(value):
+            self._lowering.note(step, "its conditions need a value that the server makes")
+            seen = yield Fetch(value)
+        for condition, runnable in step.runnable.branches:
+            met = yield from self._lowering.step(step.of(condition), seen)
+            if has_unknown(met):
+                return (yield from self._any_branch(step, value))
+            if is_symbolic(met):
+                met = yield Fetch(met)
+            if met:
+                return (yield from self._lowering.step(step.of(runnable), value))
+        return (yield from self._lowering.step(step.of(step.runnable.default), value))
+
+    def _any_branch(self, step: Step, value: Any) -> Steps:
+        """A plan does not know which branch is taken. An explanation shows all of them."""
+        if self._lowering.mode.is_ahead:
+            return UNKNOWN
+        ways = [runnable for _, runnable in step.runnable.branches]
+        for number, runnable in enumerate(ways, 1):
+            yield from self._lowering.step(step.of(runnable, f"branch {number}"), value)
+        default = step.of(step.runnable.default, "default")
+        return (yield from self._lowering.step(default, value))
+
+    def _router(self, step: Step, value: Any) -> Steps:
+        """RouterRunnable: the runnable of the value's key, on the value's input."""
+        value = yield from self._lowering.opened(value)
+        if not isinstance(value, dict) or not {"key", "input"} <= value.keys():
+            return (
+                yield from self._lowering.run(step, value, "it does not get a key and an input")
+            )
+        key = value["key"]
+        if is_symbolic(key):
+            self._lowering.note(step, "its key is a value that the server makes")
+            key = yield Fetch(key)
+        if isinstance(key, Unknown) or key not in step.runnable.runnables:
+            return (yield from self._lowering.run(step, value, "its key is not known"))
+        part = step.of(step.runnable.runnables[key])
+        return (yield from self._lowering.step(part, value["input"]))
+
+    def _fallbacks(self, step: Step, value: Any) -> Steps:
+        """RunnableWithFallbacks: wait for each alternative until one does not fail."""
+        chain = step.runnable
+        if chain.exception_key is not None:
+            return (yield from self._lowering.run(step, value, "a fallback is given the exception"))
+        first: BaseException | None = None
+        for runnable in chain.runnables:
+            try:
+                part = self._lowering.step(step.of(runnable), value)
+                return (yield from self._waited_for(step, part))
+            except chain.exceptions_to_handle as error:
+                first = first or error
+            if is_symbolic(value):
+                yield Fetch(value)  # an input that has failed is no failure of this step
+        assert first is not None, "LangChain has no fallbacks without a runnable"
+        raise first
+
+    def _retry(self, step: Step, value: Any) -> Steps:
+        """RunnableRetry: the first attempt runs in the server, and LangChain makes the others."""
+        chain = step.runnable
+        try:
+            return (yield from self._waited_for(step, self._lowering.binding(step, value)))
+        except chain.retry_exception_types:
+            if chain.max_attempt_number <= 1:
+                raise
+        if is_symbolic(value):
+            value = yield Fetch(value)
+        again = chain.model_copy(update={"max_attempt_number": chain.max_attempt_number - 1})
+        return (yield Run(again, value, step.config, step.options))
+
+    def _waited_for(self, step: Step, part: Steps) -> Steps:
+        """The output of `part`, still as variables, once it is known not to fail."""
+        made = yield from part
+        if is_symbolic(made):
+            self._lowering.note(step, "whether it fails must be known before what follows")
+            yield Fetch(made)
+        return made

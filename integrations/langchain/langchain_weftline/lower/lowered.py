@@ -1,0 +1,350 @@
+"""A lowered chain: the calls to submit, and the tree that makes its result of their variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.prompts import BasePromptTemplate
+
+from langchain_weftline.lower.symbols import (
+    Answer,
+    Hole,
+    Make,
+    Prompt,
+    Ref,
+    Slot,
+    Spec,
+    Text,
+    Turn,
+    is_symbolic,
+)
+from langchain_weftline.model.tools import Toolbox, message_of
+from weftline import transforms
+from weftline.adapters import OUTPUT, Inputs, Server
+from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
+from weftline.watching import Value
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How one call is generated. `model` is None for the server's first model."""
+
+    sampling: Sampling
+    model: str | None
+    criteria: Criterion | None = None
+    toolbox: Toolbox | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call as the lowering finds it, before the other readers of its inputs are known."""
+
+    name: str
+    turns: tuple[Turn, ...]
+    var: str
+    options: CallOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The value of variable `var` after `transforms`.
+
+    `is_message` wraps it in an AIMessage. `make` builds the client's object from the value.
+    """
+
+    var: str
+    transforms: tuple[Spec, ...] = ()
+    is_message: bool = False
+    is_text: bool = True
+    make: Make | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that the client has."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A dict."""
+
+    items: tuple[tuple[Any, Tree], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list, or a tuple."""
+
+    items: tuple[Tree, ...]
+    is_tuple: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenated:
+    """A string made of the strings of its parts."""
+
+    parts: tuple[Variable | Constant, ...]
+
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""The other fields of messages, by variable: their usage, and why the text ended."""
+
+
+NO_FACTS: Facts = MappingProxyType({})
+
+
+def facts_of(value: Value) -> Mapping[str, Any]:
+    """The other fields of the message whose content is `value`."""
+    facts = value.facts
+    if "finish_reason" not in facts:
+        return {}  # the client has set the variable, so no model generated it
+    return {
+        "usage_metadata": UsageMetadata(
+            input_tokens=facts["prompt_tokens"],
+            output_tokens=facts["output_tokens"],
+            total_tokens=facts["prompt_tokens"] + facts["output_tokens"],
+            input_token_details=InputTokenDetails(cache_read=facts["cached_tokens"]),
+            output_token_details=OutputTokenDetails(),
+        ),
+        "response_metadata": {
+            "model_provider": "weftline",
+            "model_name": facts["model"],
+            "finish_reason": facts["finish_reason"],
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompt value that `template` makes of `values`."""
+
+    template: BasePromptTemplate[Any]
+    values: tuple[tuple[str, Tree], ...]
+
+
+Tree = Variable | Constant | Mapped | Listed | Concatenated | Rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The calls to submit, their server, and the chain's result as a tree."""
+
+    calls: tuple[Call, ...]
+    result: Tree
+    server: Server | None = None
+
+    def variables(self) -> tuple[str, ...]:
+        """The distinct variables that the result needs, in order."""
+        return variables_of(self.result)
+
+    def streamable(self) -> Variable | None:
+        """The result, if it is one variable whose text is not transformed; otherwise None."""
+        result = self.result
+        if not isinstance(result, Variable) or result.transforms or not result.is_text:
+            return None
+        outputs = [p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT]
+        baked = any(p.transforms for p in outputs if p.semantic_var_id == result.var)
+        return None if baked else result
+
+    def build(self, values: Mapping[str, Any], facts: Facts = NO_FACTS) -> Any:
+        """The chain's result, from the values of `variables()`. Raises TransformFailed."""
+        return build(self.result, values, facts)
+
+
+def variables_of(tree: Tree) -> tuple[str, ...]:
+    """The distinct variables that `tree` needs, in order."""
+    return tuple(dict.fromkeys(leaf.var for leaf in _variables(tree)))
+
+
+def specs_of(tree: Tree) -> Iterator[Spec]:
+    """The transforms that building `tree` runs."""
+    for leaf in _variables(tree):
+        yield from leaf.transforms
+
+
+def _variables(tree: Tree) -> Iterator[Variable]:
+    if isinstance(tree, Variable):
+        yield tree
+    elif isinstance(tree, Mapped):
+        for _, item in tree.items:
+            yield from _variables(item)
+    elif isinstance(tree, Rendered):
+        for _, item in tree.values:
+            yield from _variables(item)
+    elif isinstance(tree, (Listed, Concatenated)):
+        for item in tree.items if isinstance(tree, Listed) else tree.parts:
+            yield from _variables(item)
+
+
+def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
+    """The value of `tree`, from the values of its variables. Raises TransformFailed."""
+    if isinstance(tree, Constant):
+        return tree.value
+    if isinstance(tree, Variable):
+        value = transforms.run(tree.transforms, values[tree.var])
+        if tree.is_message:
+            return message_of(value, facts.get(tree.var, {}))
+        return value if tree.make is None else tree.make(value)
+    if isinstance(tree, Mapped):
+        return {key: build(item, values, facts) for key, item in tree.items}
+    if isinstance(tree, Concatenated):
+        return "".join(build(part, values, facts) for part in tree.parts)
+    if isinstance(tree, Rendered):
+        made = {key: build(item, values, facts) for key, item in tree.values}
+        return tree.template.format_prompt(**made)
+    items = [build(item, values, facts) for item in tree.items]
+    return tuple(items) if tree.is_tuple else items
+
+
+def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lowered:
+    """`drafts` as calls, and `result` as a tree.
+
+    If every reader of a variable wants the same transforms, the call's output has them. Then the
+    value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
+    another its parsed form, the variable stays raw, and each input has its own transforms. So there
+    is one generation and one variable, and no reader waits for a parser that it does not use.
+
+    A call whose answer is not read is left out. Variables of earlier submits do not change.
+    """
+    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
+    uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
+    for draft in drafts:
+        for hole in Prompt(draft.turns).holes():
+            uses.get(hole.ref.var, []).append(hole.ref.transforms)
+    for leaf in _variables(tree_of(result)):
+        uses.get(leaf.var, []).append(leaf.transforms)
+    shared = {var: _common_start(readers) for var, readers in uses.items()}
+    calls = tuple(_Binding(shared).call(draft) for draft in drafts)
+    return Lowered(calls, _tree(result, shared), server)
+
+
+def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
+    """`drafts` as calls with raw outputs, because not all of their readers are known yet."""
+    return tuple(_Binding({}).call(draft) for draft in drafts)
+
+
+def tree_of(value: Any) -> Tree:
+    """The tree that builds `value` from raw variables."""
+    return _tree(value, {})
+
+
+def _read(drafts: Sequence[Draft], wanted: set[str]) -> list[Draft]:
+    """The drafts that make the `wanted` variables, and all drafts that these read, in order."""
+    kept = []
+    for draft in reversed(drafts):  # a draft reads only what earlier ones make
+        if draft.var in wanted:
+            kept.append(draft)
+            wanted |= {hole.ref.var for hole in Prompt(draft.turns).holes()}
+    return kept[::-1]
+
+
+def _common_start(readers: list[tuple[Spec, ...]]) -> tuple[Spec, ...]:
+    start = readers[0] if readers else ()
+    for reader in readers:
+        same = [mine == theirs for mine, theirs in zip(start, reader, strict=False)]
+        start = start[: (*same, False).index(False)]
+    return start
+
+
+def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
+    if not is_symbolic(value):
+        return Constant(value)
+    if isinstance(value, Ref):
+        rest = value.transforms[len(shared.get(value.var, ())) :]
+        return Variable(value.var, rest, is_text=value.is_text, make=value.make)
+    if isinstance(value, Answer):
+        return Variable(value.var, is_message=True, is_text=not value.calls_tools)
+    if isinstance(value, Text):
+        return Concatenated(tuple(_part(piece, shared) for piece in value.pieces))
+    if isinstance(value, dict):
+        return Mapped(tuple((key, _tree(item, shared)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return Listed(tuple(_tree(item, shared) for item in value), isinstance(value, tuple))
+    if isinstance(value, Prompt) and value.source is not None:
+        template, values = value.source
+        return Rendered(template, tuple((k, _tree(item, shared)) for k, item in values.items()))
+    raise AssertionError(f"nothing else is symbolic, and this is {type(value).__name__}")
+
+
+def _part(piece: str | Hole, shared: Mapping[str, tuple[Spec, ...]]) -> Variable | Constant:
+    if isinstance(piece, str):
+        return Constant(piece)
+    leaf = _tree(piece.ref, shared)
+    assert isinstance(leaf, Variable), "a reference is a variable"
+    return replace(leaf, transforms=(*leaf.transforms, *piece.form))
+
+
+@dataclass
+class _Binding:
+    """Binds the inputs of one call. Equal inputs share a placeholder, whatever their names."""
+
+    shared: Mapping[str, tuple[Spec, ...]]
+    inputs: Inputs = field(default_factory=Inputs)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def call(self, draft: Draft) -> Call:
+        """`draft` as a call whose last message is the answer."""
+        messages = [
+            Message(role=turn.role, content=tuple(self._segments(turn.content)), name=turn.name)
+            for turn in draft.turns
+        ]
+        messages.append(Message(role="assistant", content=(Segment(output=OUTPUT),)))
+        output = Placeholder(
+            name=OUTPUT,
+            in_out=InOut.OUT,
+            semantic_var_id=draft.var,
+            transforms=self.shared.get(draft.var, ()),
+            sampling=draft.options.sampling,
+        )
+        return Call(
+            name=draft.name,
+            prompt=tuple(messages),
+            placeholders=(*self.inputs.placeholders, output),
+            model=draft.options.model,
+            criteria=draft.options.criteria,
+            **(draft.options.toolbox.fields() if draft.options.toolbox is not None else {}),
+        )
+
+    def _segments(self, content: Iterable[str | Slot]) -> Iterator[Segment]:
+        text = ""
+        for part in content:
+            pieces = part.pieces if isinstance(part, Slot) else (part,)
+            for piece in pieces:
+                if isinstance(piece, str) and (isinstance(part, str) or len(pieces) > 1):
+                    text += piece
+                    continue
+                if text:
+                    yield Segment(text=text)
+                    text = ""
+                assert isinstance(part, Slot), "constant text was taken above"
+                yield Segment(input=self._input(part.name, piece))
+        if text:
+            yield Segment(text=text)
+
+    def _input(self, name: str, piece: str | Hole) -> str:
+        """The placeholder for `piece`, which is called `name` if that is free and well formed."""
+        if isinstance(piece, str):
+            bound = Placeholder(name=OUTPUT, in_out=InOut.IN, value=piece)
+        else:
+            ref = piece.ref
+            bound = Placeholder(
+                name=OUTPUT,
+                in_out=InOut.IN,
+                semantic_var_id=ref.var,
+                transforms=(*ref.transforms[len(self.shared.get(ref.var, ())) :], *piece.form),
+            )
+        key = json.dumps([bound.value, bound.semantic_var_id, bound.transforms])
+        if key not in self.names:
+            base = name if _NAME.fullmatch(name) else "value"
+            self.names[key] = self.inputs.bind(base, bound)
+        return self.names[key]

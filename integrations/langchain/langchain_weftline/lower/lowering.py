@@ -1,0 +1,136 @@
+"""Lowers an LCEL chain over a concrete input to calls. It does no I/O and runs no code of the user.
+
+A lowering is a generator. Where the client has to run a step or wait for a value, it yields a
+request and is sent the result. So one lowering serves `invoke`, `ainvoke` and planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.configurable import DynamicRunnable
+
+from langchain_weftline.lower.calls import Calls, new_variable
+from langchain_weftline.lower.control import Control
+from langchain_weftline.lower.flow import Flow
+from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
+from langchain_weftline.lower.symbols import (
+    CannotCompile,
+    Ref,
+    is_symbolic,
+    item_of,
+    name_of,
+)
+
+
+class Lowering:
+    """One lowering. `calls` collects the calls that it finds, and `note` is told of each step."""
+
+    def __init__(
+        self,
+        mint: Callable[[], str] = new_variable,
+        note: Noting | None = None,
+        mode: Mode = Mode.RUN,
+    ) -> None:
+        self._note = note
+        self.mode = mode
+        self.calls = Calls(self, mint)
+        flow = Flow(self)
+        # By exact class, because a subclass may override anything.
+        self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
+        self._take_options = (flow.sequence, self.calls.model)
+
+    def step(self, step: Step, value: Any) -> Steps:
+        """The output of `step` for `value`. A step that the server cannot run, the client runs."""
+        runnable = step.runnable
+        if isinstance(runnable, DynamicRunnable):
+            if self.mode is not Mode.RUN and makes_alternatives(runnable):
+                return (yield from self.run(step, value, "a function makes its alternatives"))
+            runnable, config = runnable.prepare(step.config)
+            step = Step(runnable, config, step.path, step.options)
+        if is_plain_binding(runnable):
+            return (yield from self.binding(step, value))
+        lower = self._handler(runnable)
+        if lower is None or (step.options and lower not in self._take_options):
+            return (yield from self.run(step, value, "it is not among the steps that are known"))
+        try:
+            return (yield from lower(step, value))
+        except CannotCompile as reason:
+            return (yield from self.run(step, value, reason.reason))
+
+    def _handler(self, runnable: Any) -> Handler | None:
+        handler = self._handlers.get(_class_of(runnable))
+        if handler is None and has_transform(type(runnable)):
+            handler = self.calls.parser
+        if handler is None and isinstance(runnable, BasePromptTemplate):
+            handler = self.calls.template
+        return handler
+
+    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
+        """Have the client run a step, on the values that it waits for."""
+        self.note(step, reason)
+        if is_symbolic(value):
+            value = yield Fetch(value)
+        return (yield Run(step.runnable, value, step.config, step.options, is_quick))
+
+    def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
+        """Note where `step` runs, and why."""
+        if self._note is not None:
+            self._note(Note(step.path, name_of(step.runnable), in_server, why))
+
+    def opened(self, value: Any) -> Steps:
+        """A list or an object of the server as a list or dict of its items.
+
+        The client fetches the value to learn its length or keys. The items stay variables.
+        """
+        if not isinstance(value, Ref) or value.is_text:
+            return value
+        found = yield Fetch(value)
+        if type(found) is list:
+            return [_known(item_of(value, key, value), item) for key, item in enumerate(found)]
+        if type(found) is dict:
+            return {key: _known(item_of(value, key, value), item) for key, item in found.items()}
+        return found
+
+    def binding(self, step: Step, value: Any) -> Steps:
+        """A step with options and configuration bound to it."""
+        bound = step.runnable
+        config = merge_configs(bound.config, step.config)
+        if self.mode is Mode.RUN:  # the factories make tracers, and a plan has none
+            config = merge_configs(config, *(make(config) for make in bound.config_factories))
+        name = bound.config.get("run_name")
+        path = (*step.path, name) if name else step.path
+        options = {**bound.kwargs, **step.options}
+        return (yield from self.step(Step(bound.bound, config, path, options), value))
+
+
+def _known(item: Ref, value: Any) -> Ref:
+    """An item, marked as text if the client has seen that it is a string."""
+    return item.as_text() if isinstance(value, str) else item
+
+
+def is_plain_binding(runnable: Any) -> bool:
+    """Whether `runnable` only adds options. Retries and message histories do more than that."""
+    cls = type(runnable)
+    return issubclass(cls, RunnableBindingBase) and (cls.invoke, cls._merge_configs) == (
+        RunnableBindingBase.invoke,
+        RunnableBindingBase._merge_configs,
+    )
+
+
+def makes_alternatives(runnable: Any) -> bool:
+    """Whether one of a configurable runnable's alternatives is a function that makes it."""
+    ways = getattr(runnable, "alternatives", {}).values()
+    return any(not isinstance(way, Runnable) for way in ways)
+
+
+def _class_of(runnable: Any) -> type:
+    """The class of `runnable`; RunnableParallel for RunnableParallel[dict[str, Any]]."""
+    generic = getattr(type(runnable), "__pydantic_generic_metadata__", None) or {}
+    return generic.get("origin") or type(runnable)

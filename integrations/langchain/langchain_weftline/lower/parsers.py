@@ -1,0 +1,130 @@
+"""The transform that replaces a LangChain parser, and how the client builds an object of its value.
+
+This adds two kinds of parsers to weftline's own table. Some have a value that is not JSON (an
+object, a member of an enum, a date, a tuple): the server finds the parts, and the client puts them
+together. The others read a message's tool calls. A subclass may override anything, so only exact
+classes count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.messages.tool import tool_call
+from langchain_core.output_parsers import BaseOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    JsonOutputToolsParser,
+    PydanticToolsParser,
+)
+from langchain_core.outputs import ChatGeneration
+
+from langchain_weftline.lower.symbols import CannotCompile, Make, Spec
+from weftline import parsers, transforms
+from weftline.errors import InvalidRequest
+
+Parser = BaseOutputParser[Any]
+
+
+def lowered_parser(parser: Parser) -> tuple[Spec | None, Make | None]:
+    """The transform that replaces `parser`, and what builds the client's object; each may be None.
+
+    Raises CannotCompile where no transform does what its settings ask for.
+    """
+    parts = _parts_of(type(parser))
+    try:
+        if parts is None:
+            return parsers.parser_spec(parser), None
+        spec = parts.spec(parser)
+        transforms.parse(spec)
+    except parsers.NoTransform as error:
+        raise CannotCompile(error.parser, error.reason) from error
+    except InvalidRequest as error:
+        raise CannotCompile(parser, error.message) from error
+    return spec, None if parts.make is None else parts.make(parser)
+
+
+def has_transform(cls: type[Any]) -> bool:
+    """Whether parsers of exactly this class have a transform."""
+    return _parts_of(cls) is not None or parsers.has_transform(cls)
+
+
+def reads_tools(spec: Spec | None) -> bool:
+    """Whether a transform reads the message of a call with tools."""
+    return spec is not None and spec["op"] == "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """How to find a parser's transform, and what builds the client's object."""
+
+    spec: Callable[[Any], Spec]
+    make: Callable[[Any], Make] | None = None
+
+
+def _parts_of(cls: type[Any]) -> _Parts | None:
+    return _CORE.get(cls) or _CLASSIC.get(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _tools(parser: Any) -> Spec:
+    options = {"first_tool_only": parser.first_tool_only, "return_id": parser.return_id}
+    return {"op": "tool_calls", "key_name": getattr(parser, "key_name", None), **options}
+
+
+def _tool_objects(parser: PydanticToolsParser) -> Make:
+    """Have the parser itself turn calls into objects. It expects a message that holds the calls."""
+
+    def make(found: Any) -> Any:
+        calls = [found] if isinstance(found, dict) else found
+        made = [tool_call(name=call["type"], args=call["args"], id=None) for call in calls]
+        message = AIMessage(content="", tool_calls=made)
+        return parser.parse_result([ChatGeneration(message=message)])
+
+    return make
+
+
+def _enum(parser: Any) -> Spec:
+    if parser.enum._missing_.__func__ is not Enum._missing_.__func__:  # type: ignore[attr-defined]
+        raise CannotCompile(parser, "its enum finds members in a way of its own")
+    return {"op": "enum", "values": [member.value for member in parser.enum]}
+
+
+def _yaml(parser: Any) -> Spec:
+    if parser.pattern != type(parser).model_fields["pattern"].default:
+        raise CannotCompile(parser, "it has a pattern of its own")
+    return {"op": "yaml", "class_name": parser.pydantic_object.__name__}
+
+
+_CORE: Mapping[type[Any], _Parts] = MappingProxyType(
+    {
+        PydanticOutputParser: _Parts(lambda _: {"op": "json"}, lambda parser: parser._parse_obj),
+        JsonOutputToolsParser: _Parts(_tools),
+        JsonOutputKeyToolsParser: _Parts(_tools),
+        PydanticToolsParser: _Parts(_tools, _tool_objects),
+    }
+)
+# By name, so that langchain-classic is not imported here.
+_CLASSIC: Mapping[str, _Parts] = MappingProxyType(
+    {
+        f"langchain_classic.{name}": parts
+        for name, parts in {
+            "output_parsers.enum.EnumOutputParser": _Parts(_enum, lambda parser: parser.enum),
+            "output_parsers.datetime.DatetimeOutputParser": _Parts(
+                lambda parser: {"op": "datetime", "format": parser.format},
+                lambda _: datetime.fromisoformat,
+            ),
+            # YAML has values that JSON cannot carry, so the client reads the text again.
+            "output_parsers.yaml.YamlOutputParser": _Parts(_yaml, lambda parser: parser.parse),
+            "chains.flare.prompts.FinishedOutputParser": _Parts(
+                lambda parser: {"op": "finished", "finished_value": parser.finished_value},
+                lambda _: tuple,
+            ),
+        }.items()
+    }
+)

@@ -1,0 +1,101 @@
+"""Finds the syntax tree of a function with one plain parameter, and checks that it is its own."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+Function = ast.Lambda | ast.FunctionDef
+
+
+def function_source(function: FunctionType) -> tuple[Function, str] | None:
+    """The tree of `function` and its parameter's name, or None where they cannot be found.
+
+    A file may have changed since it was imported, and a line may hold several lambdas. So a tree
+    counts only if it compiles to the same bytecode as `function`.
+    """
+    try:
+        lines, _ = inspect.findsource(function)
+        functions = _functions("".join(lines))
+    except (OSError, SyntaxError):
+        return None
+    code = function.__code__
+    for node in functions.get(code.co_firstlineno, ()):
+        parameter = _only_parameter(node.args)
+        if parameter is not None and _same(_compiled(node, parameter, code.co_freevars), code):
+            return node, parameter
+    return None
+
+
+@lru_cache(maxsize=64)
+def _functions(source: str) -> dict[int, list[Function]]:
+    """The functions of a file, by the line where their code starts."""
+    found: dict[int, list[Function]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Lambda):
+            found.setdefault(node.lineno, []).append(node)
+        elif isinstance(node, ast.FunctionDef):
+            first = node.decorator_list[0] if node.decorator_list else node
+            found.setdefault(first.lineno, []).append(node)
+    return found
+
+
+def _only_parameter(arguments: ast.arguments) -> str | None:
+    if len(arguments.args) != 1 or arguments.posonlyargs or arguments.kwonlyargs:
+        return None
+    if arguments.vararg or arguments.kwarg or arguments.defaults:
+        return None
+    return arguments.args[0].arg
+
+
+def _compiled(node: Function, parameter: str, free: tuple[str, ...]) -> CodeType:
+    """The code of `node`, compiled inside a function whose parameters are its free variables."""
+    statement: ast.stmt
+    if isinstance(node, ast.Lambda):
+        statement = ast.Return(value=ast.Lambda(args=_arguments(parameter), body=node.body))
+    else:
+        statement = _definition(node.name, (parameter,), node.body)
+    outer = _definition("outer", free, [statement])
+    module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
+    code = compile(module, "<chain>", "exec", dont_inherit=True)
+    for _ in ("outer", "node"):
+        code = next(const for const in code.co_consts if isinstance(const, CodeType))
+    return code
+
+
+def _definition(name: str, parameters: tuple[str, ...], body: list[ast.stmt]) -> ast.FunctionDef:
+    extra: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}
+    return ast.FunctionDef(
+        name=name, args=_arguments(*parameters), body=body, decorator_list=[], **extra
+    )
+
+
+def _arguments(*names: str) -> ast.arguments:
+    return ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(arg=name) for name in names],
+        kwonlyargs=[],
+        kw_defaults=[],
+        defaults=[],
+    )
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    def names(code: CodeType) -> tuple[object, ...]:
+        return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+
+    return (
+        names(one) == names(other)
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_same_constant, one.co_consts, other.co_consts))
+    )
+
+
+def _same_constant(one: object, other: object) -> bool:
+    if isinstance(one, CodeType) and isinstance(other, CodeType):
+        return _same(one, other)
+    return repr(one) == repr(other)  # 1, 1.0 and True are equal, but not the same constant

@@ -1,0 +1,110 @@
+"""The vocabulary of lowering: steps of a chain, and what a lowering asks of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from langchain_core.runnables import Runnable, RunnableConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A request to run `step` in the client on a value that the client has.
+
+    The answer is the step's output. `is_quick` marks a step that only renders or parses: starting
+    a thread for it would take longer than the step.
+    """
+
+    step: Runnable[Any, Any]
+    value: Any
+    config: RunnableConfig
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A request to wait for the server's variables in `value`. The answer is the concrete value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A request to go on with all `parts` at once. The answer is the list of their results."""
+
+    parts: tuple[Steps, ...]
+
+
+Request = Run | Fetch | Fork
+Steps = Generator[Request, Any, Any]
+"""A part of a chain as a generator: it yields requests, and returns the part's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A runnable with its configuration, the options bound to it, and its place in the chain."""
+
+    runnable: Any
+    config: RunnableConfig
+    path: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, runnable: Any, *names: str) -> Step:
+        """A part of this step."""
+        return Step(runnable, self.config, (*self.path, *names))
+
+
+class Mode(Enum):
+    """The purpose of a lowering."""
+
+    RUN = "run"
+    EXPLAIN = "explain"  # tells where each step runs: every call counts
+    AHEAD = "ahead"  # submits calls ahead of the run: only calls with a certain prompt count
+    AHEAD_OF_STREAM = "ahead of stream"  # the same, for a run whose answers are streamed
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether calls are submitted before LangChain makes them."""
+        return self in (Mode.AHEAD, Mode.AHEAD_OF_STREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Where one step runs, and why. `path` is its place in the chain."""
+
+    path: tuple[str, ...]
+    step: str
+    in_server: bool
+    why: str
+
+
+Noting = Callable[[Note], None]
+
+
+class Lowerer(Protocol):
+    """The part of a lowering that the handlers of single steps use."""
+
+    mode: Mode
+
+    def step(self, step: Step, value: Any) -> Steps:
+        """Lower any step."""
+
+    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
+        """Have the client run a step."""
+
+    def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
+        """Note where a step runs."""
+
+    def opened(self, value: Any) -> Steps:
+        """A list or an object of the server as a list or dict of variables."""
+
+    def binding(self, step: Step, value: Any) -> Steps:
+        """Lower a step with options and configuration bound to it."""
+
+
+Handler = Callable[[Step, Any], Steps]
+"""Lowers one kind of step."""

@@ -1,0 +1,64 @@
+"""How long a model waits for its server, and when the variables of a graph are overdue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from weftline.protocol import Call, InOut
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that one attempt of a call may take, and the number of attempts after the first."""
+
+    seconds: float = math.inf
+    retries: int = openai.DEFAULT_MAX_RETRIES
+
+    @staticmethod
+    def of(timeout: Any, max_retries: int | None) -> Patience:
+        """The patience that ChatOpenAI's `timeout`, in any of its forms, and `max_retries` ask."""
+        if isinstance(timeout, tuple):  # connect, read, …
+            timeout = timeout[1]
+        seconds = getattr(timeout, "read", timeout)
+        return Patience(
+            math.inf if seconds is None else float(seconds),
+            openai.DEFAULT_MAX_RETRIES if max_retries is None else max_retries,
+        )
+
+    @property
+    def in_all(self) -> float:
+        """Seconds until all attempts are over, if none is answered."""
+        return self.seconds * (1 + self.retries)
+
+
+class Deadlines:
+    """When the variables of one run are overdue.
+
+    A call may take the time of all its model's attempts, from the moment its inputs are ready. So a
+    graph takes at most as long as the plain chain along its longest path.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def submitted(
+        self, calls: Iterable[Call], patience: Mapping[str, Patience], now: float
+    ) -> None:
+        """Note `calls`, in an order where producers come first. `patience` is by output."""
+        for call in calls:
+            reads = [p.semantic_var_id for p in call.placeholders if p.in_out is InOut.IN]
+            start = max([now, *(self._due.get(name, now) for name in reads if name is not None)])
+            for output in call.placeholders:
+                if output.in_out is InOut.OUT and output.semantic_var_id is not None:
+                    wait = patience.get(output.semantic_var_id, Patience())
+                    self._due[output.semantic_var_id] = start + wait.in_all
+
+    def left(self, variables: Iterable[str], now: float) -> dict[str, float]:
+        """Seconds until each of `variables` is overdue, without those that never are."""
+        due = {name: self._due.get(name, math.inf) - now for name in variables}
+        return {name: max(seconds, 0.0) for name, seconds in due.items() if seconds < math.inf}

@@ -1,0 +1,61 @@
+"""The options of a call in a graph, from those that a ChatWeftline would send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from langchain_weftline.lower.lowered import CallOptions
+from langchain_weftline.lower.symbols import CannotCompile
+from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.tools import FIELDS, Toolbox
+from weftline.errors import InvalidRequest
+from weftline.protocol import Criterion, Sampling
+
+if TYPE_CHECKING:
+    from langchain_weftline.chat_models import ChatWeftline
+
+_SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "seed", "stop"})
+_EXTRA = frozenset({"min_tokens", "top_k", "ignore_eos"})
+_NOT_SENT = frozenset({"messages", "model", "stream", "stream_options", "user", "extra_body"})
+
+# A structured output describes itself to tracers here. LangChain does not send these either.
+_FOR_TRACES = frozenset({"ls_structured_output_format", "structured_output_format"})
+
+
+def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
+    """The options of `model` with those in `bound`.
+
+    Raises CannotCompile for an option that a graph does not have, such as logprobs.
+    """
+    if model.cache:
+        raise CannotCompile(model, "it has a cache")
+    if model.rate_limiter is not None:
+        raise CannotCompile(model, "it has a rate limiter")
+    said = {name: value for name, value in bound.items() if name not in _FOR_TRACES}
+    payload = model._get_request_payload([], **said)
+    extra = dict(payload.get("extra_body") or {})
+    criteria = extra.pop("criteria", None)
+    try:
+        toolbox = Toolbox.of(payload)
+    except ValueError as error:
+        raise CannotCompile(model, "its tools are none that a graph can name") from error
+    ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
+    options = {
+        "max_tokens" if name == "max_completion_tokens" else name: value
+        for name, value in payload.items()
+        if name not in ours and value is not None and (name, value) != ("n", 1)
+    }
+    if unknown := sorted((options.keys() - _SAMPLING) | (extra.keys() - _EXTRA)):
+        raise CannotCompile(model, f"a graph has no option {unknown[0]!r}")
+    stop = options.pop("stop", None) or ()
+    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if criteria is not None and criteria not in list(Criterion):
+        raise CannotCompile(model, f"no criterion is {criteria!r}")
+    criterion = None if criteria is None else Criterion(criteria)
+    name = payload.get("model")
+    try:
+        sampling = Sampling(**options, **extra)
+    except InvalidRequest as error:
+        raise as_model(error) from error
+    return CallOptions(sampling, None if name == "default" else name, criterion, toolbox)

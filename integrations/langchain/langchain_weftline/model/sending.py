@@ -1,0 +1,104 @@
+"""What one model call tells the server beside its messages, and what it learns from the answer."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import openai
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.runnables.config import var_child_runnable_config
+
+from langchain_weftline.trace.pieces import strings_in
+from langchain_weftline.trace.provenance import LISTENER, Run
+from langchain_weftline.trace.sessions import TracedSession
+from weftline.adapters import Closers, Pieces, Request
+from weftline.adapters.pieces import names_any, to_wire
+from weftline.adapters.sessions import MAX_NAME, OURS, Delete, said_of
+
+_CLOSERS = Closers(openai.OpenAIError)
+atexit.register(_CLOSERS.flush)
+
+
+class Sending(Request):
+    """One request of a ChatWeftline. It takes our fields out of the answers."""
+
+    def join(self, options: dict[str, Any], default: Mapping[str, Any] | None) -> None:
+        """Put our field into the extra body of a request's `options`, or of the `default` one."""
+        if self.said is not None:
+            given = options.get("extra_body", default)
+            options["extra_body"] = {OURS: self.said, **(given or {})}
+
+    def take_result(self, result: ChatResult) -> None:
+        """Note a complete answer."""
+        ids = (result.llm_output or {}).pop(OURS, None)
+        self.hear(ids, result.generations[0].text)
+        self.finish()
+
+    def take_chunk(self, chunk: ChatGenerationChunk) -> None:
+        """Note a chunk of an answer."""
+        ids = None
+        if chunk.generation_info is not None and OURS in chunk.generation_info:
+            ids = chunk.generation_info.pop(OURS)
+            chunk.generation_info = chunk.generation_info or None
+        self.hear(ids, chunk.text)
+
+
+def sending(
+    server: object, delete: Delete, messages: Sequence[BaseMessage], parent: UUID | None
+) -> Sending:
+    """A request to `server` inside the run `parent`."""
+    run = LISTENER.run_of(parent or _running())
+    pieces = [_pieces(message, run) for message in messages]
+    if run is None:
+        return Sending({"messages": to_wire(pieces)} if names_any(pieces) else None)
+    session = _session(run, server, delete)
+    traced = [None if found is None else session.trace(found) for found in pieces]
+    session.see(p.text for found in traced if found for p in found if p.from_var is None)
+    return Sending(said_of(session, _call_name(run), traced), session)
+
+
+def _running() -> UUID | None:
+    """The run around a model that is streamed, of which LangChain does not tell the model."""
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    return getattr(callbacks, "parent_run_id", None)
+
+
+def _pieces(message: BaseMessage, run: Run | None) -> Pieces | None:
+    """None for a message whose content is not plain text."""
+    return LISTENER.pieces_of(message, run) if isinstance(message.content, str) else None
+
+
+def _session(run: Run, server: object, delete: Delete) -> TracedSession:
+    closer = _CLOSERS.find(server, delete)
+
+    def make() -> TracedSession:
+        session = TracedSession(closer)
+        *_, top = run.ancestry()
+        session.see(text for _, text in strings_in(top.inputs))
+        return session
+
+    return run.root.sessions.find(server, make)
+
+
+def _call_name(run: Run) -> str:
+    names = [above.name for above in run.ancestry() if above.name is not None]
+    name = ".".join(name for name, _ in groupby(reversed(names))) or "chat"
+    return "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
+
+
+def keep_pieces(made: PromptValue) -> PromptValue:
+    """A string prompt as the chat prompt that a chat model makes of it, with its pieces kept.
+
+    `to_messages` of a string prompt makes a new message each time, which the listener cannot know.
+    """
+    if not isinstance(made, StringPromptValue) or (pieces := LISTENER.pieces.find(made)) is None:
+        return made
+    messages = made.to_messages()
+    LISTENER.pieces.put(messages[0], pieces)
+    return ChatPromptValue(messages=messages)

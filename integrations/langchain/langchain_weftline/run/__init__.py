@@ -1,0 +1,1 @@
+"""Running chains: compiled into graphs of the server, or with their calls begun ahead."""

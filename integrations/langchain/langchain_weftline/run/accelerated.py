@@ -1,0 +1,194 @@
+"""AcceleratedChain: LangChain runs the chain as usual, but the server has begun its model calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any, cast
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config, get_config_list, merge_configs
+from langchain_core.runnables.schema import StreamEvent
+from pydantic import Field
+
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.steps import Mode
+from langchain_weftline.run.ahead import Ahead
+from langchain_weftline.run.explanation import Explanation, explain
+from weftline.http import OnGraph
+
+Input = Any
+Output = Any
+Config = RunnableConfig
+
+
+def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> AcceleratedChain:
+    """`chain`, whose model calls begin in the server before LangChain makes them.
+
+    Args:
+        chain: An LCEL chain with models that are `ChatWeftline`.
+        on_graph: Called for each run with its session's graph, as GET /v1/session/{id}/graph
+            gives it. The call comes from another thread, when the server has sent the graph. It
+            does not come for a run that ends before its calls: the server cancels those.
+
+    When the chain is invoked, the calls that depend only on its input, and on the answers of such
+    calls, go to the server as one graph. LangChain then runs the chain unchanged: callbacks, side
+    effects, exceptions and streamed events are the plain chain's. A model call whose prompt and
+    parameters equal those of a call in the graph takes its result, which the server has pushed. Any
+    other is an ordinary call. Unused calls are cancelled. None of your code runs to find the graph.
+    """
+    return AcceleratedChain(bound=chain, on_graph=on_graph)
+
+
+class AcceleratedChain(RunnableBindingBase[Input, Output]):
+    """The chain that `accelerate` returns: the same chain, whose model calls begin earlier."""
+
+    on_graph: OnGraph | None = Field(default=None, exclude=True)
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return False
+
+    def explain(self, input: Input, **kwargs: Any) -> Explanation:
+        """Which calls would begin ahead for `input`, and why others would not. Print the result."""
+        return explain(self.bound, input, mode=Mode.AHEAD, options=kwargs)
+
+    def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
+        with self._begun(input, config, kwargs) as begun:
+            return self.bound.invoke(input, begun, **kwargs)
+
+    async def ainvoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
+        with self._begun(input, config, kwargs) as begun:
+            return await self.bound.ainvoke(input, begun, **kwargs)
+
+    def stream(self, input: Input, config: Config | None = None, **kwargs: Any) -> Iterator[Output]:
+        with self._begun(input, config, kwargs, parts=True) as begun:
+            yield from self.bound.stream(input, begun, **kwargs)
+
+    async def astream(
+        self, input: Input, config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        with self._begun(input, config, kwargs, parts=True) as begun:
+            made = cast(AsyncGenerator[Output], self.bound.astream(input, begun, **kwargs))
+            async with aclosing(made) as parts:
+                async for part in parts:
+                    yield part
+
+    def batch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Output]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            return self.bound.batch(inputs, begun, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Output]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            return await self.bound.abatch(
+                inputs, begun, return_exceptions=return_exceptions, **kwargs
+            )
+
+    def batch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Output | Exception]]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            yield from self.bound.batch_as_completed(inputs, begun, **kwargs)
+
+    async def abatch_as_completed(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[int, Output | Exception]]:
+        with self._all_begun(inputs, config, kwargs) as begun:
+            async for done in self.bound.abatch_as_completed(inputs, begun, **kwargs):
+                yield done
+
+    def astream_events(  # type: ignore[override] # one signature for both versions
+        self, input: Input, config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
+        if kwargs.get("version") == "v3":  # not run ahead, because its stream outlives this call
+            later: Awaitable[Any] = super().astream_events(input, config, **kwargs)
+            return later
+        return self._events(input, config, **kwargs)
+
+    async def _events(
+        self, input: Input, config: Config | None, **kwargs: Any
+    ) -> AsyncIterator[StreamEvent]:
+        with self._begun(input, config, {}, parts=True) as begun:
+            made = self.bound.astream_events(input, begun, **kwargs)
+            async with aclosing(cast(AsyncGenerator[StreamEvent], made)) as events:
+                async for event in events:
+                    yield event
+
+    def transform(
+        self, input: Iterator[Input], config: Config | None = None, **kwargs: Any
+    ) -> Iterator[Output]:
+        """Waits for the whole input, because the calls depend on all of it."""
+        if (whole := _added(list(input))) is not None:
+            yield from self.stream(whole, config, **kwargs)
+
+    async def atransform(
+        self, input: AsyncIterator[Input], config: Config | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        """Waits for the whole input, because the calls depend on all of it."""
+        if (whole := _added([part async for part in input])) is not None:
+            async for part in self.astream(whole, config, **kwargs):
+                yield part
+
+    @contextmanager
+    def _begun(
+        self, input: Input, config: Config | None, options: dict[str, Any], *, parts: bool = False
+    ) -> Iterator[Config]:
+        """The configuration of a run whose calls have been submitted."""
+        config = ensure_config(config)  # adds the configuration of the surrounding run
+        lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
+        plan(lowering, self.bound, input, config, options)
+        if not lowering.calls.drafts:
+            yield config
+            return
+        assert lowering.calls.server is not None, "a call has a model"
+        ahead = Ahead(
+            lowering.calls.server, lowering.calls.drafts, parts=parts, on_graph=self.on_graph
+        )
+        try:
+            yield merge_configs(config, {"callbacks": [ahead]})
+        finally:
+            ahead.close()
+
+    @contextmanager
+    def _all_begun(
+        self,
+        inputs: Sequence[Input],
+        config: Config | Sequence[Config] | None,
+        options: dict[str, Any],
+    ) -> Iterator[list[Config]]:
+        with ExitStack() as stack:
+            configs = get_config_list(config, len(inputs))
+            yield [
+                stack.enter_context(self._begun(input, one, options))
+                for input, one in zip(inputs, configs, strict=True)
+            ]
+
+
+def _added(parts: list[Any]) -> Any:
+    """The parts of a streamed input, added up."""
+    whole = None
+    for part in parts:
+        whole = part if whole is None else whole + part
+    return whole

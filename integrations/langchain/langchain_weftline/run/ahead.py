@@ -1,0 +1,256 @@
+"""Calls that were submitted ahead of a run, and the model calls of the run that take their results.
+
+LangChain runs the chain. A model call takes a result whose prompt and parameters are exactly its
+own, and each result is taken once. Any other call goes to the server as usual.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Self
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables.config import var_child_runnable_config
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from langchain_weftline.lower.lowered import CallOptions, Draft, raw_calls
+from langchain_weftline.lower.prompts import messages_as_turns, text_of
+from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.sampling import call_options
+from weftline import transforms
+from weftline.adapters import Claims, Feed, Planned, Result, Server, awaited
+from weftline.adapters.openai import finish_reason, message, usage, whole_delta
+from weftline.errors import Timeout, WeftlineError
+from weftline.http import OnGraph
+from weftline.watching import Value
+
+Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
+
+# These options say how an answer is sent. They do not change it.
+_STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
+
+
+class Ahead(BaseCallbackHandler):
+    """The calls that were submitted for one run. It travels as a callback handler of the run.
+
+    It ignores all events: model calls look for it among their handlers.
+    """
+
+    ignore_llm = True
+    ignore_chain = True
+    ignore_chat_model = True
+    ignore_retriever = True
+    ignore_agent = True
+    ignore_retry = True
+    ignore_custom_event = True
+
+    def __init__(
+        self,
+        server: Server,
+        drafts: Sequence[Draft],
+        *,
+        parts: bool,
+        on_graph: OnGraph | None = None,
+    ) -> None:
+        self._feed = Feed(server)
+        # Tried once. A call that finds no result is made by the model, with the model's retries.
+        self._feed.send(
+            raw_calls(drafts),
+            [draft.var for draft in drafts],
+            parts=parts,
+            graph=on_graph is not None,
+            close=True,
+            max_retries=0,
+        )
+        results = self._feed.results
+        self._claims: Claims[Key] = Claims([_planned(draft, server, results) for draft in drafts])
+        if on_graph is not None:
+            self._feed.show_graph(on_graph)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def take(self, key: Key) -> Result | None:
+        """The result of a call with this prompt and these parameters, if one is left."""
+        planned = self._claims.claim(key)
+        return None if planned is None else planned.result
+
+    def close(self) -> None:
+        """End the run. The server cancels the calls that it did not use."""
+        self._feed.close()
+
+
+def _planned(draft: Draft, server: Server, results: Mapping[str, Result]) -> Planned[Key]:
+    reads = {hole.ref.var: results[hole.ref.var] for hole in Prompt(draft.turns).holes()}
+
+    def key_of(values: Mapping[str, Any]) -> Key | None:
+        try:
+            turns = tuple(_text(turn, values) for turn in draft.turns)
+        except WeftlineError:
+            return None
+        return turns, draft.options, server
+
+    return Planned(results[draft.var], reads, key_of)
+
+
+def _text(turn: Turn, values: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    return turn.role, "".join(_shown(piece, values) for piece in turn.pieces()), turn.name
+
+
+def _shown(piece: str | Hole, values: Mapping[str, Any]) -> str:
+    if isinstance(piece, str):
+        return piece
+    return str(transforms.run((*piece.ref.transforms, *piece.form), values[piece.ref.var]))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A result that a model call has taken, in the shapes of OpenAI's answers.
+
+    The answer is None, or an empty stream, where the model has to make the call itself: the submit
+    was refused, the server went away, or `timeout_s` seconds passed.
+    """
+
+    result: Result
+    timeout_s: float | None
+
+    def answer(self) -> ChatCompletion | None:
+        """A chat completion."""
+        try:
+            return _answer(self.result.value.result(self.timeout_s))
+        except (WeftlineError, TimeoutError, CancelledError):
+            return None
+
+    async def aanswer(self) -> ChatCompletion | None:
+        """A chat completion."""
+        try:
+            return _answer(await awaited(self.result.value, self.timeout_s))
+        except (WeftlineError, TimeoutError):
+            return None
+
+    def chunks(self) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a chat completion."""
+        shape = _Chunks()
+        try:
+            for text in self.result.text.read(self.timeout_s):
+                yield from shape.text(text)
+            yield from shape.end(self.result.value.result())
+        except (WeftlineError, TimeoutError, CancelledError) as error:
+            shape.fail(error)
+
+    async def achunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a chat completion."""
+        shape = _Chunks()
+        try:
+            async for text in self.result.text.aread(self.timeout_s):
+                for chunk in shape.text(text):
+                    yield chunk
+            for chunk in shape.end(self.result.value.result()):
+                yield chunk
+        except (WeftlineError, TimeoutError) as error:
+            shape.fail(error)
+
+
+class _Chunks:
+    """Makes the chunks of one streamed completion."""
+
+    def __init__(self) -> None:
+        self._id, self._created = _new_id(), int(time.time())
+        self._began = False
+
+    def text(self, text: str) -> Generator[dict[str, Any], None, None]:
+        if not self._began:
+            self._began = True
+            yield self._chunk({"role": "assistant", "content": ""})
+        yield self._chunk({"content": text})
+
+    def end(self, value: Value) -> Generator[dict[str, Any], None, None]:
+        if isinstance(value.value, dict):  # a message, which may have tool calls
+            yield self._chunk(whole_delta(value.value))
+        elif not self._began:
+            yield from self.text("")
+        model = value.facts["model"]
+        reason = finish_reason(value.value, value.facts["finish_reason"])
+        yield self._chunk({}, reason, model=model)
+        yield self._chunk(None, model=model, usage=usage(value.facts))
+
+    def fail(self, error: BaseException) -> None:
+        """Raise what a model raises when its answer breaks off. Do nothing before its start."""
+        if not self._began:
+            return
+        if isinstance(error, TimeoutError):
+            error = Timeout("the next part of the answer did not come in time")
+        raise as_model(error, streamed=True) if isinstance(error, WeftlineError) else error
+
+    def _chunk(
+        self, delta: Mapping[str, Any] | None, reason: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        chunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": "",
+            "choices": [] if delta is None else [choice],
+            **more,
+        }
+        return ChatCompletionChunk.model_validate(chunk).model_dump()
+
+
+def _answer(value: Value) -> ChatCompletion:
+    said = value.value
+    choice = {
+        "index": 0,
+        "message": message(said),
+        "finish_reason": finish_reason(said, value.facts["finish_reason"]),
+        "logprobs": None,
+    }
+    answer = {
+        "id": _new_id(),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": value.facts["model"],
+        "choices": [choice],
+        "usage": usage(value.facts),
+    }
+    return ChatCompletion.model_validate(answer)
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+def take(
+    model: Any, messages: Sequence[BaseMessage], options: Mapping[str, Any], run_manager: Any
+) -> Taken | None:
+    """The result that was made ahead for this call of `model`, if there is one."""
+    runs = [handler for handler in _handlers(run_manager) if isinstance(handler, Ahead)]
+    if not runs:
+        return None
+    try:
+        turns = tuple(text_of(messages_as_turns(list(messages), model)))
+        asked = {name: value for name, value in options.items() if name not in _STREAMING}
+        key: Key = turns, call_options(model, asked), model.server
+    except CannotCompile:
+        return None
+    for run in reversed(runs):  # the innermost first
+        if (result := run.take(key)) is not None:
+            seconds = model.patience.seconds
+            return Taken(result, None if seconds == math.inf else seconds)
+    return None
+
+
+def _handlers(run_manager: Any) -> Sequence[Any]:
+    """The handlers of a model's run. LangChain does not pass them to a model that is streamed."""
+    if run_manager is not None:
+        handlers: Sequence[Any] = run_manager.handlers
+        return handlers
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks") or ()
+    return callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())

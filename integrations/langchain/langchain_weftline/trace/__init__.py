@@ -1,0 +1,1 @@
+"""Provenance: which template, values and earlier answers made each prompt of a run."""
