@@ -89,7 +89,7 @@ async def test_a_stream_that_nobody_resumes_cancels_its_call(
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
     await leave_after(server, "/v1/get", body, 3)
-    while server.app.state.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
+    while server.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
         await asyncio.sleep(0.005)
     assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
 
@@ -101,7 +101,7 @@ async def test_leaving_a_whole_run_leaves_nothing(serve: Serve, parts: int) -> N
     calls = [call("slow", WORDS + "{{output:x}}", x="x")]
     want = {"stream": "x"} if parts else {"get": ["x"]}
     await leave_after(server, "/v1/submit", {"calls": calls, "close": True, **want}, parts)
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
@@ -110,7 +110,7 @@ async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
     server = await serve(SLOW)
     body = {"messages": [{"role": "user", "content": WORDS}], "stream": parts > 0}
     await leave_after(server, "/v1/chat/completions", body, parts)
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
@@ -122,7 +122,7 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
     body = {"messages": messages, "stream": parts > 0, "session_id": session}
     await leave_after(server, "/v1/chat/completions", body, parts)
     assert [call["state"] for call in (await server.graph(session))["calls"]] == ["cancelled"]
-    assert server.app.state.driver.dispatcher.running() == {"null": (0, 0)}
+    assert server.driver.dispatcher.running() == {"null": (0, 0)}
 
 
 async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:
@@ -136,7 +136,7 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
         asyncio.create_task(leave_after(server, "/v1/submit", run, 0)),
         asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
     ]
-    driver = server.app.state.driver
+    driver = server.driver
     while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
     assert sorted(session.stays for session in driver._by_id.values()) == [False, False, True]

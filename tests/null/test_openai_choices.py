@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.http.openai_types import ResponseFormat
+from weftline_server.http.openai.requests import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}
 
@@ -71,7 +71,7 @@ async def test_a_failing_choice_fails_the_answer(serve: Serve) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "EngineFailed")
     streamed = await server.http.post("/v1/completions", json={**body, "stream": True})
     assert '"EngineFailed"' in streamed.text and "[DONE]" not in streamed.text
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -1,4 +1,4 @@
-"""What GET /v1/session/{id}/graph shows: calls, variables, edges, and where every second went."""
+"""A session as JSON for its users: its graph with every phase's seconds, and its events."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import Any
 
 from weftline.protocol import Message, Segment
 from weftline_server.graph.graph import Node
-from weftline_server.schedule.engines.slot import Slot
+from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
 
 
-def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]:
-    """JSON data. Times are seconds since the session was opened, durations seconds.
+def output_step(session: Session, variable: str) -> Step | None:
+    """The step that generates `variable`; None if a client sets it, or if it has not begun."""
+    call = session.graph.producer.get(variable)
+    if call is None:
+        return None
+    run = session.calls[call]
+    index = run.node.writes.index(variable)
+    return run.steps[index] if index < len(run.steps) else None
 
-    `engines` are told with what they cannot do, so that a reader knows what to expect of a call.
+
+def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:
+    """The session's graph. Times are seconds since the session was opened, durations seconds.
+
+    `engines` appear with the capabilities that they lack, which explain the calls' times.
     """
     producer, consumers = session.graph.producer, _readers(session)
     return {
@@ -35,14 +45,14 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
         ],
         "engines": [
             {
-                "name": slot.name,
-                "state": slot.state.value,
-                "model": slot.description.model,
-                "node": slot.node,
-                "lacks": list(slot.description.lacking),
+                "name": engine.name,
+                "state": engine.state.value,
+                "model": engine.model,
+                "node": engine.node,
+                "lacks": list(engine.lacks),
             }
-            for slot in engines
-            if slot.description is not None
+            for engine in engines
+            if engine.model is not None
         ],
         "edges": [
             {"from": producer[var], "to": call, "semantic_var_id": var}
@@ -54,11 +64,11 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
 
 
 def _readers(session: Session) -> dict[str, list[str]]:
-    """Variable → the calls that read it, or whose prompts were sent with text of it."""
+    """Variable → the calls that read it, or whose prompts came with text of it."""
     readers = {var: list(calls) for var, calls in session.graph.consumers.items()}
     for call, node in session.graph.nodes.items():
-        said = [*(p.from_var for p in node.inputs), *(s.from_var for s in node.call.segments())]
-        for var in dict.fromkeys(var for var in said if var is not None):
+        named = [*(p.from_var for p in node.inputs), *(s.from_var for s in node.call.segments())]
+        for var in dict.fromkeys(var for var in named if var is not None):
             if call not in (known := readers.setdefault(var, [])):
                 known.append(call)
     return readers
@@ -93,12 +103,11 @@ def _call(session: Session, run: CallRun) -> dict[str, Any]:
     }
 
 
-# As much of a constant text as tells a reader which template it is.
-_SHOWN = 240
+_SHOWN = 240  # characters of a constant text, enough to recognise its template
 
 
 def _template(node: Node) -> str:
-    """The call's prompt with its inputs and outputs by name, long constants cut short."""
+    """The call's prompt with its inputs and outputs by name, and with long constants cut."""
     lines: list[str] = []
     for item in node.call.prompt:
         assert not isinstance(item, str), "template text is parsed when it arrives"
@@ -119,7 +128,7 @@ _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
 
 
 def _step(session: Session, step: Step) -> dict[str, Any]:
-    """One output: queued → started (its first step in the engine) → filled → finished."""
+    """One output's times: queued, started (its first step in the engine), filled, finished."""
     usage = step.usage
     started = None if usage is None else usage.started
     filled = None if usage is None else usage.filled

@@ -1,9 +1,9 @@
-"""POST /v1/chat/completions and /v1/completions: a session of one call behind OpenAI's API."""
+"""POST /v1/chat/completions and /v1/completions: each choice is a call of a session."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,28 +13,28 @@ from starlette.responses import JSONResponse, Response
 
 from weftline.errors import WeftlineError
 from weftline.protocol import Submit
-from weftline_engine.api import Usage
 from weftline_server.graph.graph import Node
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.http.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.openai_answers import (
+from weftline_server.http.openai.provenance import Provenance
+from weftline_server.http.openai.replies import (
     CHAT,
     TEXT,
-    Answer,
+    Reply,
     Shape,
     delta_of,
     finish_reason,
     logprobs_body,
     usage_body,
 )
-from weftline_server.http.openai_types import ChatRequest, CompletionRequest
-from weftline_server.http.provenance import Provenance, Runs
-from weftline_server.http.state import state_of
+from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
+from weftline_server.http.openai.runs import Runs
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import output_key
+from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import ToolParser, parser_of
-from weftline_server.runtime.driver import Driver
+from weftline_server.runtime.service import Service
 from weftline_server.session.call import Step
 from weftline_server.session.session import Session
 
@@ -49,9 +49,9 @@ router = APIRouter(prefix="/v1", tags=["openai"])
     openapi_extra=schema(ChatRequest),
     response_model=None,
 )
-async def chat(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
+async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
     """One chat completion, whole or streamed."""
-    return await _complete(request, driver, tenant, await read(request, ChatRequest), CHAT)
+    return await _complete(request, service, tenant, await read(request, ChatRequest), CHAT)
 
 
 @router.post(
@@ -60,9 +60,9 @@ async def chat(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
     openapi_extra=schema(CompletionRequest),
     response_model=None,
 )
-async def complete(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
+async def complete(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
     """One text completion, whole or streamed."""
-    return await _complete(request, driver, tenant, await read(request, CompletionRequest), TEXT)
+    return await _complete(request, service, tenant, await read(request, CompletionRequest), TEXT)
 
 
 Body = ChatRequest | CompletionRequest
@@ -70,146 +70,160 @@ Body = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A submitted completion: a call for each choice, and whether the session is its own.
+    """A submitted request: a call for each choice, and whether the session is its own.
 
     A request that names a session leaves it open, and its calls in the session's graph.
     """
 
-    driver: Driver
+    service: Service
     runs: Runs
     session: Session
     nodes: tuple[Node, ...]
     own: bool
     body: Body
-    answer: Answer
+    reply: Reply
 
     @property
     def choices(self) -> list[_Choice]:
+        """The choices of the answer, of which nothing has been sent."""
         return [_Choice.of(self, index, node) for index, node in enumerate(self.nodes)]
 
     def usage(self) -> dict[str, Any]:
-        """What all choices took; they have ended."""
-        steps = (self.session.calls[node.id].steps[-1] for node in self.nodes)
-        usages: list[Usage] = [step.usage for step in steps if step.usage is not None]
+        """The usage of all choices, which have ended."""
+        steps = (output_step(self.session, node.writes[0]) for node in self.nodes)
+        usages = [step.usage for step in steps if step is not None and step.usage is not None]
         return usage_body(usages, self.body.n or 1)
 
     def end(self) -> None:
-        """Cancel what still runs; forget the session if it was made for it."""
+        """Cancel the calls that still run, or close the session if it is the request's own."""
         if self.own:
-            self.driver.close(self.session)
+            self.service.close(self.session)
             return
         if not self.session.closed:
             for node in self.nodes:
-                self.driver.cancel(self.session, node.id)
-        self.runs.leave(self.driver, self.session)
+                self.service.cancel(self.session, node.id)
+        self.runs.leave(self.session)
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice of an answer, and how much of it has been streamed."""
+    """One choice of an answer, and how much of it has been sent."""
 
     running: _Running
     index: int
     node: Node
     parser: ToolParser | None
-    tokens: int = 0  # whose log probabilities were sent
-    chars: int = 0  # and their text's length
+    tokens: int = 0  # tokens whose log probabilities were sent
+    chars: int = 0  # the length of these tokens' text
 
     @staticmethod
     def of(running: _Running, index: int, node: Node) -> _Choice:
-        driver, call = running.driver, node.call
+        """Choice number `index`, which `node` generates."""
         parser = None
-        if call.offered_tools:
-            format = driver.dispatcher.prompter(driver.dispatcher.model(call.model)).tool_format
+        if node.call.offered_tools:
             key = output_key(PrimitiveId(running.session.id, node.id, 0))
-            parser = parser_of(call, key, format)
+            parser = parser_of(node.call, key, running.service.model(node.call.model).tool_format)
         return _Choice(running, index, node, parser)
 
     @property
-    def step(self) -> Step:
-        return self.running.session.calls[self.node.id].steps[-1]
+    def step(self) -> Step | None:
+        """The step that generates the choice; None until it has begun."""
+        return output_step(self.running.session, self.node.writes[0])
 
     async def whole(self) -> dict[str, Any]:
-        """The choice once it is there; raises what its call failed with."""
+        """The choice once it is complete. Raises the error of its call."""
         running = self.running
-        variable = await running.driver.readers.get(running.session, self.node.writes[0])
+        variable = await running.service.get(running.session, self.node.writes[0])
         value = variable.text if self.parser is None else variable.value
-        return running.answer.choice(self.index, value, self.step, self.logprobs())
+        step = self.step
+        assert step is not None, "a ready output has a step"
+        return running.reply.choice(self.index, value, step, self.logprobs())
 
     async def chunks(self) -> AsyncIterator[str | dict[str, Any]]:
-        """The choice as it comes, in JSON or in what becomes JSON."""
-        answer, running = self.running.answer, self.running
-        yield answer.chunk(self.index, {"content": ""}, first=True)
-        plain = self.parser is None and not running.body.wants_logprobs
-        text_chunk = answer.text_chunk(self.index)
-        async for chunk in running.driver.readers.stream(running.session, self.node.writes[0]):
+        """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
+        reply = self.running.reply
+        yield reply.chunk(self.index, {"content": ""}, first=True)
+        plain = self.parser is None and not self.running.body.wants_logprobs
+        text_chunk = reply.text_chunk(self.index)
+        async for chunk in self.running.service.stream(self.running.session, self.node.writes[0]):
             if plain:
                 yield text_chunk(chunk.text)
                 continue
-            parts = [{"content": chunk.text}]
-            if self.parser is not None:
-                parts = [delta_of(part) for part in self.parser.feed(chunk.text)]
-            logprobs = self.logprobs()
-            if logprobs is not None and not parts:
-                parts = [{}]
-            for part in parts:
-                yield answer.chunk(self.index, part, logprobs=logprobs)
-                logprobs = None
+            for part in self._parts(chunk.text):
+                yield part
         calls = False
         if self.parser is not None:
             for last in self.parser.end():
-                yield answer.chunk(self.index, delta_of(last))
+                yield reply.chunk(self.index, delta_of(last))
             calls = self.parser.calls > 0
-        reason = self.step.reason
-        assert reason is not None, "the stream has ended"
-        finish = finish_reason(reason, calls)
-        yield answer.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
+        step = self.step
+        assert step is not None and step.reason is not None, "the stream has ended"
+        finish = finish_reason(step.reason, calls)
+        yield reply.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
+
+    def _parts(self, text: str) -> Iterator[dict[str, Any]]:
+        """The chunks for new `text`, of which the first has the new log probabilities."""
+        deltas = [{"content": text}]
+        if self.parser is not None:
+            deltas = [delta_of(part) for part in self.parser.feed(text)]
+        logprobs = self.logprobs()
+        if logprobs is not None and not deltas:
+            deltas = [{}]
+        for delta in deltas:
+            yield self.running.reply.chunk(self.index, delta, logprobs=logprobs)
+            logprobs = None
 
     def logprobs(self) -> dict[str, Any] | None:
-        """Those of the tokens that came since the last time; None if nobody asked, or none came."""
+        """The log probabilities of the tokens since the last time.
+
+        None if the request does not ask for them. The first time it may be of no tokens, later it
+        is None where no token has come.
+        """
         if not self.running.body.wants_logprobs:
             return None
-        steps = self.running.session.calls[self.node.id].steps
-        new = steps[-1].logprobs[self.tokens :] if steps else []
+        step = self.step
+        new = [] if step is None else step.logprobs[self.tokens :]
         if not new and self.tokens:
             return None
-        body = logprobs_body(self.running.answer.shape, new, self.chars)
+        body = logprobs_body(self.running.reply.shape, new, self.chars)
         self.tokens += len(new)
         self.chars += sum(len(token.text) for token in new)
         return body
 
 
-async def _start(driver: Driver, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
+async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
+    """Submit the calls of `body`, in a session of the request's own or in the one that it names."""
     body.check()
     said = body.weftline or Provenance()
     if body.session_id is not None:
         said = replace(said, session_id=body.session_id)
-    runs.close(driver, tenant, said.close)
+    runs.close(tenant, said.close)
     own = said.session_id is None
-    session = driver.open(tenant, stays=False) if own else runs.enter(driver, tenant, said)
+    session = service.open(tenant, stays=False) if own else runs.enter(tenant, said)
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
-        nodes = await driver.submit(session, submit)
+        nodes = await service.submit(session, submit)
     except BaseException:
         if own:
-            driver.close(session)
+            service.close(session)
         else:
-            runs.leave(driver, session)
+            runs.leave(session)
         raise
     ours = None if body.weftline is None else _ids(session, nodes[0])
-    answer = Answer.new(shape, driver.dispatcher.model(body.model), ours)
-    return _Running(driver, runs, session, nodes, own, body, answer)
+    reply = Reply.new(shape, service.model(body.model).name, ours)
+    return _Running(service, runs, session, nodes, own, body, reply)
 
 
 def _ids(session: Session, node: Node) -> dict[str, str]:
-    """What a client needs to know to name this call's answer later."""
+    """The ids by which a client can name this call's answer later."""
     return {"session_id": session.id, "call_id": node.id, "semantic_var_id": node.writes[0]}
 
 
 async def _complete(
-    request: Request, driver: Driver, tenant: str, body: Body, shape: Shape
+    request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
-    running = await _start(driver, state_of(request.app).runs, tenant, body, shape)
+    """The answer to `body`, whole or as a stream."""
+    running = await _start(service, state_of(request.app).runs, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))
@@ -217,13 +231,13 @@ async def _complete(
         reading = asyncio.gather(*(choice.whole() for choice in running.choices))
         choices = await or_disconnect(request, reading)
         running.runs.answered(running.session)
-        return JSONResponse(running.answer.whole(choices, running.usage()))
+        return JSONResponse(running.reply.whole(choices, running.usage()))
     finally:
         running.end()
 
 
 async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
-    """Chunks as the text comes; the calls end with the stream, whoever ends it."""
+    """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
         streams = [choice.chunks() for choice in running.choices]
         async with aclosing(_merged(streams)) as chunks:
@@ -232,7 +246,7 @@ async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, 
                 running.runs.answered(running.session)
         usage = b""
         if with_usage:
-            usage = sse(None, running.answer.usage_chunk(running.usage()))
+            usage = sse(None, running.reply.usage_chunk(running.usage()))
         yield usage + sse(None, "[DONE]")
     except WeftlineError as error:
         yield sse(None, error.to_body())
@@ -240,10 +254,8 @@ async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, 
         running.end()
 
 
-async def _merged(
-    streams: Sequence[AsyncIterator[T]],
-) -> AsyncGenerator[T, None]:
-    """What all `streams` give, as it comes; the first failure ends it."""
+async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+    """The items of all `streams` as they arrive. The first failure of a stream is raised."""
     if len(streams) == 1:
         async for chunk in streams[0]:
             yield chunk
