@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
-from weftline_server.observe.view import graph_view
+from weftline_server.observe.view import graph_view, story_view
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
 
@@ -31,6 +31,12 @@ async def close_session(session_id: str, service: ServiceDep, tenant: Tenant) ->
 async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
     return graph_view(service.find(tenant, session_id), service.engines)
+
+
+@router.get("/{session_id}/events")
+async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+    """The newest events of the session, oldest first."""
+    return {"events": story_view(service.find(tenant, session_id))}
 
 
 @router.put("/{session_id}/variable/{variable}", openapi_extra=schema(SetVariable))

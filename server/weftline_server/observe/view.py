@@ -12,6 +12,20 @@ from weftline_server.session.call import CallRun, Step
 from weftline_server.session.session import Session
 
 
+def story_view(session: Session) -> list[dict[str, Any]]:
+    """The session's newest events, oldest first; `t` is seconds since the session was opened."""
+    return [
+        {
+            "n": line.number,
+            "t": line.at_s,
+            "event": line.event,
+            "about": line.about,
+            "text": line.text,
+        }
+        for line in session.story()
+    ]
+
+
 def output_step(session: Session, variable: str) -> Step | None:
     """The step that generates `variable`; None if a client sets it, or if it has not begun."""
     call = session.graph.producer.get(variable)

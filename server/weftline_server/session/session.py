@@ -115,6 +115,10 @@ class Session:
         """Take one event; what each type does is in the table at the end."""
         return _HANDLERS[type(event)](self, event)
 
+    def story(self) -> list[Any]:
+        """The session's newest events, oldest first."""
+        return []
+
     def _submit(self, event: ev.CallsSubmitted) -> list[ev.Action]:
         self.check(event.nodes)
         self.spent.take_calls(event.nodes, event.now - self.opened)
