@@ -1,4 +1,4 @@
-"""Clients that leave, at the level where a server sees it: ASGI's http.disconnect."""
+"""Clients that leave, as ASGI's http.disconnect reports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "word " * 1000
 
 
 async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
-    """POST `body`, take `parts` parts of the answer, and go away; what was sent until then."""
+    """POST `body`, read `parts` parts of the answer, and leave; return what was sent until then."""
     sent: list[bytes] = []
     gone = asyncio.Event()
     if parts == 0:
@@ -65,7 +65,7 @@ async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
 
 
 async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
-    """Who comes back with Last-Event-ID gets what is missing, from the call that went on."""
+    """A client that returns with Last-Event-ID gets the rest, from the call that went on."""
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", "one two three four five{{output:x}}", x="x"))
@@ -82,7 +82,7 @@ async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
 async def test_a_stream_that_nobody_resumes_cancels_its_call(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while the reader is gone, as if it had not streamed."""
+    """After RESUME_S the reader counts as gone, as if it had not streamed."""
     monkeypatch.setattr(calls, "RESUME_S", 0.01)
     server = await serve(SLOW)
     session = await server.session()
@@ -96,7 +96,7 @@ async def test_a_stream_that_nobody_resumes_cancels_its_call(
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
 async def test_leaving_a_whole_run_leaves_nothing(serve: Serve, parts: int) -> None:
-    """A run in one request takes its session with it."""
+    """A run in one request ends together with its session."""
     server = await serve(SLOW)
     calls = [call("slow", WORDS + "{{output:x}}", x="x")]
     want = {"stream": "x"} if parts else {"get": ["x"]}
@@ -126,8 +126,8 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
 
 
 async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:
-    """A run in one request and a chat by itself are known in full: no context is kept for them, and
-    they never wait for admission."""
+    """A run in one request and a chat without a session can get no further calls: the server keeps
+    no context for them, and they never wait for admission."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     await server.session()
     run = {"calls": [call("slow", "one{{output:x}}", x="x")], "get": ["x"], "close": True}

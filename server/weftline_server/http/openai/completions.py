@@ -174,10 +174,9 @@ class _Choice:
             logprobs = None
 
     def logprobs(self) -> dict[str, Any] | None:
-        """The log probabilities of the tokens since the last time.
+        """The log probabilities of the tokens since the last call of this method.
 
-        None if the request does not ask for them. The first time it may be of no tokens, later it
-        is None where no token has come.
+        None if the request does not ask for them, or if tokens were sent and none has come since.
         """
         if not self.running.body.wants_logprobs:
             return None

@@ -43,9 +43,11 @@ class Reply:
 
     @staticmethod
     def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Reply:
+        """A reply with an id of its own, made now."""
         return Reply(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
         return {**self._head(self.shape.whole, choices), "usage": usage, **self._ours()}
 
     def choice(
@@ -95,6 +97,7 @@ class Reply:
         return lambda text: f"{before}{to_json(text)}{after}"
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream whose client asked for the usage."""
         return {**self._head(self.shape.chunk, []), "usage": usage}
 
     def _ours(self) -> dict[str, Any]:

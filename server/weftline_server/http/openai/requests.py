@@ -93,7 +93,7 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class SharedFields:
     """The fields that both endpoints share."""
 
     model: str | None = None
@@ -190,7 +190,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(Completion):
+class ChatRequest(SharedFields):
     """The body of POST /v1/chat/completions."""
 
     messages: tuple[ChatMessage, ...]
@@ -252,7 +252,7 @@ class ChatRequest(Completion):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest(Completion):
+class CompletionRequest(SharedFields):
     """The body of POST /v1/completions. Each of several prompts has `n` choices, in order."""
 
     prompt: str | tuple[str, ...]
