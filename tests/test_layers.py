@@ -62,6 +62,12 @@ _SERVER = {
     )
     for at, layer in enumerate(_LAYERS)
 }
+# The runtime has one face: those above it import nothing else of it.
+for _layer in ("observe", "http"):
+    _SERVER[f"weftline_server.{_layer}"] = tuple(
+        "weftline_server.runtime.service" if name == "weftline_server.runtime" else name
+        for name in _SERVER[f"weftline_server.{_layer}"]
+    )
 
 # By the longest prefix of a module's name: what of ours it may import, itself aside. The order of
 # the server's layers is the order of these lines.
@@ -160,6 +166,9 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_server.session.x", "from weftline_engine.null import NullEngine", False),
         ("weftline_server.session.x", "from weftline_engine.api import Op", True),
         ("weftline_server.http.x", "def f():\n    from weftline_engine import null", False),
+        ("weftline_server.http.x", "from weftline_server.runtime.service import Service", True),
+        ("weftline_server.http.x", "from weftline_server.runtime.driver import Driver", False),
+        ("weftline_server.observe.x", "from weftline_server.runtime import driver", False),
         ("weftline_server.commands.x", "from weftline_engine.null import NullEngine", True),
         ("weftline_server.session.x", "from weftline.client import Client", False),
         ("weftline_server.session.x", "from weftline.protocol import Call", True),

@@ -28,7 +28,8 @@ from langchain_core.runnables import Runnable
 from bench.harness import machine
 from bench.harness.results import dated, dumps, stamp, write
 from bench.harness.texts import ROOT
-from langchain_weftline import ChatWeftline, provenance
+from langchain_weftline import ChatWeftline
+from langchain_weftline.trace import provenance
 from weftline.delay import delayed
 from weftline.local import local_server
 

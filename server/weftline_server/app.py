@@ -1,8 +1,7 @@
-"""Puts the server together: engines, dispatcher, driver and routes make one FastAPI application."""
+"""The composition root: engines, dispatcher, driver, service and routes make one application."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,61 +12,36 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from weftline.errors import WeftlineError
-from weftline_engine.api import Engine, EngineDied
+from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
-from weftline_server.http import calls, health, metrics, openai, sessions
+from weftline_server.http import calls, health, sessions
 from weftline_server.http.idempotency import Idempotency
-from weftline_server.http.state import ServerState
+from weftline_server.http.openai import completions
+from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry
+from weftline_server.runtime.service import Service
 from weftline_server.schedule.dispatcher import Dispatcher
 
 log = logging.getLogger("weftline.app")
 
-SWEEP_S = 30.0
+EngineMakers = Mapping[str, Callable[[], Engine]]
 
 
-class _Application(FastAPI):
-    """FastAPI, whose OpenAPI document also defines what the bodies of our routes are made of."""
+def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
+    """The application. `engines` makes each engine by name, and again after it has died."""
+    service = Service(_driver(config, engines))
+    metrics = Metrics(service)
+    service.observe(metrics, CallLog(config.log_prompts))
 
-    def openapi(self) -> dict[str, Any]:
-        made = super().openapi()
-        made.setdefault("components", {}).setdefault("schemas", {}).update(DEFINITIONS)
-        return made
-
-
-def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
-    """The application; `engines` makes each engine by name, and again after it has died."""
-    dispatcher = Dispatcher(engines, config.policy, without=config.without)
-    driver = Driver(Registry(config.registry, config.without), dispatcher, config.without)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            await dispatcher.start(driver)
-        except (EngineDied, WeftlineError) as error:
-            state.start_error = error
-            await dispatcher.close()
-            raise
-        sweeper = asyncio.create_task(_sweep(driver))
-        try:
-            yield
-        finally:
-            state.draining = True
-            sweeper.cancel()
-            await driver.shut_down()
-            await dispatcher.close()
-
-    app = _Application(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
-    measured = Metrics(driver)
-    app.state = state = ServerState(config, driver, measured)
-    driver.observers = (measured, CallLog(config.log_prompts))
+    app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
+    app.state = ServerState(config, service, metrics)
     app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
-    app.add_middleware(CountRequests, metrics=measured)
-    for module in (sessions, calls, openai, health, metrics):
+    app.add_middleware(CountRequests, metrics=metrics)
+    for module in (sessions, calls, completions, health):
         app.include_router(module.router)
     app.add_exception_handler(WeftlineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -75,10 +49,29 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
     return app
 
 
-async def _sweep(driver: Driver) -> None:
-    while True:
-        await asyncio.sleep(SWEEP_S)
-        driver.sweep()
+def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
+    """The driver of all sessions, with the dispatcher of all engines."""
+    dispatcher = Dispatcher(engines, config.policy, without=config.without)
+    return Driver(Registry(config.registry, config.without), dispatcher, config.without)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service = state_of(app).service
+    await service.start()
+    try:
+        yield
+    finally:
+        await service.shut_down()
+
+
+class _Application(FastAPI):
+    """FastAPI whose OpenAPI document also defines the parts of our routes' bodies."""
+
+    def openapi(self) -> dict[str, Any]:
+        made = super().openapi()
+        made.setdefault("components", {}).setdefault("schemas", {}).update(DEFINITIONS)
+        return made
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -87,12 +80,12 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own refusals (no such route, wrong method), in our shape."""
+    """Starlette's own refusals (no such route, wrong method) in the form of our errors."""
     assert isinstance(error, HTTPException)
     body = {"message": str(error.detail), "type": "InvalidRequest", "code": None, "param": "path"}
     return JSONResponse({"error": {**body, "call": None}}, error.status_code, error.headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    log.exception("a bug of the server's", exc_info=error)
+    log.exception("a bug in the server", exc_info=error)
     return error_response(WeftlineError("the server has a bug; its log tells more"))

@@ -1,7 +1,7 @@
-"""The command `weftline`: finds the sub-command's module, imports it alone, and runs it.
+"""The command `weftline`: imports the module of the sub-command that is asked for, and runs it.
 
-Exit codes: 0 done, 1 it could not be done (one sentence says why), 2 wrong usage or a part of
-weftline that is not installed, 130 interrupted.
+Exit codes: 0 done, 1 failed (one sentence says why), 2 wrong usage or a part of weftline that is
+not installed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAILED, _MISSING, _INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (the process's own if None); the exit code."""
+    """Run the command line `argv`, or the process's own if None, and return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         return _run(argv)
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     command = argv[0] if argv and argv[0] in _COMMANDS else None
-    # The module of the command that is asked for, and no other: `doctor` and `--help` work where
-    # the rest is not installed.
+    # No other command's module is imported, so `doctor` and `--help` work where the packages of the
+    # others are not installed.
     module: Any = import_module(f"weftline_server.commands.{command}") if command else None
     parser = argparse.ArgumentParser(
         prog="weftline",

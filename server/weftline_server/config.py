@@ -1,4 +1,4 @@
-"""What the operator decides about the server; every field explained, none read from elsewhere."""
+"""The settings of the server, which the operator decides; each field is explained here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
 
-# The last one is the embedded engine's, the others the server's own.
+# The names that `without` takes. The embedded engine has tree_attention, the server the others.
 OPTIMISATIONS = frozenset(PASSES) | {
-    *("admission", "affinity", "prefill_early", "retention", "tree_attention"),
+    "admission",
+    "affinity",
+    "prefill_early",
+    "retention",
+    "tree_attention",
 }
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -20,10 +24,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """`policy` is `app` or `request`. `keys` maps an API key to its tenant; without keys everybody
-    is one tenant, and only a loopback host is allowed. `without` names optimisations that are off,
-    of OPTIMISATIONS: a benchmark measures what each of them earns. `max_body` bounds a request,
-    in bytes.
+    """All settings; raises InvalidRequest for values that do not fit.
+
+    `policy` is `app` or `request`. `without` names the optimisations that are off, so that a
+    benchmark can measure the gain of each; OPTIMISATIONS lists the names. `keys` maps an API key to
+    its tenant. Without keys all clients are one tenant, and only a loopback host is allowed.
     """
 
     host: str = "127.0.0.1"
@@ -31,9 +36,9 @@ class ServerConfig:
     policy: str = "app"
     without: frozenset[str] = frozenset()
     keys: dict[str, str] = field(default_factory=dict)
-    max_body: int = 8 << 20
+    max_body: int = 8 << 20  # bytes of a request
     max_calls: int = 10_000  # of one submit
-    log_prompts: bool = False  # the lines about calls hold what was said in them
+    log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
 
@@ -44,7 +49,7 @@ class ServerConfig:
             )
         for name in self.without - OPTIMISATIONS:
             raise InvalidRequest(
-                f"{name!r} is none of what can be left out: {', '.join(sorted(OPTIMISATIONS))}",
+                f"{name!r} cannot be left out: use one of {', '.join(sorted(OPTIMISATIONS))}",
                 param="without",
             )
         if self.host not in LOOPBACK and not self.keys:

@@ -1,4 +1,4 @@
-"""The optional parts of weftline: what each extra installs, and the name it is imported by."""
+"""The optional parts of weftline: the packages of each extra, and the names they import by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# By extra: distribution -> import name. A test holds it equal to pyproject.toml.
+# For each extra: distribution -> import name. A test compares it with pyproject.toml.
 EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "server": {
@@ -44,7 +44,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def extra_of(module: str) -> str | None:
-    """The first extra that brings the import `module` ("torch.nn" counts as "torch"), or None."""
+    """The first extra that installs `module` ("torch.nn" counts as "torch"), or None."""
     top = module.partition(".")[0]
     for extra, packages in EXTRAS.items():
         if top in packages.values():
@@ -53,7 +53,7 @@ def extra_of(module: str) -> str | None:
 
 
 def install(*extras: str) -> str:
-    """What to run to get `extras`; the server and its engine go together."""
+    """The command that installs `extras`; the server and its engine are installed together."""
     wanted = {"server", "engine"} if {"server", "engine"} & set(extras) else set()
     ordered = [extra for extra in EXTRAS if extra in wanted | set(extras)]
     return f"pip install 'weftline[{','.join(ordered)}]'"
@@ -70,4 +70,4 @@ def _version(distribution: str, module: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown version"  # importable, yet not installed: it lies on PYTHONPATH
+        return "unknown version"  # it is on PYTHONPATH, but not installed

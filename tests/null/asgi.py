@@ -8,6 +8,10 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from weftline_server.http.state import state_of
+from weftline_server.runtime.driver import Driver
+from weftline_server.runtime.service import Service
+
 
 class Server:
     """An app under test and an HTTP client for it."""
@@ -15,6 +19,16 @@ class Server:
     def __init__(self, app: FastAPI, http: httpx.AsyncClient) -> None:
         self.app = app
         self.http = http
+
+    @property
+    def service(self) -> Service:
+        """What the routes talk to."""
+        return state_of(self.app).service
+
+    @property
+    def driver(self) -> Driver:
+        """What is behind the service, for tests that look inside."""
+        return self.service._driver
 
     async def session(self) -> str:
         answer = await self.http.post("/v1/session")

@@ -1,4 +1,4 @@
-"""Bad input is a 4xx that names the field or variable; the session is as it was."""
+"""Bad input is a 4xx that names the field or variable, and it changes no session."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
 async def test_a_bad_submit(
     serve: Serve, calls: list[dict[str, Any]], status: int, type_: str, param: str
 ) -> None:
-    """Refused as a whole: what the session held is what it holds, and it goes on working."""
+    """The submit is refused as a whole; the session keeps what it had, and goes on working."""
     server = await serve(NullConfig(context_limit=100))
     session = await server.session()
     await server.http.put(f"/v1/session/{session}/variable/old", json={"value": "set"})
@@ -104,7 +104,7 @@ async def test_a_bad_submit(
 
 
 async def test_what_two_submits_may_not_make_together(serve: Serve) -> None:
-    """A second producer, and a cycle that a call of before closes: the older call is as it was."""
+    """A second producer, or a cycle through an earlier call, leaves the earlier call unchanged."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("a", "{{input:i}}{{output:o}}", i="p", o="o"))
@@ -133,8 +133,7 @@ async def test_more_calls_than_a_submit_may_have(serve: Serve) -> None:
 
 
 async def test_a_variable_that_will_not_come(serve: Serve) -> None:
-    """One that nobody named, and one that no call makes: told at once, and nothing is left of the
-    question."""
+    """An unknown variable, or one without a producer, is an error at once and leaves no trace."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("a", "{{input:i}}{{output:o}}", i="topic", o="o"))
@@ -156,7 +155,7 @@ async def test_a_variable_that_will_not_come(serve: Serve) -> None:
     ids=["deep", "not utf-8", "nan", "infinite", "large", "lone surrogate"],
 )
 async def test_a_submit_whose_value_is_no_json(serve: Serve, value: bytes) -> None:
-    """Nothing of it is taken, the good call beside it neither."""
+    """No call of the submit is taken, not even the good one."""
     server = await serve()
     session = await server.session()
     x = {"in_out": "in", "value": "VALUE"}
@@ -224,7 +223,7 @@ async def test_a_bad_value(serve: Serve, body: bytes, param: str | None) -> None
 
 
 async def test_nan_inside_a_value(serve: Serve) -> None:
-    """A value may be any JSON, and NaN is none."""
+    """A value may be any JSON, and NaN is not JSON."""
     server = await serve()
     session = await server.session()
     path = f"/v1/session/{session}/variable/v"
@@ -235,14 +234,14 @@ async def test_nan_inside_a_value(serve: Serve) -> None:
 
 
 async def test_a_body_beyond_the_limit(serve: Serve) -> None:
-    """413, in our shape, whatever the route."""
+    """413 in the form of our errors, on every route."""
     server = await serve(config=ServerConfig(max_body=1000))
     answer = await server.http.post("/v1/submit", content=b" " * 1001)
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "body")
 
 
 async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
-    """Another tenant's session is an unknown one, on every route that takes one."""
+    """Every route that takes a session treats another tenant's as unknown."""
     keys = ServerConfig(keys={"key-a": "a", "key-b": "b"})
     server = await serve(config=keys, headers={"Authorization": "Bearer key-a"})
     session = await server.session()
@@ -269,8 +268,8 @@ async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
 
 
 async def test_every_route_denies_by_default(serve: Serve) -> None:
-    """With keys all of them but the two of /health ask for one, whatever else is wrong with the
-    request: also a route that somebody adds."""
+    """With keys every route except the two of /health needs one, even for a bad request. New routes
+    are checked too."""
     server = await serve(config=ServerConfig(keys={"key-a": "a"}))
     routes = [
         (method, re.sub("{.*?}", "x", path))
@@ -278,7 +277,7 @@ async def test_every_route_denies_by_default(serve: Serve) -> None:
         for method in methods
         if not path.startswith("/health/")
     ]
-    assert len(routes) == 13
+    assert len(routes) == 14
     for method, path in routes:
         for header in ("", "Bearer nope", "Basic key-a"):
             headers = {"Authorization": header}

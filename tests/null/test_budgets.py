@@ -11,8 +11,8 @@ import pytest
 from tests.null.asgi import Serve, Server, call
 from weftline.errors import BudgetExceeded
 from weftline_engine.null import LatencyProfile, NullConfig
-from weftline_server import app
 from weftline_server.config import ServerConfig
+from weftline_server.runtime import service
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.session.budget import Budget, Spent, value_bytes
 
@@ -96,7 +96,7 @@ async def test_seconds(serve: Serve) -> None:
     refused(
         await server.http.put(f"/v1/session/{session}/variable/a", json={"value": 1}), "seconds"
     )
-    server.app.state.driver.sweep()
+    server.service.sweep()
     assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"
 
 
@@ -140,7 +140,7 @@ async def test_a_full_queue(serve: Serve) -> None:
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     await _full(await server.http.post("/v1/chat/completions", json=chat))
     assert len((await server.graph(session))["calls"]) == 3
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
     await server.http.delete(f"/v1/session/{session}")
     other = await server.session()
     assert (await server.submit(other, echo(4))).status_code == 200
@@ -182,12 +182,12 @@ async def test_a_server_closes_what_nobody_uses(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself, for idleness as for age."""
-    monkeypatch.setattr(app, "SWEEP_S", 0.001)
+    monkeypatch.setattr(service, "SWEEP_S", 0.001)
     for limits in (RegistryConfig(idle_s=0.0), RegistryConfig(budget=Budget(seconds=0.0))):
         server = await serve(NullConfig(), ServerConfig(registry=limits))
         session = await server.session()
         for _ in range(1000):  # naming it would keep it
-            if not len(server.app.state.driver.registry):
+            if not server.service.status().sessions:
                 break
             await asyncio.sleep(0.001)
         assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"

@@ -39,7 +39,7 @@ async def test_a_call_is_cancelled_with_all_below_it(serve: Serve) -> None:
         "below": "cancelled",
         "beside": "done",
     }
-    assert server.app.state.driver.dispatcher.running() == {"null": (0, 0)}
+    assert server.driver.dispatcher.running() == {"null": (0, 0)}
     unknown = await server.http.delete(f"/v1/session/{session}/call/{top}x")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "UnknownCall")
 

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline_server.http.state import state_of
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -27,8 +26,8 @@ async def test_an_error_in_a_session_leaves_the_others_alone(
 ) -> None:
     """Both run on one engine, which goes on; who waits in the broken one is told."""
     server = await serve()
-    driver, broken = state_of(server.app).driver, Broken()
-    driver.observers = (*driver.observers, broken)
+    broken = Broken()
+    server.service.observe(broken)
     bad, good = await server.session(), await server.session()
     broken.session = bad
     with caplog.at_level(logging.ERROR, "weftline.driver"):

@@ -1,4 +1,4 @@
-"""Clients that leave, at the level where a server sees it: ASGI's http.disconnect."""
+"""Clients that leave, as ASGI's http.disconnect reports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "word " * 1000
 
 
 async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
-    """POST `body`, take `parts` parts of the answer, and go away; what was sent until then."""
+    """POST `body`, read `parts` parts of the answer, and leave; return what was sent until then."""
     sent: list[bytes] = []
     gone = asyncio.Event()
     if parts == 0:
@@ -65,7 +65,7 @@ async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
 
 
 async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
-    """Who comes back with Last-Event-ID gets what is missing, from the call that went on."""
+    """A client that returns with Last-Event-ID gets the rest, from the call that went on."""
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", "one two three four five{{output:x}}", x="x"))
@@ -82,26 +82,26 @@ async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
 async def test_a_stream_that_nobody_resumes_cancels_its_call(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while the reader is gone, as if it had not streamed."""
+    """After RESUME_S the reader counts as gone, as if it had not streamed."""
     monkeypatch.setattr(calls, "RESUME_S", 0.01)
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
     await leave_after(server, "/v1/get", body, 3)
-    while server.app.state.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
+    while server.driver.registry.busy():  # noqa: ASYNC110 - a get would be a reader
         await asyncio.sleep(0.005)
     assert (await server.graph(session))["calls"][0]["state"] == "cancelled"
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
 async def test_leaving_a_whole_run_leaves_nothing(serve: Serve, parts: int) -> None:
-    """A run in one request takes its session with it."""
+    """A run in one request ends together with its session."""
     server = await serve(SLOW)
     calls = [call("slow", WORDS + "{{output:x}}", x="x")]
     want = {"stream": "x"} if parts else {"get": ["x"]}
     await leave_after(server, "/v1/submit", {"calls": calls, "close": True, **want}, parts)
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
@@ -110,7 +110,7 @@ async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
     server = await serve(SLOW)
     body = {"messages": [{"role": "user", "content": WORDS}], "stream": parts > 0}
     await leave_after(server, "/v1/chat/completions", body, parts)
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
@@ -122,12 +122,12 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
     body = {"messages": messages, "stream": parts > 0, "session_id": session}
     await leave_after(server, "/v1/chat/completions", body, parts)
     assert [call["state"] for call in (await server.graph(session))["calls"]] == ["cancelled"]
-    assert server.app.state.driver.dispatcher.running() == {"null": (0, 0)}
+    assert server.driver.dispatcher.running() == {"null": (0, 0)}
 
 
 async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:
-    """A run in one request and a chat by itself are known in full: no context is kept for them, and
-    they never wait for admission."""
+    """A run in one request and a chat without a session can get no further calls: the server keeps
+    no context for them, and they never wait for admission."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     await server.session()
     run = {"calls": [call("slow", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
@@ -136,7 +136,7 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
         asyncio.create_task(leave_after(server, "/v1/submit", run, 0)),
         asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
     ]
-    driver = server.app.state.driver
+    driver = server.driver
     while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
     assert sorted(session.stays for session in driver.registry) == [False, False, True]

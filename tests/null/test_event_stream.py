@@ -1,4 +1,4 @@
-"""What a stream of server-sent events does beside sending them: it pings, and it ends in time."""
+"""A stream of server-sent events sends, pings while it is idle, and ends in time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reader:
         self.complete = not message["more_body"]
 
     async def until(self, body: bytes) -> None:
-        """Return when `body` has come."""
+        """Return when `body` has arrived."""
         while await self._came.get() != body:
             pass
 
@@ -79,7 +79,7 @@ async def test_events_go_out_as_they_come() -> None:
 
 
 async def test_a_silent_stream_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is said for PING_S, a comment keeps the connection; the events follow it."""
+    """After PING_S without an event a comment keeps the connection; later events follow it."""
     monkeypatch.setattr(event_stream, "PING_S", 0.01)
     reader, events = Reader(), Events()
     task = asyncio.create_task(reader.of(events.stream()))
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_ends_the_events() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that nobody takes for SEND_TIMEOUT_S ends the stream, without a last part."""
+    """An event that is not read for SEND_TIMEOUT_S ends the stream, without a last part."""
     monkeypatch.setattr(event_stream, "PING_S", 0.01)
     monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.02)
     reader, events = Reader(), Events()
@@ -112,7 +112,7 @@ async def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_failure_is_an_event_and_a_bug_is_raised() -> None:
-    """The status was sent, so an error of ours becomes the last event; a bug breaks the stream."""
+    """Our errors become the last event, as the status was sent; a bug breaks the stream."""
 
     async def failing(error: Exception) -> AsyncGenerator[bytes, None]:
         yield sse(None, "one")

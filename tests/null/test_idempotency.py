@@ -1,4 +1,4 @@
-"""Idempotency keys: sent again, a request is done once; bounded memory, tenants apart, expiry."""
+"""Idempotency keys: repeated requests run once; memory is bounded, and tenants are apart."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ async def submit(server: Server, key: str, body: dict[str, Any]) -> httpx.Respon
 
 
 async def test_fifty_at_once_make_one_session(serve: Serve) -> None:
-    """All get the id of the one session that there is; the replays say so."""
+    """All get the id of the only session, and replays have a header that says so."""
     server = await serve()
     answers = await asyncio.gather(
         *(server.http.post("/v1/session", headers=keyed("k")) for _ in range(50))
     )
     assert {a.status_code for a in answers} == {200}
     assert len({a.json()["session_id"] for a in answers}) == 1
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
     assert sum("idempotency-replayed" in a.headers for a in answers) == 49
     assert (await server.session()) != answers[0].json()["session_id"], "no key, no replay"
 
@@ -69,7 +69,7 @@ async def test_another_body_is_refused(serve: Serve) -> None:
 
 
 async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
-    """What is wrong with a body stays wrong; the session is not asked a second time."""
+    """The error of a bad body is kept, and the repetition gets it from there."""
     server = await serve()
     body = {"calls": [call("bad", "no output")]}
     first, second = await submit(server, "k", body), await submit(server, "k", body)
@@ -79,7 +79,7 @@ async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
 
 
 async def test_a_full_server_is_asked_again(serve: Serve) -> None:
-    """429 is no final answer: with the same key the request is done once there is room."""
+    """429 is not kept: with the same key the request succeeds once there is room."""
     server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
     session = await server.session()
     full = await server.http.post("/v1/session", headers=keyed("k"))
@@ -110,11 +110,11 @@ async def test_a_key_that_is_none(serve: Serve, key: str) -> None:
     headers = [(b"Idempotency-Key", key.encode("latin-1"))]
     answer = await server.http.post("/v1/session", headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_body_that_is_too_large(serve: Serve) -> None:
-    """It is refused as without a key, however often it comes."""
+    """It is refused as without a key, however often it is sent."""
     server = await serve(NullConfig(), ServerConfig(max_body=100))
     for _ in range(2):
         answer = await submit(server, "k", {"calls": [call("big", "x" * 200)]})
@@ -122,7 +122,7 @@ async def test_a_body_that_is_too_large(serve: Serve) -> None:
 
 
 async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
-    """The events of a run, as they were; the calls do not run twice."""
+    """The repetition gets the same events, and the calls do not run twice."""
     server = await serve()
     body = {"calls": [ECHO], "stream": "x", "close": True}
     first, second = await submit(server, "k", body), await submit(server, "k", body)
@@ -133,7 +133,7 @@ async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
 
 async def test_a_stream_is_followed_by_who_comes_back(serve: Serve) -> None:
     """A client is cut off in the middle: the run goes on, and the second connection gets all of it,
-    what is not generated yet as it comes."""
+    the rest as it is generated."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)))
     words = "one two three four five six"
     calls = [call("echo", words + "{{output:x}}", x="x")]
@@ -148,11 +148,11 @@ async def test_a_stream_is_followed_by_who_comes_back(serve: Serve) -> None:
     assert second.body.startswith(first.body) and second.body.count(b"event: submitted") == 1
     texts = re.findall(r'"text": "([^"]*)"', second.body.decode())
     assert "".join(texts) == words and b"event: graph" in second.body
-    assert len(server.app.state.driver.registry) == 0, "it was closed once, at its end"
+    assert server.service.status().sessions == 0, "it was closed once, at its end"
 
 
 async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve) -> None:
-    """What is kept is bounded: the second client gets a beginning, and no `value`; then a 409."""
+    """Kept answers are bounded: the second client gets a beginning without `value`, later a 409."""
     config = ServerConfig(answers=AnswersConfig(max_answer=500))
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)), config)
     calls = [call("echo", "one two three four five six seven eight{{output:x}}", x="x")]
@@ -168,7 +168,7 @@ async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve)
 
 
 async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
-    """The first client has it; whoever asks again is told, and nothing runs again."""
+    """The first client gets it; a repetition is an error, and nothing runs again."""
     config = ServerConfig(answers=AnswersConfig(max_answer=100))
     server = await serve(NullConfig(), config)
     session = await server.session()
@@ -202,7 +202,7 @@ class Caller:
         self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
 
     async def parts(self, count: int) -> None:
-        """Return when so many parts of text have come."""
+        """Return when that many parts of text have arrived."""
         while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
 
@@ -222,7 +222,7 @@ SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
 
 async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Serve) -> None:
-    """The work goes on for whoever waits for it."""
+    """The work goes on for the client that still waits."""
     server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=0)))
     body = {"calls": [ECHO], "get": ["x"], "close": True}
     first = Caller(server, "k", body)
@@ -232,11 +232,11 @@ async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Ser
     first.gone.set()
     await asyncio.gather(first.task, second.task)
     assert json.loads(second.body)["values"] == {"x": "one two"}
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
-    """Its connection broke; it asks again within the time that the server waits for it."""
+    """Its connection broke; it repeats the request within `reconnect_s`."""
     server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=5)))
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
@@ -251,7 +251,7 @@ async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
 
 
 async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) -> None:
-    """All have left: the call ends, and the key is free for another attempt."""
+    """All clients have left: the call ends, and the key is free for another attempt."""
     server = await serve(
         NullConfig(latency=LatencyProfile(step_s=60)),
         ServerConfig(answers=AnswersConfig(reconnect_s=0.01)),
@@ -269,7 +269,7 @@ async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) ->
 
 
 def answered(answers: Answers, key: str, size: int, now: float = 0, status: int = 200) -> None:
-    """A request comes, and is answered with so many bytes."""
+    """Begin and end a request with an answer of `size` bytes."""
     answer = answers.begin(key, b"d", now).answer
     answer.begin(status, ())
     answer.add(b"x" * size, last=True)
@@ -277,7 +277,7 @@ def answered(answers: Answers, key: str, size: int, now: float = 0, status: int 
 
 
 def test_answers_expire() -> None:
-    """After its time an answer is forgotten; a request that still runs is not."""
+    """An answer is forgotten after `expiry_s`; a request that still runs is not."""
     answers = Answers(AnswersConfig(expiry_s=10))
     answered(answers, "done", 1)
     running = answers.begin("running", b"d", now=0)
@@ -287,7 +287,7 @@ def test_answers_expire() -> None:
 
 
 def test_keys_and_bytes_are_bounded() -> None:
-    """The oldest answers go first; what runs is never forgotten, so that nothing runs twice."""
+    """The oldest answers are dropped first; a running request is never, so none runs twice."""
     answers = Answers(AnswersConfig(max_keys=3, max_bytes=10))
     for number in range(3):
         answered(answers, str(number), 4, now=number)
@@ -306,7 +306,7 @@ def test_keys_and_bytes_are_bounded() -> None:
     [(200, True), (400, True), (409, True), (408, False), (429, False), (500, False), (503, False)],
 )
 def test_only_what_would_come_again_is_kept(status: int, kept: bool) -> None:
-    """A full or broken server may do better the next time."""
+    """Answers of a full or broken server are not kept: the next attempt may succeed."""
     answers = Answers(AnswersConfig())
     answered(answers, "k", 1, status=status)
     assert (answers.find("k", b"d", now=0) is not None) is kept

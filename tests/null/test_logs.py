@@ -1,4 +1,4 @@
-"""Structured logs: a line for each call that ended, and no word of what was said unless asked."""
+"""Structured logs: a line for each ended call, without its texts unless they are asked for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def own_logging() -> Iterator[None]:
 
 
 async def run_two(serve: Serve, config: ServerConfig) -> str:
-    """A call that is done, and one below it that fails in its transform; the session's id."""
+    """Run a call that succeeds, and one below it whose transform fails; return the session's id."""
     server = await serve(NullConfig(), config)
     session = await server.session()
     bad = {"in_out": "out", "semantic_var_id": "y", "transforms": [{"op": "json"}]}
@@ -96,7 +96,7 @@ async def test_what_was_said_when_the_operator_asks(
 async def test_text_has_calls_from_level_info_on(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A warning level says nothing of calls that end as they should."""
+    """At level warning, calls that end as they should have no lines."""
     configure(LogFormat.TEXT, "warning")
     await run_two(serve, ServerConfig())
     assert "weftline.calls" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""GET /metrics: every number is what happened, and no label is a client's to invent."""
+"""GET /metrics: the numbers are right, and clients cannot invent labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 async def test_calls_and_tokens_are_counted(serve: Serve) -> None:
-    """Three calls: one is done, one fails in its transform, and takes the one below it along."""
+    """Three calls: one succeeds, one fails in its transform, and so does the one below it."""
     server = await serve()
     session = await server.session()
     bad = {"in_out": "out", "semantic_var_id": "y", "transforms": [{"op": "json"}]}
@@ -114,7 +114,7 @@ async def test_requests_by_route_and_status(serve: Serve) -> None:
 
 
 async def test_no_label_grows_with_use(serve: Serve) -> None:
-    """A hundred sessions with names of their own leave as many series as one."""
+    """A hundred sessions with names of their own make as many series as one session."""
     server = await serve()
 
     async def use(number: int) -> None:
@@ -133,7 +133,7 @@ async def test_no_label_grows_with_use(serve: Serve) -> None:
 
 
 async def test_a_key_is_needed_where_there_are_keys(serve: Serve) -> None:
-    """Numbers say what tenants do; only /health is open."""
+    """The numbers reveal what tenants do, so they need a key; only /health needs none."""
     config = ServerConfig(keys={"secret": "default"})
     server = await serve(NullConfig(), config)
     assert (await server.http.get("/metrics")).status_code == 401
@@ -143,7 +143,7 @@ async def test_a_key_is_needed_where_there_are_keys(serve: Serve) -> None:
 
 
 async def test_the_documented_metrics_are_there(serve: Serve) -> None:
-    """The table in docs/serving.md has each of them, and none that is not there."""
+    """The table in docs/serving.md lists exactly the metrics that exist."""
     shown = set(re.findall(r"`(weftline_\w+)`", SERVING.split("## Watching it")[1]))
     answer = await (await serve()).http.get("/metrics")
     families = text_string_to_metric_families(answer.text)
@@ -156,7 +156,7 @@ async def test_the_documented_metrics_are_there(serve: Serve) -> None:
 
 
 async def test_two_applications_have_two_registries(serve: Serve) -> None:
-    """Nothing is global: what one server did is not in the other's numbers."""
+    """Two servers in one process count separately."""
     first, second = await serve(), await serve()
     await first.session()
     assert value(await scrape(first), "sessions_open") == 1

@@ -9,13 +9,13 @@ import pytest
 
 from tests.null.asgi import Serve
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
-from weftline_server.http.openai_types import ResponseFormat
+from weftline_server.http.openai.requests import ResponseFormat
 
 HI = {"messages": [{"role": "user", "content": "one two three"}]}
 
 
 async def test_several_choices(serve: Serve) -> None:
-    """Each is a call of its own; the prompt is counted once."""
+    """Each choice is a call of its own; the usage counts the prompt once."""
     server = await serve()
     answer = (await server.http.post("/v1/chat/completions", json={**HI, "n": 3})).json()
     one = (await server.http.post("/v1/chat/completions", json=HI)).json()
@@ -30,7 +30,7 @@ async def test_several_choices(serve: Serve) -> None:
 
 
 async def test_several_choices_stream_side_by_side(serve: Serve) -> None:
-    """Every choice has its first and its last chunk, and the usage is of all of them."""
+    """Every choice has a first and a last chunk, and the usage covers all choices."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.002)))
     body = {**HI, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     answer = await server.http.post("/v1/chat/completions", json=body)
@@ -71,7 +71,7 @@ async def test_a_failing_choice_fails_the_answer(serve: Serve) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "EngineFailed")
     streamed = await server.http.post("/v1/completions", json={**body, "stream": True})
     assert '"EngineFailed"' in streamed.text and "[DONE]" not in streamed.text
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ("more", "param"), REFUSED, ids=[f"{p}-{i}" for i, (_, p) in enumerate(REFUSED)]
 )
 async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -> None:
-    """A field out of range, or one that we do not honour and that would change the answer."""
+    """A field is out of range, or would change the answer and is not served."""
     server = await serve()
     answer = await server.http.post("/v1/chat/completions", json={**HI, **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -150,7 +150,7 @@ async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -
 async def test_what_a_text_completion_refuses(
     serve: Serve, more: dict[str, Any], param: str
 ) -> None:
-    """What changes nothing is taken: an echo of false, the best of one."""
+    """Fields that change nothing are accepted: an echo of false, the best of one."""
     server = await serve()
     fine = {"prompt": "hi", "echo": False, "best_of": 1, "user": "u", "logit_bias": {}}
     assert (await server.http.post("/v1/completions", json=fine)).status_code == 200

@@ -1,4 +1,4 @@
-"""An OpenAI request that says where its text is from: segments, edges, and a run's own session."""
+"""OpenAI requests with a `weftline` object: segments, edges, and a run's own session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TELL = [{"text": "Tell of "}, {"text": "rivers", "name": "topic"}, {"text": "."}
 
 
 async def test_segments_reach_the_graph(serve: Serve) -> None:
-    """A named piece is an input of the template; the answer is what plain text would have given."""
+    """A named piece is an input of the template; the answer is the same as for plain text."""
     server = await serve()
     answer = await chat(server, "Tell of rivers.", weftline=said("run-1", TELL, name="tell"))
     plain = await chat(server, "Tell of rivers.")
@@ -57,7 +57,7 @@ async def test_equal_templates_have_equal_prefixes_up_to_the_value(serve: Serve)
 
 
 async def test_segments_that_do_not_add_up_are_not_used(serve: Serve) -> None:
-    """What the model reads is always the message; a wrong, missing or null list is no error."""
+    """The model always reads the message; wrong, missing or null pieces are no error."""
     server = await serve()
     wrong = [{"text": "Tell of "}, {"text": "lakes", "name": "topic"}]
     answer = await chat(server, "Tell of rivers.", "Two", "Three", weftline=said("r", wrong, None))
@@ -67,7 +67,7 @@ async def test_segments_that_do_not_add_up_are_not_used(serve: Serve) -> None:
 
 
 async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> None:
-    """The whole value, a part of it, and what is not in it, or not of this session."""
+    """Edges for a whole value and for a part of it, none for other text or another session."""
     server = await serve()
     first = await chat(server, "Tell of rivers.", weftline=said("run", name="first"))
     text, ids = first["choices"][0]["message"]["content"], first["weftline"]
@@ -98,7 +98,7 @@ async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> Non
 
 
 async def test_one_name_for_two_values(serve: Serve) -> None:
-    """Values of one name share a placeholder where they are equal; the output's name is taken."""
+    """Equal values of one name share a placeholder; the output's name is not available."""
     server = await serve()
     pieces = [{"text": t, "name": n} for t, n in [("a", "x"), ("b", "x"), ("a", "x"), ("c", "out")]]
     answer = await chat(server, "abac", weftline=said("run", pieces))
@@ -107,7 +107,7 @@ async def test_one_name_for_two_values(serve: Serve) -> None:
 
 
 async def test_first_calls_of_a_run_share_without_waiting(serve: Serve) -> None:
-    """Three calls at once open one session, as does a stream; nothing was asked beforehand."""
+    """Three requests at once open one session, and a stream joins it."""
     server = await serve()
     calls = [chat(server, f"Number {n}", weftline=said("run")) for n in range(3)]
     ids = {answer["weftline"]["session_id"] for answer in await asyncio.gather(*calls)}
@@ -121,25 +121,25 @@ async def test_first_calls_of_a_run_share_without_waiting(serve: Serve) -> None:
     assert not any("weftline" in chunk for chunk in chunks[1:-1])
     [session] = ids
     assert len((await server.graph(session))["calls"]) == 4
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
 
 
 async def test_sessions_are_closed_along_with_another_request(serve: Serve) -> None:
-    """`close` ends sessions that a client is done with; gone ones, or another's, are no error."""
+    """`close` ends sessions that a client no longer needs; unknown ids are no error."""
     server = await serve()
     first = (await chat(server, "hi", weftline=said("one")))["weftline"]["session_id"]
     second = await chat(server, "hi", weftline=said("two", close=[first, "s_never_there"]))
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
     again = await chat(server, "hi", weftline=said("one"))
     assert again["weftline"]["session_id"] not in (first, second["weftline"]["session_id"])
 
 
 async def test_pieces_alone_need_no_session(serve: Serve) -> None:
-    """A request of its own says which call it was, and leaves nothing behind."""
+    """A request without a session gets its ids in the answer, and leaves no session behind."""
     server = await serve()
     answer = await chat(server, "Tell of rivers.", weftline=said(None, TELL))
     assert answer["weftline"]["semantic_var_id"].startswith(answer["weftline"]["call_id"])
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 @pytest.mark.parametrize(
@@ -166,40 +166,40 @@ async def test_bad_provenance_is_a_typed_error(
     answer = await server.http.post("/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (status, kind, param)
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_run_of_another_tenant_is_another_run(serve: Serve) -> None:
-    """Two tenants make up the same id: two sessions, and neither can close the other's."""
+    """Two tenants choose the same id: they get two sessions, and cannot close each other's."""
     server = await serve(config=ServerConfig(keys={"a": "A", "b": "B"}))
     server.http.headers["Authorization"] = "Bearer a"
     first = (await chat(server, "hi", weftline=said("run")))["weftline"]["session_id"]
     server.http.headers["Authorization"] = "Bearer b"
     second = await chat(server, "hi", weftline=said("run", close=[first]))
     assert second["weftline"]["session_id"] != first
-    assert len(server.app.state.driver.registry) == 2
+    assert server.service.status().sessions == 2
 
 
 async def test_a_run_that_nobody_heard_of_is_forgotten(serve: Serve) -> None:
-    """No call of it was answered, so its client cannot close it: the server does, at its end."""
+    """A session whose client had no answer, and so knows no id, ends with its last request."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
     answer = await chat(server, "no rule for this", weftline=said("run"))
     assert answer["error"]["type"] == "EngineFailed"
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_client_that_leaves_before_an_answer_leaves_no_session(serve: Serve) -> None:
-    """The same where it went away in the middle, while another call of the run still waits."""
+    """The same if the client leaves in the middle, while another request of the run waits."""
     server = await serve(SLOW)
     body = {"messages": [{"role": "user", "content": WORDS}], "weftline": said("run")}
     first = asyncio.create_task(leave_after(server, "/v1/chat/completions", body, 0))
     await leave_after(server, "/v1/chat/completions", body, 0)
     await first
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_the_limit_of_sessions_holds_for_runs(serve: Serve) -> None:
-    """Opening by a chat request is opening: past the limit it is refused, joining is not."""
+    """A chat request that opens a session is refused at the limit; one that joins is not."""
     server = await serve(config=ServerConfig(registry=RegistryConfig(max_sessions=1)))
     await chat(server, "hi", weftline=said("one"))
     assert (await chat(server, "hi", weftline=said("two")))["error"]["type"] == "Overloaded"

@@ -39,7 +39,7 @@ async def chat(server: Server, *messages: Any, **more: Any) -> Any:
 
 
 async def streamed(server: Server, *messages: Any, **more: Any) -> list[dict[str, Any]]:
-    """Every chunk of a streamed chat but the last line, which says that it is over."""
+    """Every chunk of a streamed chat, without the last line, which is [DONE]."""
     body = {"messages": messages, "stream": True, **more}
     answer = await server.http.post("/v1/chat/completions", json=body)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -96,7 +96,7 @@ async def test_a_template_with_tools_gets_them(serve: Serve, monkeypatch: Any) -
 
 
 async def test_a_call_is_read_from_the_answer(serve: Serve) -> None:
-    """Content, calls, and the reason; whole and streamed are the same, ids too."""
+    """Whole and streamed answers have the same content, calls, ids and finish reason."""
     server = await serve(SAYS)
     whole = (await chat(server, USER, tools=[WEATHER]))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -118,7 +118,7 @@ async def test_a_call_is_read_from_the_answer(serve: Serve) -> None:
 
 
 async def test_without_tools_the_same_text_is_text(serve: Serve) -> None:
-    """A model that writes a call nobody asked for has written text."""
+    """A call that the model writes without being offered tools is text."""
     server = await serve(SAYS)
     for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         choice = (await chat(server, USER, **more))["choices"][0]
@@ -129,7 +129,7 @@ async def test_without_tools_the_same_text_is_text(serve: Serve) -> None:
 
 
 async def test_one_call_at_most(serve: Serve) -> None:
-    """parallel_tool_calls false: what else the model calls is left out."""
+    """With parallel_tool_calls false only the first call is kept."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", CALL * 2),)))
     for flag, count in ((True, 2), (False, 1)):
         choice = (await chat(server, USER, tools=[WEATHER], parallel_tool_calls=flag))["choices"][0]
@@ -137,7 +137,7 @@ async def test_one_call_at_most(serve: Serve) -> None:
 
 
 async def test_a_model_that_has_to_call_a_tool_calls_it_once(serve: Serve) -> None:
-    """Unless the client asks for more."""
+    """One call, unless the client asks for more."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", CALL * 2),)))
     for more, count in (({}, 1), ({"parallel_tool_calls": True}, 2)):
         answer = await chat(server, USER, tools=[WEATHER], tool_choice="required", **more)
@@ -145,7 +145,7 @@ async def test_a_model_that_has_to_call_a_tool_calls_it_once(serve: Serve) -> No
 
 
 def test_arguments_are_those_that_the_schema_names() -> None:
-    """Nothing is made up for a function that takes nothing; who takes anything says so."""
+    """A function without parameters gets no arguments, unless its schema allows any."""
     open_schema = {"type": "object", "properties": {}, "additionalProperties": True}
     functions = (Function(name="now"), Function(name="any", parameters=open_schema))
     asks = Call(
@@ -162,7 +162,7 @@ def test_arguments_are_those_that_the_schema_names() -> None:
 
 
 async def test_an_agent_loop_runs_in_the_server(serve: Serve) -> None:
-    """Over submit: the value is the assistant's message, and it goes on as a message."""
+    """Over submit the value is the assistant's message, and the next prompt takes it as one."""
     server = await serve(SAYS)
     session = await server.session()
     ask = [
@@ -210,7 +210,7 @@ async def test_transforms_reach_into_the_message(serve: Serve) -> None:
 
 
 async def test_a_whole_history_is_one_input(serve: Serve) -> None:
-    """A list of messages, as a value or out of a variable; anything else is refused."""
+    """A list of messages is an input as a value or as a variable; anything else is refused."""
     server = await serve()
     session = await server.session()
     prompt = [

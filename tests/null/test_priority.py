@@ -48,7 +48,7 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
         ended.append(priority)
 
     tasks = [asyncio.create_task(ask(0))]
-    dispatcher = server.app.state.driver.dispatcher
+    dispatcher = server.driver.dispatcher
     while dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
     tasks += [asyncio.create_task(ask(priority)) for priority in (5, 1, -5)]

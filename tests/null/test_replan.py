@@ -22,13 +22,13 @@ async def busy(serve: Serve) -> Server:
     server = await serve(ONE_PLACE)
     hold = await server.session()
     await server.submit(hold, call("hold", "one two three four five{{output:x}}", x="x"))
-    while server.app.state.driver.dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110
+    while server.driver.dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     return server
 
 
 async def queued(server: Server, count: int) -> None:
-    while server.app.state.driver.dispatcher.queued < count:  # noqa: ASYNC110 - nobody tells
+    while server.service.status().queued < count:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
 
 
@@ -66,7 +66,7 @@ async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
     maps = [call(f"m{i}", f"{i}{{{{output:o}}}}", o=f"m{i}") for i in range(2)]
     await server.submit(session, *maps)
     await queued(server, 2)
-    dispatcher = server.app.state.driver.dispatcher
+    dispatcher = server.driver.dispatcher
 
     def hints() -> list[tuple[str, int]]:
         waiting = (work.op.hints for work in dispatcher._queue.values())

@@ -49,7 +49,7 @@ async def test_lost_answers_are_asked_for_again(serve: Serve) -> None:
     session = await client.session().open()
     await session.submit([ECHO])
     assert await session.get("x") == "one two"
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
     assert len((await session.graph())["calls"]) == 1
     keys = {
         path: {key for _, p, key in transport.seen if p == path} for _, path, _ in transport.seen

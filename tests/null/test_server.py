@@ -14,7 +14,7 @@ from weftline_server.config import ServerConfig
 
 
 async def test_dependent_calls_run_in_the_server(serve: Serve) -> None:
-    """One submit, one get: the second call's prompt is made of the first one's answer."""
+    """One submit and one get: the second call's prompt contains the first call's answer."""
     server = await serve()
     session = await server.session()
     answer = await server.submit(
@@ -29,7 +29,7 @@ async def test_dependent_calls_run_in_the_server(serve: Serve) -> None:
 
 
 async def test_the_graph_shows_what_the_server_saw(serve: Serve) -> None:
-    """Calls, edges, depths and groups; and that the intermediate value never reached the client."""
+    """Calls, edges, depths and groups. The client never read the intermediate value."""
     server = await serve()
     session = await server.session()
     maps = [call(f"map{i}", f"Chunk {i}.{{{{output:m}}}}", m=f"m{i}") for i in range(2)]
@@ -76,7 +76,7 @@ async def test_several_outputs_and_one_at_the_start(serve: Serve) -> None:
 
 
 async def test_an_output_at_the_very_start(serve: Serve) -> None:
-    """Nothing stands before it, and the next output sees what it came to."""
+    """There is no text before it, and the next output sees its value."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("b!", "c!"), ("", "b!"))))
     session = await server.session()
     await server.submit(session, call("first", "{{output:a}} and {{output:b}}", a="a", b="b"))
@@ -153,7 +153,7 @@ async def test_an_engine_that_gives_up(serve: Serve) -> None:
 
 
 async def test_get_times_out_and_the_work_goes_on(serve: Serve) -> None:
-    """A timeout is the reader's affair; the call runs to its end."""
+    """A timeout ends the get alone; the call runs to its end."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.05)))
     session = await server.session()
     await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
@@ -181,7 +181,7 @@ async def test_stop_strings_and_max_tokens(serve: Serve) -> None:
 
 
 async def test_closing_a_session_ends_its_gets(serve: Serve) -> None:
-    """A reader of a session that is closed is told so; the session is unknown from then on."""
+    """Closing a session ends its readers with an error; from then on the session is unknown."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     session = await server.session()
     await server.submit(session, call("slow", "one{{output:x}}", x="x"))
@@ -212,7 +212,7 @@ async def test_many_sessions_at_once_lose_nothing(serve: Serve) -> None:
 
 @pytest.mark.parametrize("policy", ["app", "request"])
 async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> None:
-    """A policy decides when, never what."""
+    """A policy changes when calls run, never their answers."""
     server = await serve(NullConfig(max_running=1), ServerConfig(policy=policy))
     session = await server.session()
     await server.submit(
@@ -225,7 +225,7 @@ async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> 
 
 
 async def test_a_whole_application_in_one_request(serve: Serve) -> None:
-    """Session, calls, value and graph in one round trip; nothing of it is left in the server."""
+    """Session, calls, value and graph in one round trip; the server keeps nothing of it."""
     server = await serve()
     calls = [
         call("draft", "Draft.{{output:d}}", d="d"),
@@ -244,7 +244,7 @@ async def test_an_application_that_fails_leaves_nothing(serve: Serve) -> None:
     calls = [call("only", "x{{output:y}}", y="y")]
     answer = await server.http.post("/v1/submit", json={"calls": calls, "get": ["y"]})
     assert (answer.status_code, answer.json()["error"]["call"]) == (502, "only")
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> None:
@@ -257,11 +257,11 @@ async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> No
         answer = await server.http.post("/v1/chat/completions", json=body)
         assert answer.json()["choices"][0]["message"]["content"] == "user: hi"
     assert [c["name"] for c in (await server.graph(session))["calls"]] == ["chat", "chat"]
-    assert len(server.app.state.driver.registry) == 1
+    assert server.service.status().sessions == 1
 
 
 async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
-    """What was submitted, the last variable's parts, its value and the graph, in one answer."""
+    """The calls' ids, the last variable's parts, its value and the graph, in one answer."""
     server = await serve()
     calls = [
         call("draft", "Draft.{{output:d}}", d="d"),
@@ -273,14 +273,14 @@ async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
     assert names[0] == "submitted" and names[-2:] == ["value", "graph"]
     assert set(names[1:-2]) == {"part"}
     assert '{"value": "Polish: Draft."}' in text
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
     refused = await server.http.post("/v1/submit", json={"calls": calls, "stream": "nope"})
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "UnknownVariable")
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
-    """One answer brings each variable as soon as it is ready, what failed too, and then ends."""
+    """One answer pushes each variable when it is ready or has failed, and then ends."""
     server = await serve()
     ask = {"name": "t", "in_out": "out", "semantic_var_id": "t", "transforms": [{"op": "json"}]}
     calls = [
@@ -299,11 +299,11 @@ async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
     assert (said["f"]["value"], said["f"]["finish_reason"]) == ("Polish: Draft.", "stop")
     assert (said["f"]["prompt_tokens"], said["f"]["output_tokens"]) == (2, 2)
     assert said["t"]["error"]["type"] == "TransformFailed"
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_watched_parts_add_up(serve: Serve) -> None:
-    """With `parts` the text of each variable comes as it is generated, before its value."""
+    """With `parts` the text of each variable is pushed as it is generated, before its value."""
     server = await serve()
     calls = [call(n, f"{n} says {n}.{{{{output:o}}}}", o=n) for n in ("a", "b")]
     body = {"calls": calls, "watch": ["a", "b"], "parts": True, "close": True}
@@ -320,22 +320,22 @@ async def test_watched_parts_add_up(serve: Serve) -> None:
     "wrong", [{"watch": ["d", "d"]}, {"watch": ["d"], "get": ["d"]}, {"watch": ["d d"]}]
 )
 async def test_a_watch_that_makes_no_sense_is_refused(serve: Serve, wrong: dict[str, Any]) -> None:
-    """Nothing is opened and nothing runs."""
+    """No session is opened and no call runs."""
     server = await serve()
     body = {"calls": [call("draft", "Draft.{{output:d}}", d="d")], **wrong}
     refused = await server.http.post("/v1/submit", json=body)
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
 
 
 async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
-    """Variables of earlier submits, several at once; without a session there is nothing to read."""
+    """It reads variables of earlier submits. Without a session it is refused."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("a", "A.{{output:o}}", o="a"), detach=True)
     await server.submit(session, call("b", "B.{{output:o}}", o="b"), detach=True)
     answer = await server.submit(session, get=["b", "a"], close=True)
     assert answer.json()["values"] == {"b": "B.", "a": "A."}
-    assert len(server.app.state.driver.registry) == 0
+    assert server.service.status().sessions == 0
     refused = await server.http.post("/v1/submit", json={"calls": [], "get": ["a"]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "calls")

@@ -36,7 +36,7 @@ async def events(server: Server, session: str, **headers: str) -> list[tuple[str
 
 
 async def test_ids_are_where_to_go_on(serve: Serve) -> None:
-    """In characters, so that who was cut off anywhere gets the rest and the value."""
+    """Offsets count characters, so a client that was cut off anywhere gets the rest."""
     server, session = await made(serve)
     end = str(len(TEXT))
     whole = await events(server, session)
@@ -58,7 +58,7 @@ async def test_the_value_is_what_the_transforms_made(serve: Serve) -> None:
 
 
 async def test_a_failure_is_an_event_that_names_its_call(serve: Serve) -> None:
-    """What was generated before it comes first: a stream that began cannot have a status."""
+    """The text is sent first, then the error: the status of a stream cannot change any more."""
     server, session = await made(serve, transforms=[{"op": "json"}])
     part, (event, _, data) = await events(server, session)
     assert part[0] == "part" and event == "error"
@@ -67,7 +67,7 @@ async def test_a_failure_is_an_event_that_names_its_call(serve: Serve) -> None:
 
 @pytest.mark.parametrize("id", ["-1", "x", "1.5", "9" * 13, "\u00b2"])
 async def test_an_id_that_is_none_of_ours(serve: Serve, id: str) -> None:
-    """Nor is a digit that counts for nothing, as in a square: headers are Latin-1."""
+    """A superscript digit, which is Latin-1 and so may be in a header, is not a number either."""
     server, session = await made(serve)
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
     headers = {b"Last-Event-ID": id.encode("latin-1")}
@@ -80,7 +80,7 @@ async def test_an_id_that_is_none_of_ours(serve: Serve, id: str) -> None:
 async def test_what_cannot_come_is_a_status_and_no_stream(
     serve: Serve, variable: str, status: int
 ) -> None:
-    """An unknown variable, and one that nothing makes."""
+    """An unknown variable, and one without a producer, are errors before the stream begins."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("wait", "{{input:t}}{{output:x}}", t="topic", x="x"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from weftline.errors import InvalidRequest
 from weftline_server.commands.engines import EngineSpec
-from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.runtime.service import Service, Status
 
 log = logging.getLogger("weftline.cluster")
 
@@ -139,11 +139,11 @@ def from_arguments(args: argparse.Namespace) -> ClusterConfig | None:
 class RayCluster:
     """Starts and ends replicas. When a node dies, Ray itself restarts its replicas elsewhere."""
 
-    def __init__(self, config: ClusterConfig, spec: EngineSpec, dispatcher: Dispatcher) -> None:
+    def __init__(self, config: ClusterConfig, spec: EngineSpec, service: Service) -> None:
         self._config = config
         fields = dataclasses.asdict(spec).items()
         self._spec = json.dumps({key: value for key, value in fields if value is not None})
-        self._dispatcher = dispatcher
+        self._service = service
         self._replicas: dict[str, Any] = {}
         self._count = 0
         self._idle_since: float | None = None
@@ -170,25 +170,27 @@ class RayCluster:
 
     async def _tick(self) -> None:
         await self._replace_failed()
-        count = wanted(self._config, len(self._replicas), self._dispatcher.queued, self._idle_s())
+        status = self._service.status()
+        idle_s = self._idle_s(status)
+        count = wanted(self._config, len(self._replicas), status.queued, idle_s)
         while len(self._replicas) < count and time.monotonic() >= self._not_before:
             self._start()
         if len(self._replicas) > count:
             self._idle_since = None
             await self._end(self._least_busy())
 
-    def _idle_s(self) -> float:
+    def _idle_s(self, status: Status) -> float:
         """Return for how many seconds at least one replica has been idle."""
-        busy = {name for name, (ops, _) in self._dispatcher.running().items() if ops}
-        if self._dispatcher.queued or len(busy) == len(self._replicas):
+        busy = [engine for engine in status.engines if engine.running]
+        if status.queued or len(busy) == len(self._replicas):
             self._idle_since = None
             return 0.0
         self._idle_since = self._idle_since or time.monotonic()
         return time.monotonic() - self._idle_since
 
     def _least_busy(self) -> str:
-        running = self._dispatcher.running()
-        return min(self._replicas, key=lambda name: running.get(name, (0, 0)))
+        load = {one.name: (one.running, one.tokens) for one in self._service.engines}
+        return min(self._replicas, key=lambda name: load.get(name, (0, 0)))
 
     def _start(self) -> None:
         import ray

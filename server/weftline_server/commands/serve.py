@@ -31,7 +31,6 @@ from weftline_server.commands.settings import LEVELS, Settings, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
-from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.placement import POLICIES
 
 
@@ -176,7 +175,9 @@ async def _serve(
     port = listener.getsockname()[1]
     app = create_app(config, makers)
     # If an engine fails to start, print its sentence, without uvicorn's stack trace.
-    logging.getLogger("uvicorn.error").addFilter(lambda _: state_of(app).start_error is None)
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda _: state_of(app).service.start_error is None
+    )
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
@@ -197,11 +198,11 @@ async def _serve(
         async with _open(app, gate):
             await server.serve(sockets=[listener])
     except SystemExit:  # raised by uvicorn when the start failed
-        if state_of(app).start_error is None:
+        if state_of(app).service.start_error is None:
             raise
     finally:
         listener.close()
-    error = state_of(app).start_error
+    error = state_of(app).service.start_error
     if error is not None:
         print(f"weftline: {error}", file=sys.stderr)
         return 1
@@ -214,13 +215,13 @@ async def _open(app: FastAPI, opens: _Gate | None) -> AsyncIterator[None]:
     if opens is None:
         yield
         return
-    dispatcher: Dispatcher = state_of(app).driver.dispatcher
+    service = state_of(app).service
     replicas, host = None, opens.host
     if opens.cluster is not None:
         assert opens.spec is not None
-        replicas = cluster.RayCluster(opens.cluster, opens.spec, dispatcher)
+        replicas = cluster.RayCluster(opens.cluster, opens.spec, service)
         host = host or await replicas.connect()
-    gate = Gate(opens.key, dispatcher.join)
+    gate = Gate(opens.key, service.join)
     try:
         port = await gate.listen(host, opens.port)
     except OSError as error:

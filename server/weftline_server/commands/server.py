@@ -23,7 +23,6 @@ from weftline_server.http.state import state_of
 
 log = logging.getLogger("weftline.server")
 
-POLL_S = 0.02  # seconds between two checks of a drain whether calls still run
 FLUSH_S = 3  # seconds to send the last responses after the drain
 HURRY_S = 1.5  # seconds from a second signal to a forced exit
 
@@ -50,11 +49,9 @@ class Server(uvicorn.Server):
 
     def _lacking(self) -> Iterator[str]:
         """Yield a line per engine that lacks a capability, except for the null engine."""
-        driver = state_of(self._app).driver
-        for slot in driver.dispatcher.slots:
-            assert slot.description is not None, "the server has started"
-            if slot.description.lacking and slot.description.model != "null":
-                yield f"engine {slot.name} " + "; ".join(slot.description.lacking)
+        for engine in state_of(self._app).service.engines:
+            if engine.lacks and engine.model != "null":
+                yield f"engine {engine.name} " + "; ".join(engine.lacks)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second. It may run between any two instructions."""
@@ -79,19 +76,11 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         """Take no new work from now on, and exit when the running calls have ended."""
-        state_of(self._app).draining = True
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        driver = state_of(self._app).driver
-        try:
-            async with asyncio.timeout(self._drain_s):
-                while driver.registry.busy():  # noqa: ASYNC110 - sessions do not signal their end
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            log.warning("calls still run after %g s: they are cancelled", self._drain_s)
-        await driver.shut_down()
+        await state_of(self._app).service.drain(self._drain_s)
         self.should_exit = True
 
     def _end_now(self) -> None:

@@ -1,1 +1,1 @@
-"""The routes: HTTP in, calls of the runtime, HTTP and server-sent events out."""
+"""The HTTP routes: they read requests, call the runtime's service, and write answers or events."""

@@ -1,5 +1,6 @@
-"""Answers that are kept by idempotency key, for a while and up to a size, so that they can be given
-again; synchronous, and told the time.
+"""The answers that are kept by idempotency key, within limits of age, number and size.
+
+All of it is synchronous; the time is an argument.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from weftline.errors import KeyReused, Overloaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswersConfig:
-    """How many seconds an answer is kept, and how many keys and bytes of answers a tenant has.
+    """The seconds that an answer is kept, and a tenant's limits of keys and of bytes of answers.
 
-    An answer of more than `max_answer` bytes is not kept. A request goes on for `reconnect_s` after
-    its client has left, so that a client whose connection broke can ask again.
+    An answer of more than `max_answer` bytes is not kept. A request goes on for `reconnect_s`
+    seconds after its client has left, so that a client whose connection broke can repeat it.
     """
 
     expiry_s: float = 600.0
@@ -25,8 +26,8 @@ class AnswersConfig:
     reconnect_s: float = 1.0
 
 
-class Answer:
-    """An HTTP response as far as it has been sent; `body` is None once it is too large to keep."""
+class Recorded:
+    """An HTTP response as far as it was sent; `body` is None once it is too large to keep."""
 
     def __init__(self, max_bytes: int) -> None:
         self.status = 0
@@ -38,21 +39,22 @@ class Answer:
 
     @property
     def streams(self) -> bool:
-        """Whether it is a stream of events, which is given while it comes."""
+        """Whether it is a stream of events, which repetitions get while it is generated."""
         kind = dict(self.headers).get(b"content-type", b"")
         return kind.startswith(b"text/event-stream")
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would get it again, as far as the server can say."""
+        """Whether the same request would get the same answer again, as far as is known."""
         return self.whole and self.status < 500 and self.status not in (408, 429)
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Set the status and the headers, which come first."""
         self.status, self.headers = status, headers
         self.wake()
 
     def add(self, part: bytes, *, last: bool) -> None:
-        """Append to the body."""
+        """Append `part` to the body."""
         self.whole = last
         if self.body is not None:
             self.body += part
@@ -61,7 +63,7 @@ class Answer:
         self.wake()
 
     def wake(self) -> None:
-        """Wake whoever waits in `grown`."""
+        """Wake every waiter in `grown`."""
         self._grown.set()
         self._grown = asyncio.Event()
 
@@ -72,15 +74,15 @@ class Answer:
 
 @dataclass(slots=True)
 class Entry:
-    """A request under a key: its answer, and how many clients wait for it.
+    """A request under a key: its answer, and the number of clients that wait for it.
 
-    `changed` is set when a client comes or goes. `ended` says that the request has ended, `kept`
-    that its answer may then be given again.
+    `made` is when it began. `changed` is set when a client arrives or leaves. `ended` says that the
+    request has ended, `kept` that its answer was kept for repetitions.
     """
 
     digest: bytes
     made: float
-    answer: Answer
+    answer: Recorded
     clients: int = 1
     ended: bool = False
     kept: bool = False
@@ -88,10 +90,11 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """The bytes of the answer that is kept."""
         return len(self.answer.body or b"") if self.kept else 0
 
     def count(self, by: int) -> None:
-        """One client more, or one less."""
+        """Add `by` to the number of clients that wait."""
         self.clients += by
         self.changed.set()
 
@@ -108,7 +111,7 @@ class Answers:
         return len(self._entries)
 
     def find(self, key: str, digest: bytes, now: float) -> Entry | None:
-        """The entry of `key`, if there is one. Raises KeyReused if its request was another."""
+        """The entry of `key`, if any. Raises KeyReused if it belongs to another request."""
         self._expire(now)
         entry = self._entries.get(key)
         if entry is not None and entry.digest != digest:
@@ -120,20 +123,20 @@ class Answers:
         return entry
 
     def begin(self, key: str, digest: bytes, now: float) -> Entry:
-        """A new entry, for a request that starts now. Raises Overloaded if all keys are in use."""
+        """A new entry for a request that starts now. Raises Overloaded if every key is in use."""
         if len(self._entries) >= self._config.max_keys and not self._evict():
             raise Overloaded(
                 f"{len(self._entries)} requests with an Idempotency-Key are running: try again "
                 "later",
                 retry_after_s=1.0,
             )
-        entry = self._entries[key] = Entry(digest, now, Answer(self._config.max_answer))
+        entry = self._entries[key] = Entry(digest, now, Recorded(self._config.max_answer))
         return entry
 
-    def end(self, key: str, *, given_up: bool = False) -> None:
-        """The request of `key` has ended; its answer is kept if it is final and not `given_up`."""
+    def end(self, key: str, *, abandoned: bool = False) -> None:
+        """End the request of `key`, and keep its answer if it is final and was not `abandoned`."""
         entry = self._entries[key]
-        entry.ended, entry.kept = True, entry.answer.is_final and not given_up
+        entry.ended, entry.kept = True, entry.answer.is_final and not abandoned
         entry.answer.wake()
         self._bytes += entry.size
         if not entry.kept:
@@ -144,7 +147,7 @@ class Answers:
     def _expire(self, now: float) -> None:
         for key, entry in list(self._entries.items()):
             if now - entry.made <= self._config.expiry_s:
-                break  # the others are younger
+                break  # the rest are younger
             if entry.ended:
                 self._forget(key)
 

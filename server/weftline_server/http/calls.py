@@ -10,75 +10,74 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest
+from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
-from weftline_server.http.deps import ACCEPTING, DriverDep, Tenant
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
-from weftline_server.http.state import state_of
-from weftline_server.http.watch import watch
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
-from weftline_server.observe.view import graph_view
-from weftline_server.runtime.driver import Driver
+from weftline_server.observe.view import graph_view, output_step
+from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
-RESUME_S = 2.0  # a stream that was cut off is waited for, and its work goes on
+RESUME_S = 2.0  # how long work goes on for a stream that was cut off, until its reader is back
+MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
 @router.post("/submit", dependencies=[ACCEPTING], openapi_extra=schema(Submit), response_model=None)
-async def submit(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
-    """Take calls, all or none. Those whose inputs are ready start at once."""
+async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """Add calls, all or none. Those whose inputs are ready start at once."""
     body = await read(request, Submit)
     config = state_of(request.app).config
     if len(body.calls) > config.max_calls:
         raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
     named = body.session_id
     if named is None:
-        session = driver.open(tenant, stays=not body.close)
+        session = service.open(tenant, stays=not body.close)
     else:
-        session = driver.registry.find(tenant, named)
-    # Nobody learns the id of a session that is opened here and fails, so nobody else can close it.
+        session = service.find(tenant, named)
+    # A client does not learn the id of a session that is opened here and fails: it cannot close it.
     close = body.close or named is None
     try:
-        answer = _submitted(session, await driver.submit(session, body))
+        answer = _submitted(session, await service.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
                 session.watch.check(variable, wait=False)
             close = False
-            return EventStream(sse_or_error(_whole_run(driver, session, body, answer)))
+            return EventStream(sse_or_error(_whole_run(service, session, body, answer)))
         if body.get:
-            answer["values"] = await or_disconnect(request, _values(driver, session, body.get))
+            answer["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
-            answer["graph"] = graph_view(session, driver.dispatcher.slots)
+            answer["graph"] = graph_view(session, service.engines)
         close = body.close
         return JSONResponse(answer)
     finally:
         if close:
-            driver.close(session)
+            service.close(session)
 
 
 async def _whole_run(
-    driver: Driver, session: Session, body: Submit, answer: dict[str, Any]
+    service: Service, session: Session, body: Submit, answer: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
-    """What was submitted, what is streamed or watched of it, and the graph if asked for."""
+    """A `submitted` event, the events of the stream or the watch, and the graph if asked for."""
     try:
         yield sse("submitted", answer)
         if body.stream is None:
-            events = watch(driver, session, body.watch, parts=body.parts)
+            events = _watch(service, session, body.watch, parts=body.parts)
         else:
             get = Get(session_id=session.id, semantic_var_id=body.stream)
-            events = _events(driver, session, get, offset=0)
+            events = _events(service, session, get, offset=0)
         async with aclosing(events):
             async for event in events:
                 yield event
         if body.graph:
-            yield sse("graph", graph_view(session, driver.dispatcher.slots))
+            yield sse("graph", graph_view(session, service.engines))
     finally:
         if body.close:
-            driver.close(session)
+            service.close(session)
 
 
 def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -95,23 +94,23 @@ def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-async def _values(driver: Driver, session: Session, variables: Sequence[str]) -> dict[str, Any]:
+async def _values(service: Service, session: Session, variables: Sequence[str]) -> dict[str, Any]:
     """The values of all `variables`; the first failure ends the wait for the others."""
-    found = await asyncio.gather(*(driver.readers.get(session, variable) for variable in variables))
+    found = await asyncio.gather(*(service.get(session, variable) for variable in variables))
     return {variable.id: variable.value for variable in found}
 
 
 @router.post("/get", openapi_extra=schema(Get), response_model=None)
-async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
-    """Wait for a variable; as server-sent events when asked."""
+async def get(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """Wait for a variable, or stream it as server-sent events."""
     body = await read(request, Get)
-    session = driver.registry.find(tenant, body.session_id)
+    session = service.find(tenant, body.session_id)
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
-        # What cannot be waited for is a status, not an event in a stream that began with 200.
+        # A variable that will not come is an error status, not an event after a status of 200.
         session.watch.check(body.semantic_var_id, body.wait)
         offset = _offset(request.headers.get("last-event-id"))
-        return EventStream(sse_or_error(_events(driver, session, body, offset)))
-    waiting = driver.readers.get(
+        return EventStream(sse_or_error(_events(service, session, body, offset)))
+    waiting = service.get(
         session,
         body.semantic_var_id,
         criteria=body.criteria,
@@ -125,7 +124,7 @@ async def get(request: Request, driver: DriverDep, tenant: Tenant) -> Response:
 
 
 def _offset(last_event_id: str | None) -> int:
-    """Where to resume: ids are the character offset after each part."""
+    """The offset to resume from: the id of an event is the character offset after its part."""
     if last_event_id is None:
         return 0
     if not last_event_id.isdecimal() or len(last_event_id) > 12:
@@ -134,10 +133,10 @@ def _offset(last_event_id: str | None) -> int:
 
 
 async def _events(
-    driver: Driver, session: Session, body: Get, offset: int
+    service: Service, session: Session, body: Get, offset: int
 ) -> AsyncGenerator[bytes, None]:
-    """`part` events with the text as it comes, then one `value` event."""
-    chunks = driver.readers.stream(
+    """`part` events with the text as it is generated, then one `value` event."""
+    chunks = service.stream(
         session,
         body.semantic_var_id,
         offset=offset,
@@ -151,3 +150,58 @@ async def _events(
         yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=str(end))
     variable = session.variable(body.semantic_var_id)
     yield sse("value", {"value": variable.value}, id=str(end))
+
+
+async def _watch(
+    service: Service, session: Session, variables: Sequence[str], *, parts: bool
+) -> AsyncGenerator[bytes, None]:
+    """One `value` or `failed` event for each of `variables`; with `parts` also its text in parts.
+
+    A failed variable leaves the others alone. The stream ends with the last variable; closing it
+    earlier counts as a reader that leaves each variable that is not ready.
+    """
+    events: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue(MAX_UNSENT)
+
+    async def follow(variable: str) -> None:
+        try:
+            if parts:
+                async for chunk in service.stream(session, variable):
+                    text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
+                    await events.put((sse("part", text), False))
+            else:
+                await service.get(session, variable)
+            last = sse("value", _watched(session, variable))
+        except WeftlineError as error:
+            last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
+        await events.put((last, True))
+
+    followers = [asyncio.create_task(follow(variable)) for variable in variables]
+    left = len(followers)
+    try:
+        while left:
+            event, is_last = await events.get()
+            left -= is_last
+            yield event
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+
+def _watched(session: Session, variable: str) -> dict[str, Any]:
+    """The value, and how it was generated unless the client has set it."""
+    value = {"semantic_var_id": variable, "value": session.variable(variable).value}
+    step = output_step(session, variable)
+    if step is None:
+        return value
+    assert step.usage is not None and step.reason is not None, "a ready output has finished"
+    task = session.primitives[session.graph.producer[variable]].task.task
+    return {
+        **value,
+        "call_id": task.id,
+        "model": task.resource,
+        "prompt_tokens": step.usage.prompt_tokens,
+        "cached_tokens": step.usage.cached_tokens,
+        "output_tokens": step.usage.output_tokens,
+        "finish_reason": step.reason.value,
+    }

@@ -1,7 +1,7 @@
-"""A response of server-sent events, which also pings, and ends when its reader is gone.
+"""A response of server-sent events, which pings while it is idle and ends when its reader leaves.
 
-By itself, and not by sse-starlette, whose task group, lock and cancel scope took a third of what an
-event of a streamed answer cost in the server.
+It does not use sse-starlette, whose task group, lock and cancel scope took a third of the time that
+the server spends on an event of a streamed answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from weftline.errors import WeftlineError
+from weftline_server.http.wire import disconnect
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-PING_S = 15.0  # proxies close a connection on which nothing was said for a minute
-SEND_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is gone
+PING_S = 15.0  # proxies close a connection that was idle for a minute
+SEND_TIMEOUT_S = 30.0  # a reader that reads nothing for this long counts as gone
 
 PING = b": ping\n\n"
 
@@ -29,7 +30,7 @@ to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def sse(event: str | None, data: Any, id: str | None = None) -> bytes:
-    """One server-sent event; `data` becomes JSON unless it is a string, which has one line."""
+    """One server-sent event. `data` becomes JSON, unless it is a string of a single line."""
     body = data if isinstance(data, str) else to_json(data)
     name = "" if event is None else f"event: {event}\n"
     number = "" if id is None else f"id: {id}\n"
@@ -37,7 +38,7 @@ def sse(event: str | None, data: Any, id: str | None = None) -> bytes:
 
 
 async def sse_or_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """`events`, ended by an `error` event if they raise: the status line is long sent."""
+    """`events`, ended by an `error` event if they raise, as the status has been sent by then."""
     try:
         async with aclosing(events):
             async for event in events:
@@ -47,8 +48,11 @@ async def sse_or_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
 
 
 class EventStream(Response):
-    """Sends `events` as they come. They are closed in any case: at their end, when the client has
-    gone, when it takes nothing for SEND_TIMEOUT_S."""
+    """Sends `events` as they arrive.
+
+    It closes them at their end, when the client leaves, and when the client reads nothing for
+    SEND_TIMEOUT_S.
+    """
 
     media_type = "text/event-stream"
 
@@ -56,17 +60,13 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         self._events = events
-        self._sending: float | None = None  # since when an event waits for the client to read
-        self._said = time.monotonic()
+        self._sending: float | None = None  # the time since when an event waits to be read
+        self._sent = time.monotonic()  # when the last event or ping was sent
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
         sending = asyncio.create_task(self._send_all(send))
-        left = asyncio.create_task(gone())
+        left = asyncio.create_task(disconnect(receive))
         try:
             while not sending.done() and not left.done() and not self._stuck():
                 await asyncio.wait(
@@ -87,16 +87,16 @@ class EventStream(Response):
         await send(start)
         async with aclosing(self._events) as events:
             async for event in events:
-                self._sending = self._said = time.monotonic()
+                self._sending = self._sent = time.monotonic()
                 await send({"type": "http.response.body", "body": event, "more_body": True})
                 self._sending = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
-        """Say something where nothing was said for a while, and nothing waits to be read."""
+        """Send a ping if nothing was sent for PING_S and nothing waits to be read."""
         now = time.monotonic()
-        if self._sending is None and now - self._said >= PING_S:
-            self._said = now
+        if self._sending is None and now - self._sent >= PING_S:
+            self._sent = now
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": PING, "more_body": True})
 

@@ -1,4 +1,4 @@
-"""GET /health/live, GET /health/ready and GET /v1/models."""
+"""What the server says of itself: GET /health/live, /health/ready, /metrics and /v1/models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline_server.http.deps import DriverDep, Tenant
-from weftline_server.http.state import state_of
+from weftline_server.http.state import ServiceDep, Tenant, state_of
+from weftline_server.observe import engine_metrics
 from weftline_server.schedule.engines.slot import EngineState
 
 router = APIRouter(tags=["health"])
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus's text format
 
 
 @router.get("/health/live")
@@ -21,39 +23,46 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/health/ready", response_model=None)
-async def ready(request: Request, driver: DriverDep) -> Response:
-    """200 when every model has an engine that takes work, 503 when one has none, or when draining.
+async def ready(service: ServiceDep) -> Response:
+    """200 if every model has an engine that takes work; 503 if one has none, or while draining.
 
     Both name the state of each engine, why one is not ready, and the node of one elsewhere.
     """
-    dispatcher = driver.dispatcher
-    draining, fine = state_of(request.app).draining, dispatcher.healthy
+    status = service.status()
+    off = [engine for engine in status.engines if engine.state is not EngineState.READY]
     body: dict[str, Any] = {
-        "status": "draining" if draining else "ready" if fine else "not ready",
-        "engines": {slot.name: slot.state.value for slot in dispatcher.slots},
+        "status": "draining" if status.draining else "ready" if status.healthy else "not ready",
+        "engines": {engine.name: engine.state.value for engine in status.engines},
     }
-    off = [slot for slot in dispatcher.slots if slot.state is not EngineState.READY]
-    if reasons := {slot.name: slot.last_error for slot in off if slot.last_error}:
+    if reasons := {engine.name: engine.last_error for engine in off if engine.last_error}:
         body["reasons"] = reasons
-    if nodes := {slot.name: slot.node for slot in dispatcher.slots if slot.node}:
+    if nodes := {engine.name: engine.node for engine in status.engines if engine.node}:
         body["nodes"] = nodes
-    return JSONResponse(body, 200 if fine and not draining else 503)
+    return JSONResponse(body, 200 if status.healthy and not status.draining else 503)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """Queue, engines, tokens and phases, and what engines measure themselves; a key is needed where
+    the server has keys."""
+    rendered = state_of(request.app).metrics.render()
+    of_engines = await engine_metrics.gather(service.engines)
+    return Response(rendered + of_engines, media_type=METRICS_TYPE)
 
 
 @router.get("/v1/models")
-async def models(driver: DriverDep, tenant: Tenant) -> dict[str, Any]:
+async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The served models, the default one first, in OpenAI's shape."""
-    dispatcher = driver.dispatcher
     return {
         "object": "list",
         "data": [
             {
-                "id": model,
+                "id": model.name,
                 "object": "model",
                 "created": 0,
                 "owned_by": "weftline",
-                "max_model_len": dispatcher.prompter(model).description.context_limit,
+                "max_model_len": model.context_limit,
             }
-            for model in dispatcher.models
+            for model in service.models
         ],
     }

@@ -1,8 +1,8 @@
-"""Idempotency keys: a request that comes again with the same key and body is done once.
+"""Idempotency keys: a request that is repeated with the same key and body is done only once.
 
-The second and every later one gets the first one's answer, also while the first still runs; of a
-stream all that there is, and the rest as it comes. ASGI middleware, because it must see the whole
-answer; what is kept is decided in `answers`.
+Every repetition gets the first request's answer, even while the first still runs. Of a stream it
+gets the part that was sent, and the rest as it is generated. This is ASGI middleware because it
+must see the whole answer. `answers` decides which answers are kept.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from starlette.requests import Request
 
 from weftline.errors import InvalidRequest, KeyReused, WeftlineError
 from weftline_server.http.answers import Answers, AnswersConfig, Entry
-from weftline_server.http.deps import tenant_of
-from weftline_server.http.wire import error_response
+from weftline_server.http.state import tenant_of
+from weftline_server.http.wire import disconnect, error_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +27,7 @@ MAX_KEY_CHARS = 255
 
 
 class Idempotency:
-    """Keeps the answers of every tenant; requests without a key pass through."""
+    """Answers repeated requests of every tenant; requests without a key pass through."""
 
     def __init__(self, app: ASGIApp, config: AnswersConfig, max_body: int) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class Idempotency:
             )
         tenant = tenant_of(Request(scope))
         messages, body = await _read(receive, self._max_body)
-        if body is None:  # too large, or its client left: the route says so
+        if body is None:  # it is too large or was cut off, which the route reports
             await self._app(scope, _after(messages, receive), send)
             return
         answers = self._tenants.setdefault(tenant, Answers(self._config))
@@ -64,7 +64,7 @@ class Idempotency:
                 entry = answers.begin(key, digest, time.monotonic())
                 await self._first(answers, key, entry, scope, _after(messages, receive), send)
                 return
-            if await _given_again(key, entry, receive, send):
+            if await _repeat(key, entry, receive, send):
                 return
 
     async def _first(
@@ -76,7 +76,7 @@ class Idempotency:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the request; its client may leave as long as others wait for the same answer."""
+        """Run the request to its end, as long as any client waits for its answer."""
         answer = entry.answer
         abandoned = False
 
@@ -85,7 +85,7 @@ class Idempotency:
             message = await receive()
             if message["type"] == "http.disconnect":
                 entry.count(-1)
-                await _nobody_waits(entry, self._config.reconnect_s)
+                await _abandoned(entry, self._config.reconnect_s)
                 abandoned = True
             return message
 
@@ -99,10 +99,11 @@ class Idempotency:
         try:
             await self._app(scope, until_abandoned, recorded)
         finally:
-            answers.end(key, given_up=abandoned)
+            answers.end(key, abandoned=abandoned)
 
 
 def _key(scope: Scope) -> str | None:
+    """The request's idempotency key; None if it has none or its route takes none."""
     if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
         return None
     for name, value in scope["headers"]:
@@ -112,7 +113,7 @@ def _key(scope: Scope) -> str | None:
 
 
 async def _read(receive: Receive, max_bytes: int) -> tuple[list[Message], bytes | None]:
-    """The messages of the body, and the body; None if it is too large or was cut off."""
+    """The ASGI messages of the body, and the body; None if it is too large or was cut off."""
     messages, size = [], 0
     while True:
         message = await receive()
@@ -127,7 +128,7 @@ async def _read(receive: Receive, max_bytes: int) -> tuple[list[Message], bytes 
 
 
 def _after(messages: list[Message], receive: Receive) -> Receive:
-    """`messages` again, and then what comes."""
+    """A `receive` that gives `messages` first, then the messages of `receive`."""
     waiting = iter(messages)
 
     async def next_message() -> Message:
@@ -137,29 +138,23 @@ def _after(messages: list[Message], receive: Receive) -> Receive:
     return next_message
 
 
-async def _given_again(key: str, entry: Entry, receive: Receive, send: Send) -> bool:
-    """Give the first request's answer to a later one; False if the first has ended without one that
-    may be given again."""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
+async def _repeat(key: str, entry: Entry, receive: Receive, send: Send) -> bool:
+    """Send the first request's answer to a repetition; False if that answer was not kept."""
     entry.count(+1)
-    giving = asyncio.create_task(_follow(key, entry, send))
-    left = asyncio.create_task(gone())
+    sending = asyncio.create_task(_follow(key, entry, send))
+    left = asyncio.create_task(disconnect(receive))
     try:
-        await asyncio.wait({giving, left}, return_when=asyncio.FIRST_COMPLETED)
-        return giving.result() if giving.done() else True
+        await asyncio.wait({sending, left}, return_when=asyncio.FIRST_COMPLETED)
+        return sending.result() if sending.done() else True
     finally:
         entry.count(-1)
-        for task in (giving, left):
+        for task in (sending, left):
             task.cancel()
-        await asyncio.gather(giving, left, return_exceptions=True)
+        await asyncio.gather(sending, left, return_exceptions=True)
 
 
 async def _follow(key: str, entry: Entry, send: Send) -> bool:
-    """Send what the first request is answered, a stream while it comes."""
+    """Send the first request's answer, a stream while it is generated; False if it was not kept."""
     answer = entry.answer
     while not (entry.ended or answer.streams):
         await answer.grown()
@@ -174,7 +169,7 @@ async def _follow(key: str, entry: Entry, send: Send) -> bool:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     sent, ends = 0, False
     while not ends:
-        # A stream that was given up, or has become too large to keep, breaks off here too.
+        # A stream that was abandoned, or has become too large to keep, breaks off here too.
         ends = answer.whole or entry.ended or answer.body is None
         part = bytes((answer.body or b"")[sent:])
         sent += len(part)
@@ -184,8 +179,8 @@ async def _follow(key: str, entry: Entry, send: Send) -> bool:
     return True
 
 
-async def _nobody_waits(entry: Entry, grace_s: float) -> None:
-    """Return when no client has waited for `grace_s` seconds."""
+async def _abandoned(entry: Entry, grace_s: float) -> None:
+    """Return once no client has waited for the answer for `grace_s` seconds."""
     while True:
         entry.changed.clear()
         if entry.clients > 0:

@@ -1,4 +1,4 @@
-"""Sessions: open and close, their graph, their variables and calls."""
+"""Sessions: open and close, their graph and events, their variables and calls."""
 
 from __future__ import annotations
 
@@ -7,71 +7,77 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
-from weftline_server.http.deps import ACCEPTING, DriverDep, Tenant
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
-from weftline_server.observe.view import graph_view
+from weftline_server.observe.view import graph_view, story_view
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
 
 
 @router.post("", dependencies=[ACCEPTING])
-async def open_session(driver: DriverDep, tenant: Tenant) -> dict[str, str]:
+async def open_session(service: ServiceDep, tenant: Tenant) -> dict[str, str]:
     """Open a session: one run of an application."""
-    return {"session_id": driver.open(tenant).id, "protocol": PROTOCOL_VERSION}
+    return {"session_id": service.open(tenant).id, "protocol": PROTOCOL_VERSION}
 
 
 @router.delete("/{session_id}")
-async def close_session(session_id: str, driver: DriverDep, tenant: Tenant) -> dict[str, str]:
+async def close_session(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, str]:
     """Cancel what the session runs, and forget it."""
-    driver.close(driver.registry.find(tenant, session_id))
+    service.close(service.find(tenant, session_id))
     return {"session_id": session_id}
 
 
 @router.get("/{session_id}/graph")
-async def get_graph(session_id: str, driver: DriverDep, tenant: Tenant) -> dict[str, Any]:
+async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
-    return graph_view(driver.registry.find(tenant, session_id), driver.dispatcher.slots)
+    return graph_view(service.find(tenant, session_id), service.engines)
+
+
+@router.get("/{session_id}/events")
+async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+    """The newest events of the session, oldest first."""
+    return {"events": story_view(service.find(tenant, session_id))}
 
 
 @router.put("/{session_id}/variable/{variable}", openapi_extra=schema(SetVariable))
 async def set_variable(
-    session_id: str, variable: str, request: Request, driver: DriverDep, tenant: Tenant
+    session_id: str, variable: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
     """Give a variable its value; calls that waited for it start."""
-    session = driver.registry.find(tenant, session_id)
+    session = service.find(tenant, session_id)
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
-    driver.set(session, variable, body.value)
+    service.set(session, variable, body.value)
     return {"semantic_var_id": variable, "status": "ready"}
 
 
 @router.delete("/{session_id}/variable/{variable}")
 async def cancel_variable(
-    session_id: str, variable: str, driver: DriverDep, tenant: Tenant
+    session_id: str, variable: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
-    """Cancel the call that makes the variable; one that is there stays."""
-    session = driver.registry.find(tenant, session_id)
-    driver.cancel_variable(session, variable)
+    """Cancel the call that produces the variable; one that is ready stays."""
+    session = service.find(tenant, session_id)
+    service.cancel_variable(session, variable)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
 @router.delete("/{session_id}/call/{call_id}")
 async def cancel_call(
-    session_id: str, call_id: str, driver: DriverDep, tenant: Tenant
+    session_id: str, call_id: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
-    """Cancel a call and all that waits for it; one that has ended stays as it is."""
-    session = driver.registry.find(tenant, session_id)
-    driver.cancel(session, call_id)
+    """Cancel a call and every call that waits for it; one that has ended stays as it is."""
+    session = service.find(tenant, session_id)
+    service.cancel(session, call_id)
     return {"call_id": call_id, "state": session.tasks[call_id].state.value}
 
 
 @router.get("/{session_id}/variable/{variable}")
 async def read_variable(
-    session_id: str, variable: str, driver: DriverDep, tenant: Tenant
+    session_id: str, variable: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, Any]:
-    """A variable as it stands, without waiting."""
-    session = driver.registry.find(tenant, session_id)
-    found = driver.readers.read(session, variable)
+    """The present state of a variable, without waiting."""
+    session = service.find(tenant, session_id)
+    found = service.read(session, variable)
     error = None if found.error is None else found.error.to_body()["error"]
     return {
         "semantic_var_id": variable,

@@ -1,41 +1,38 @@
-"""What the application holds for its routes, with types."""
+"""What every route is given: the application's state, the service, and the tenant that asks."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import hashlib
+import hmac
+from typing import Annotated
 
+from fastapi import Depends, Request
 from starlette.applications import Starlette
 from starlette.datastructures import State
 
+from weftline.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
-from weftline_server.http.provenance import Runs
-from weftline_server.runtime.driver import Driver
+from weftline_server.http.openai.runs import Runs
+from weftline_server.observe.metrics import Metrics
+from weftline_server.runtime.service import Service
 
-
-class Rendered(Protocol):
-    """What Prometheus reads."""
-
-    def render(self) -> bytes: ...
+OPEN_TENANT = "local"  # of every client, on a server without keys
 
 
 class ServerState(State):
-    """Starlette's state, of which each name and type is declared here."""
+    """Starlette's state, with every name and type declared."""
 
     config: ServerConfig
-    driver: Driver
-    metrics: Rendered
+    service: Service
+    metrics: Metrics
     runs: Runs
-    draining: bool
-    start_error: Exception | None
 
-    def __init__(self, config: ServerConfig, driver: Driver, metrics: Rendered) -> None:
+    def __init__(self, config: ServerConfig, service: Service, metrics: Metrics) -> None:
         super().__init__()
         self.config = config
-        self.driver = driver
+        self.service = service
         self.metrics = metrics
-        self.runs = Runs()
-        self.draining = False
-        self.start_error = None
+        self.runs = Runs(service)
 
 
 def state_of(app: Starlette) -> ServerState:
@@ -43,3 +40,40 @@ def state_of(app: Starlette) -> ServerState:
     state = app.state
     assert isinstance(state, ServerState)
     return state
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant of the request's key. Raises Unauthorized if there are keys and it has none."""
+    config = state_of(request.app).config
+    if not config.keys:
+        return OPEN_TENANT
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    digest = hashlib.sha256(given.encode()).digest()
+    found = None
+    # The request is compared with every key, each in constant time, so timing reveals nothing.
+    for key, tenant in config.keys.items():
+        if hmac.compare_digest(hashlib.sha256(key.encode()).digest(), digest):
+            found = tenant
+    if found is None:
+        raise Unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
+    return found
+
+
+# The dependencies are coroutines because FastAPI runs a plain function in a thread, which costs
+# more than any of these does.
+async def _service(request: Request) -> Service:
+    return state_of(request.app).service
+
+
+async def _tenant(request: Request) -> str:
+    return tenant_of(request)
+
+
+async def _accepting(request: Request) -> None:
+    if state_of(request.app).service.draining:
+        raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
+
+
+Tenant = Annotated[str, Depends(_tenant)]
+ServiceDep = Annotated[Service, Depends(_service)]
+ACCEPTING = Depends(_accepting)

@@ -1,11 +1,11 @@
-"""Bodies in, answers out: strict JSON to protocol types, errors to their JSON."""
+"""Requests and responses on the wire: strict JSON bodies, JSON errors, clients that leave."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
@@ -14,11 +14,14 @@ from starlette.responses import JSONResponse
 from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
 from weftline_server.http.state import state_of
 
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
 T = TypeVar("T")
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """The body as a `kind`. Raises InvalidRequest that names the field at fault."""
+    """The body as a `kind`. Raises BodyTooLarge, or InvalidRequest naming the field at fault."""
     config = state_of(request.app).config
     body = bytearray()
     async for chunk in request.stream():
@@ -29,7 +32,7 @@ async def read(request: Request, kind: type[T]) -> T:
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """`body` as a `kind`: no NaN, no infinity, no unknown field."""
+    """`body` as a `kind`. Raises InvalidRequest, also for NaN, infinity and unknown fields."""
     try:
         text = body.decode()
         made: T = _adapter(kind).validate_json(text, strict=True)
@@ -44,17 +47,16 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is a `kind`; its parts are in `DEFINITIONS`."""
+    """`openapi_extra` of a route whose body is a `kind`; its parts go to `DEFINITIONS`."""
     made = _adapter(kind).json_schema(ref_template="#/components/schemas/{model}")
     for name, part in made.pop("$defs", {}).items():
         assert DEFINITIONS.setdefault(name, part) == part, f"two types are called {name}"
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": made}}}}
 
 
-DEFINITIONS: dict[str, Any] = {}  # of the types that bodies are made of, for components/schemas
+DEFINITIONS: dict[str, Any] = {}  # OpenAPI's components/schemas: the parts of all bodies, by name
 
-
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # made once a type: each takes milliseconds
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # cached: making one takes milliseconds
 
 
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
@@ -64,7 +66,7 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 
 def _check_json(text: str) -> None:
-    """Raise on what JSON parsers disagree about: constants, huge numbers, deep nesting."""
+    """Raise where JSON parsers disagree: constants such as NaN, huge numbers, deep nesting."""
     try:
         json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
@@ -72,7 +74,7 @@ def _check_json(text: str) -> None:
     except (json.JSONDecodeError, InvalidRequest):
         raise
     except ValueError as error:
-        # Python refuses integers of thousands of digits with a plain ValueError.
+        # Python refuses an integer of thousands of digits with a plain ValueError.
         raise InvalidRequest("a number in the body has too many digits", param="body") from error
 
 
@@ -88,51 +90,52 @@ def _finite(number: str) -> float:
 
 
 def _invalid(error: ValidationError) -> WeftlineError:
-    """The failure that says most: one of our own rules, else the first that pydantic found."""
+    """The most telling failure: one of our own rules, else the deepest that pydantic found."""
     failures = error.errors(include_url=False)
     for failure in failures:
         cause = failure.get("ctx", {}).get("error")
         if isinstance(cause, WeftlineError):
             return cause
-    # Of a union each type has failed in its own way: the one that fitted furthest says most.
+    # Each type of a union fails in its own way. The type that fitted deepest was probably meant.
     found = max(failures, key=lambda failure: len(failure["loc"]))
     where = ".".join(map(str, filter(_is_place, found["loc"]))) or "body"
     return InvalidRequest(f"{where}: {found['msg']}", param=where)
 
 
-# Pydantic puts the tried types of a union among the places; classes and generics are no names of
-# fields, but these would be.
+# Pydantic puts the tried types of a union into a failure's path. Names of classes and generics do
+# not look like fields; these names do.
 _TYPES = frozenset({"str", "int", "float", "bool", "list", "dict", "tuple", "none"})
 
 
 def _is_place(part: int | str) -> bool:
-    """Whether a part of a failure's path is a field or an index."""
+    """Whether `part` of a failure's path is a field or an index."""
     if isinstance(part, int):
         return True
     return part.isidentifier() and part[0].islower() and part not in _TYPES
 
 
 def error_response(error: WeftlineError) -> JSONResponse:
-    """The error as its status and body; Retry-After where it helps."""
+    """The error's status and body, with Retry-After if a later attempt may succeed."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse(error.to_body(), status_code=error.status, headers=headers)
 
 
+async def disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first.
+    """The result of `work`. Raises Cancelled, and cancels `work`, if the client leaves first.
 
-    ASGI does not cancel a handler when its client leaves; without this a non-streaming get would
-    hold its calls to the end.
+    ASGI does not cancel a handler when its client leaves. Without this the calls of a get that does
+    not stream would run to their end.
     """
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
     task = asyncio.ensure_future(work)
-    watch = asyncio.create_task(gone())
+    watch = asyncio.create_task(disconnect(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

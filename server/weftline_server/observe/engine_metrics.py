@@ -1,28 +1,26 @@
-"""Engines' own metrics, passed on under their own names so that existing dashboards read them."""
+"""The metrics that engines measure themselves, under the engines' own names for dashboards."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from weftline_engine.api import HasMetrics
-from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.runtime.service import EngineStatus
 
 
-async def gather(slots: Sequence[Slot]) -> bytes:
-    """The metrics of every engine that has some and answers, as one text."""
-    asked: dict[str, HasMetrics] = {}
-    for slot in slots:
-        engine = slot.engine
-        if slot.state is not EngineState.DOWN and isinstance(engine, HasMetrics):
-            asked[slot.name] = engine
+async def gather(engines: Sequence[EngineStatus]) -> bytes:
+    """The metrics of every engine that has its own and answers, as one text."""
+    asked = {engine.name: engine.metrics for engine in engines if engine.metrics is not None}
     texts = await asyncio.gather(*(engine.metrics() for engine in asked.values()))
     return merge({name: text for name, text in zip(asked, texts, strict=True) if text})
 
 
 def merge(texts: Mapping[str, bytes]) -> bytes:
-    """One engine's text as it is; of several, each family once, its samples told apart by a label
-    `weftline_engine`, for Prometheus refuses a family or a sample that comes twice."""
+    """The engines' `texts`, by engine's name, as one text in Prometheus's format.
+
+    The text of a single engine stays as it is. With several engines each family appears once, and a
+    label `weftline_engine` tells the samples apart: Prometheus refuses duplicates of either.
+    """
     if len(texts) < 2:
         return b"".join(texts.values())
     families: dict[str, tuple[list[str], list[str]]] = {}
@@ -43,6 +41,7 @@ def merge(texts: Mapping[str, bytes]) -> bytes:
 
 
 def _labelled(sample: str, engine: str) -> str:
+    """The line `sample` with the label `weftline_engine`, which comes first."""
     name = engine.replace("\\", "\\\\").replace('"', '\\"')
     label = f'weftline_engine="{name}"'
     before, brace, rest = sample.partition("{")

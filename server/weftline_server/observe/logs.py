@@ -1,6 +1,6 @@
-"""What the server says while it runs: lines of text or of JSON, and one for each call that ended.
+"""The server's log: lines of text or of JSON, one of them for each call that has ended.
 
-No line holds text of a prompt or of an answer, unless the operator asks for it.
+No line holds text of a prompt or of an answer unless the operator asks for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIELDS = "weftline_fields"
 
 
 class LogFormat(StrEnum):
-    """How a line looks. In JSON every call has its line, in text from level `info` on."""
+    """The form of a line. Calls have lines in JSON always, in text from level `info` on."""
 
     TEXT = "text"
     JSON = "json"
@@ -37,9 +37,11 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = getattr(record, FIELDS, {})
-        said = [super().formatMessage(record)]
-        said += [f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None]
-        return " ".join(said)
+        words = [super().formatMessage(record)]
+        for key, value in fields.items():
+            if value is not None:
+                words.append(f"{key}={json.dumps(value)}")
+        return " ".join(words)
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,7 +61,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(form: LogFormat, level: str) -> None:
-    """Send every logger's lines to standard error, in `form`, from `level` on."""
+    """Send the lines of every logger to standard error, in `form`, from `level` on."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -67,23 +69,23 @@ def configure(form: LogFormat, level: str) -> None:
 
 
 class CallLog:
-    """Writes a line for each call that has ended; with `prompts` also what was said in it."""
+    """Writes a line for each call that has ended; with `prompts` also its prompt and outputs."""
 
     def __init__(self, prompts: bool) -> None:
         self._prompts = prompts
 
     def task_ended(self, session: Session, run: TaskRun) -> None:
-        """Log `run`, if anybody reads it."""
+        """Log `run`, unless its lines are switched off."""
         if not log.isEnabledFor(logging.INFO):
             return
         fields = _fields(session, run)
         if self._prompts:
-            fields |= _said(session, run)
+            fields |= _texts(session, run)
         log.info("call %s", run.state.value, extra={FIELDS: fields})
 
 
 def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
-    """Who, how long in each phase, how many tokens, and what went wrong."""
+    """The call's ids, its seconds in each phase, its tokens and its error."""
     phases = [step.phases for step in run.steps if step.phases is not None]
     usages = [step.usage for step in run.steps if step.usage is not None]
     return {
@@ -106,16 +108,16 @@ def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     }
 
 
-def _said(session: Session, run: TaskRun) -> dict[str, Any]:
-    """The prompt before the last output, as far as there is one, and the outputs' text."""
+def _texts(session: Session, run: TaskRun) -> dict[str, Any]:
+    """The prompt before the last output that was begun, if any, and the text of every output."""
     prompt: Any = None
-    if run.steps:  # without a step, its inputs never came
+    if run.steps:  # a call without a step never got its inputs
         last = run.task.primitives[len(run.steps) - 1]
         try:
             before = parts_before(session, body_of(last)).prompt()
-            said = before.messages
-            prompt = before.text if said is None else [(turn.role, turn.content) for turn in said]
-        except WeftlineError:  # an input does not suit its transforms: the field `error` says so
+            turns = before.messages
+            prompt = before.text if turns is None else [(one.role, one.content) for one in turns]
+        except WeftlineError:  # an input does not suit its transforms; the field `error` says so
             prompt = None
     outputs = zip(outputs_of(run.task), run.task.writes, strict=True)
     return {

@@ -1,7 +1,7 @@
-"""What Prometheus reads at GET /metrics: counters of what ended, gauges of what is under way.
+"""What Prometheus reads at GET /metrics: counters of ended calls, gauges of the present load.
 
-Labels are the names of models, engines, states, criteria and routes, which a server has few of and
-a client cannot add to. Ids of sessions and calls are in the logs.
+Labels are the names of models, engines, states, criteria and routes. A server has few of these, and
+a client cannot add any. The ids of sessions and calls are in the logs instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from weftline_server.runtime.driver import Driver
+from weftline_server.runtime.service import Service
 from weftline_server.schedule.engines.slot import EngineState
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
@@ -29,13 +29,12 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
 
 
 class Metrics:
-    """The metrics of one application; a registry of its own, so that two in a process are two."""
+    """The metrics of one application, in a registry of its own: a process may hold several."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
         self._labelled: dict[tuple[Any, ...], Any] = {}
-        self._registry.register(_UnderWay(driver))
+        self._registry.register(_Load(service))
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"weftline_{name}", help, labels, registry=self._registry)
@@ -44,7 +43,7 @@ class Metrics:
             "calls", "Calls that have ended", "model", "engine", "state", "criterion"
         )
         self._cached = counter(
-            "prompt_cached_tokens", "Prompt tokens out of the KV cache", "model", "engine"
+            "prompt_cached_tokens", "Prompt tokens read from the KV cache", "model", "engine"
         )
         self._computed = counter(
             "prompt_computed_tokens", "Prompt tokens computed", "model", "engine"
@@ -52,7 +51,7 @@ class Metrics:
         self._output = counter("output_tokens", "Tokens generated", "model", "engine")
         self._phases = Histogram(
             "weftline_phase_seconds",
-            "What an output took in each phase",
+            "Seconds that an output took in each phase",
             ("phase", "model", "criterion"),
             buckets=BUCKETS_S,
             registry=self._registry,
@@ -62,12 +61,12 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def task_ended(self, session: Session, run: TaskRun) -> None:
-        """Count a call that has ended, with the outputs that it got."""
-        model = self._model(run.task.resource)
+        """Count a call that has ended, and each output that it generated."""
+        model = run.task.resource or "none"
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
         self._of(self._calls, model, engine, run.state.value, criterion).inc()
@@ -85,60 +84,55 @@ class Metrics:
             self._of(self._phases, phase, model, criterion).observe(seconds)
 
     def _of(self, metric: M, *labels: str) -> M:
-        """`metric` with these labels; its own look-up checks and joins them each time."""
+        """`metric` with these labels, cached: its own look-up checks and joins them each time."""
         found: M | None = self._labelled.get((metric, *labels))
         if found is None:
             found = self._labelled[metric, *labels] = metric.labels(*labels)
         return found
 
     def request_ended(self, method: str, route: str | None, status: int) -> None:
-        """Count an HTTP request; `route` is a template, None where no route was met."""
+        """Count an HTTP request; `route` is a template, None if no route matched."""
         method = method if method in _METHODS else "other"
         self._of(self._requests, method, route or "none", str(status)).inc()
 
-    def _model(self, name: str | None) -> str:
-        models = self._driver.dispatcher.models
-        return name if name in models else models[0] if models else "none"
 
-
-class _UnderWay(Collector):
+class _Load(Collector):
     """Reads the queue, the engines and the sessions at the moment of the scrape."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        dispatcher = self._driver.dispatcher
+        status = self._service.status()
         sessions = GaugeMetricFamily("weftline_sessions_open", "Sessions that are open")
-        sessions.add_metric((), len(self._driver.registry))
+        sessions.add_metric((), status.sessions)
         yield sessions
         queue = GaugeMetricFamily("weftline_queue_length", "Primitives that wait for an engine")
-        queue.add_metric((), dispatcher.queued)
+        queue.add_metric((), status.queued)
         yield queue
         running = GaugeMetricFamily(
             "weftline_running_calls", "Primitives on an engine", labels=("engine",)
         )
         tokens = GaugeMetricFamily(
             "weftline_running_tokens",
-            "Tokens that these hold at most, prompt and output",
+            "Upper bound of the tokens of these primitives, prompt and output",
             labels=("engine",),
         )
-        for engine, (count, held) in dispatcher.running().items():
-            running.add_metric((engine,), count)
-            tokens.add_metric((engine,), held)
+        states = GaugeMetricFamily(
+            "weftline_engine_state", "1 for the engine's present state", labels=("engine", "state")
+        )
+        for engine in status.engines:
+            running.add_metric((engine.name,), engine.running)
+            tokens.add_metric((engine.name,), engine.tokens)
+            for state in EngineState:
+                states.add_metric((engine.name, state.value), float(state is engine.state))
         yield running
         yield tokens
-        states = GaugeMetricFamily(
-            "weftline_engine_state", "1 for the state that it is in", labels=("engine", "state")
-        )
-        for engine, state in dispatcher.states.items():
-            for each in EngineState:
-                states.add_metric((engine, each.value), float(each is state))
         yield states
 
 
 class CountRequests:
-    """ASGI middleware: tells the metrics of every request, by the template of its route."""
+    """ASGI middleware that counts every request in `metrics`, by the template of its route."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -148,7 +142,7 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # what the server answers for a bug of its own
+        status = 500  # the answer to a request that raised before it sent one
 
         async def counted(message: Message) -> None:
             nonlocal status

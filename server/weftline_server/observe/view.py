@@ -1,4 +1,4 @@
-"""What GET /v1/session/{id}/graph shows: calls, variables, edges, and where every second went."""
+"""A session as JSON for its users: its graph with every phase's seconds, and its events."""
 
 from __future__ import annotations
 
@@ -8,15 +8,35 @@ from typing import Any
 from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
-from weftline_server.schedule.engines.slot import Slot
+from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
 
 
-def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]:
-    """JSON data. Times are seconds since the session was opened, durations seconds.
+def story_view(session: Session) -> list[dict[str, Any]]:
+    """The session's newest events, oldest first; `t` is seconds since the session was opened."""
+    return [
+        {
+            "n": line.number,
+            "t": line.at_s,
+            "event": line.event,
+            "about": line.about,
+            "text": line.text,
+        }
+        for line in session.story()
+    ]
 
-    `engines` are told with what they cannot do, so that a reader knows what to expect of a call.
+
+def output_step(session: Session, variable: str) -> Step | None:
+    """The step that generates `variable`; None if a client sets it, or if it has not begun."""
+    primitive = session.graph.producer.get(variable)
+    return None if primitive is None else session.primitives[primitive].step
+
+
+def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:
+    """The session's graph. Times are seconds since the session was opened, durations seconds.
+
+    `engines` appear with the capabilities that they lack, which explain the calls' times.
     """
     producer, consumers = _producers(session), _readers(session)
     return {
@@ -36,14 +56,14 @@ def graph_view(session: Session, engines: Sequence[Slot] = ()) -> dict[str, Any]
         ],
         "engines": [
             {
-                "name": slot.name,
-                "state": slot.state.value,
-                "model": slot.description.model,
-                "node": slot.node,
-                "lacks": list(slot.description.lacking),
+                "name": engine.name,
+                "state": engine.state.value,
+                "model": engine.model,
+                "node": engine.node,
+                "lacks": list(engine.lacks),
             }
-            for slot in engines
-            if slot.description is not None
+            for engine in engines
+            if engine.model is not None
         ],
         "edges": [
             {"from": producer[var], "to": call, "semantic_var_id": var}
@@ -61,15 +81,15 @@ def _producers(session: Session) -> dict[str, str]:
 
 
 def _readers(session: Session) -> dict[str, list[str]]:
-    """Variable → the calls that read it, or whose prompts were sent with text of it."""
+    """Variable → the calls that read it, or whose prompts came with text of it."""
     readers: dict[str, list[str]] = {}
     for id, task in session.graph.tasks.items():
         for var in task.reads:
             readers.setdefault(var, []).append(id)
     for id, task in session.graph.tasks.items():
         call = call_of(task)
-        said = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
-        for var in dict.fromkeys(var for var in said if var is not None):
+        named = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
+        for var in dict.fromkeys(var for var in named if var is not None):
             if id not in (known := readers.setdefault(var, [])):
                 known.append(id)
     return readers
@@ -104,12 +124,11 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
     }
 
 
-# As much of a constant text as tells a reader which template it is.
-_SHOWN = 240
+_SHOWN = 240  # characters of a constant text, enough to recognise its template
 
 
 def _template(task: Task) -> str:
-    """The call's prompt with its inputs and outputs by name, long constants cut short."""
+    """The call's prompt with its inputs and outputs by name, and with long constants cut."""
     lines: list[str] = []
     for item in call_of(task).prompt:
         assert not isinstance(item, str), "template text is parsed when it arrives"
@@ -130,7 +149,7 @@ _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
 
 
 def _step(session: Session, step: Step) -> dict[str, Any]:
-    """One output: queued → started (its first step in the engine) → filled → finished."""
+    """One output's times: queued, started (its first step in the engine), filled, finished."""
     usage = step.usage
     started = None if usage is None else usage.started
     filled = None if usage is None else usage.filled

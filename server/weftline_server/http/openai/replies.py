@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints answer: whole bodies and the chunks of streams."""
+"""The answers of OpenAI's endpoints: whole bodies, and the chunks of streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftline_server.session.task import Step, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one endpoint's answers look."""
+    """The form of one endpoint's answers: the prefix of ids, and the names of its objects."""
 
     prefix: str
     whole: str
@@ -29,10 +29,10 @@ TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer in the making: it keeps the id, the time and the model of all its chunks.
+class Reply:
+    """Makes the body of one answer, or its chunks, which share an id, a time and a model.
 
-    `ours`, where the request has a `weftline` object, names the session, the call, its variable.
+    `ours` names the session, the call and its variable if the request has a `weftline` object.
     """
 
     shape: Shape
@@ -42,10 +42,12 @@ class Answer:
     created: int
 
     @staticmethod
-    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Answer:
-        return Answer(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
+    def new(shape: Shape, model: str, ours: dict[str, str] | None) -> Reply:
+        """A reply with an id of its own, made now."""
+        return Reply(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
         return {**self._head(self.shape.whole, choices), "usage": usage, **self._ours()}
 
     def choice(
@@ -76,23 +78,26 @@ class Answer:
         finish: str | None = None,
         first: bool = False,
     ) -> dict[str, Any]:
-        """A part of choice `index`: OpenAI's delta of a chat, or `content` as text."""
+        """A part of choice `index`: for a chat its `delta`, else the delta's content as text."""
         content: dict[str, Any] = {"text": delta.get("content", "")}
         if self.shape.chat:
             content = {"delta": {"role": "assistant", **delta} if first else delta}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
-        # At both ends: a client that leaves early can close the session all the same.
+        # In the first chunk too, so that a client that leaves early can close the session.
         ours = self._ours() if first or finish else {}
         return {**self._head(self.shape.chunk, [choice]), **ours}
 
     def text_chunk(self, index: int) -> Callable[[str], str]:
-        """What makes the JSON of a chunk of choice `index` out of its text: all else is written
-        once."""
+        """A function from a text to the JSON of a chunk of choice `index`.
+
+        Everything but the text is serialised only once.
+        """
         mark = f"the text of {self.id}"
         before, after = to_json(self.chunk(index, {"content": mark})).split(to_json(mark))
         return lambda text: f"{before}{to_json(text)}{after}"
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream whose client asked for the usage."""
         return {**self._head(self.shape.chunk, []), "usage": usage}
 
     def _ours(self) -> dict[str, Any]:
@@ -109,12 +114,12 @@ class Answer:
 
 
 def finish_reason(reason: FinishReason, calls: bool) -> str:
-    """OpenAI's; an answer that calls tools and was not cut off ends with these calls."""
+    """OpenAI's finish reason; an answer that `calls` tools and was not cut off ends with them."""
     return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
 
 
 def delta_of(part: Delta) -> dict[str, Any]:
-    """A part of an answer with tools as OpenAI streams it."""
+    """OpenAI's delta of a `part` of an answer with tools."""
     match part:
         case Said(text):
             return {"content": text}
@@ -128,9 +133,9 @@ def delta_of(part: Delta) -> dict[str, Any]:
 
 
 def logprobs_body(shape: Shape, tokens: Sequence[TokenLogprob], start: int) -> dict[str, Any]:
-    """Log probabilities in the endpoint's form; `start` is the first token's place in the text."""
+    """Log probabilities in the endpoint's form; `start` is the first token's character offset."""
     if shape.chat:
-        content = [{**_one(t), "top_logprobs": [_one(top) for top in t.top]} for t in tokens]
+        content = [{**_token(t), "top_logprobs": [_token(top) for top in t.top]} for t in tokens]
         return {"content": content, "refusal": None}
     offsets = []
     for token in tokens:
@@ -144,15 +149,15 @@ def logprobs_body(shape: Shape, tokens: Sequence[TokenLogprob], start: int) -> d
     }
 
 
-def _one(token: TokenLogprob) -> dict[str, Any]:
+def _token(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
 
 
 def usage_body(usages: Sequence[Usage], choices: int) -> dict[str, Any]:
-    """OpenAI's usage of prompts with so many `choices` each, whose calls took `usages`.
+    """OpenAI's usage of the calls with `usages`, where each prompt has `choices` calls in a row.
 
-    A prompt counts once, however many answers it got; `cached_tokens` of it came out of the KV
-    cache for the first of them.
+    A prompt counts once, whatever its number of answers. Its `cached_tokens` are the fewest of its
+    calls, which are the first call's: the others also read what the first one computed.
     """
     prompts = [usages[at : at + choices] for at in range(0, len(usages), choices)]
     prompt = sum(same[0].prompt_tokens for same in prompts)

@@ -1,7 +1,8 @@
-"""OpenAI's request and response shapes, as far as we serve them; what we do not serve is refused.
+"""The bodies of OpenAI's completion requests, and how they become calls of a session.
 
-Fields that change nothing here (`user`, `metadata`, `store`, …) are ignored, as OpenAI clients send
-ever new ones; fields that would change the answer and that we do not honour are a 400 naming them.
+Fields that would not change the answer (`user`, `metadata`, `store`, …) are ignored, since OpenAI
+clients keep adding new ones. A field that would change the answer and is not served is a 400 that
+names the field.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from typing import Any, Literal
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.tools import Tool, ToolCall, ToolChoice
-from weftline_server.http.provenance import Inputs, Provenance
+from weftline_server.http.openai.provenance import Inputs, Provenance
 from weftline_server.session.session import Session
 
 OUTPUT = "out"
-MAX_CHOICES = 128  # of one request: n times its prompts
+MAX_CHOICES = 128  # of one request: `n` times the number of its prompts
 
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
+    """One part of a message's content; text is the only type that is served."""
+
     type: Literal["text"]
     text: str
 
@@ -31,6 +34,8 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
+    """One message of a chat."""
+
     role: str
     content: str | tuple[TextPart, ...] | None = None
     name: str | None = None
@@ -41,6 +46,7 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
+        """The content as one text, "" where there is none."""
         if isinstance(self.content, tuple):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -48,6 +54,8 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
+    """What a stream sends besides the text."""
+
     include_usage: bool = False
 
     __pydantic_config__ = _LOOSE
@@ -55,6 +63,8 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchema:
+    """The schema of a `response_format`."""
+
     schema: dict[str, Any]
 
     __pydantic_config__ = _LOOSE
@@ -62,7 +72,7 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
-    """What the answer must be. A schema is kept to also where the request is not strict."""
+    """The form that the answer must have. A schema is enforced even if it is not strict."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -75,6 +85,7 @@ class ResponseFormat:
 
     @property
     def constraint(self) -> dict[str, Any] | None:
+        """The constraint of the output in a call's sampling; None for plain text."""
         if self.type == "text":
             return None
         schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema
@@ -82,7 +93,7 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class SharedFields:
     """The fields that both endpoints share."""
 
     model: str | None = None
@@ -109,8 +120,8 @@ class Completion:
     logit_bias: dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
-    # Ours: the session to run in, so that its graph shows the call; who goes first (lower does, as
-    # in vLLM); what the caller cares for; what the output must be.
+    # Ours: the session to run in, the priority (lower goes first, as in vLLM), the criterion, and
+    # the constraint of the output.
     session_id: str | None = None
     priority: int = 0
     criteria: Criterion | None = None
@@ -119,7 +130,7 @@ class Completion:
     __pydantic_config__ = _LOOSE
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first field that asks for what we do not do."""
+        """Raise InvalidRequest for the first field that asks for something that is not served."""
         neutral: dict[str, tuple[Any, ...]] = {
             "best_of": (1, self.n),
             "echo": (False,),
@@ -146,7 +157,7 @@ class Completion:
             raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
 
     def sampling(self) -> Sampling:
-        """Of the first choice; see `choices`."""
+        """The sampling of the first choice; `choices` makes those of the others."""
         limit = self.max_completion_tokens
         constraint = self.constraint
         if self.response_format is not None:
@@ -168,7 +179,7 @@ class Completion:
         )
 
     def choices(self, call: Call) -> tuple[Call, ...]:
-        """`call` once for each of the `n` choices; with a seed each has its own, from that on."""
+        """`call` once for each of the `n` choices; a seed grows by one from choice to choice."""
         *inputs, output = call.placeholders
         sampling = output.sampling
         if sampling is None or sampling.seed is None:
@@ -179,7 +190,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(Completion):
+class ChatRequest(SharedFields):
     """The body of POST /v1/chat/completions."""
 
     messages: tuple[ChatMessage, ...]
@@ -188,22 +199,26 @@ class ChatRequest(Completion):
     tools: tuple[Tool, ...] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    weftline: Provenance | None = None  # ours: the run it belongs to, and where its text is from
+    weftline: Provenance | None = None  # ours: its run, and where its text comes from
 
     @property
     def wants_logprobs(self) -> bool:
+        """Whether the answer shows the log probabilities of its tokens."""
         return bool(self.logprobs)
 
     @property
     def _parallel(self) -> bool:
-        """One call at most where one is asked for and nothing is said: a small model that has to
-        call something goes on calling it."""
+        """Whether the answer may call several tools.
+
+        With `tool_choice` "required" the default is one call: a small model that must call a tool
+        would repeat the call.
+        """
         if self.parallel_tool_calls is None:
             return self.tool_choice != "required"
         return self.parallel_tool_calls
 
     def calls(self, session: Session) -> tuple[Call, ...]:
-        """The same request as calls of one output each, in `session`; one for each choice."""
+        """The request as calls of `session` with one output each, one call for each choice."""
         if not self.messages:
             raise InvalidRequest("messages is empty", param="messages")
         if self.top_logprobs is not None and not self.logprobs:
@@ -237,21 +252,23 @@ class ChatRequest(Completion):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest(Completion):
-    """The body of POST /v1/completions; of several prompts each has `n` choices, in their order."""
+class CompletionRequest(SharedFields):
+    """The body of POST /v1/completions. Each of several prompts has `n` choices, in order."""
 
     prompt: str | tuple[str, ...]
     logprobs: int | None = None
 
     @property
     def wants_logprobs(self) -> bool:
+        """Whether the answer shows the log probabilities of its tokens."""
         return self.logprobs is not None
 
     @property
     def weftline(self) -> None:
-        """A text completion says nothing of where its text is from."""
+        """A text completion has no `weftline` object."""
 
     def calls(self, session: Session) -> tuple[Call, ...]:
+        """The request as calls of `session` with one output each, one call for each choice."""
         prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
         if not prompts or not all(prompts):
             raise InvalidRequest("prompt is a text that is not empty, or several", param="prompt")
@@ -273,6 +290,7 @@ class CompletionRequest(Completion):
 
 
 def _output(sampling: Sampling, logprobs: int | None) -> Placeholder:
+    """The placeholder of a call's only output; `logprobs` is the number of alternatives, if any."""
     if logprobs is not None:
         sampling = replace(sampling, logprobs=logprobs)
     return Placeholder(name=OUTPUT, in_out=InOut.OUT, sampling=sampling)

@@ -1,0 +1,287 @@
+"""POST /v1/chat/completions and /v1/completions: each choice is a call of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from weftline.errors import WeftlineError
+from weftline.protocol import Submit
+from weftline_server.graph.primitive import Task
+from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.openai.provenance import Provenance
+from weftline_server.http.openai.replies import (
+    CHAT,
+    TEXT,
+    Reply,
+    Shape,
+    delta_of,
+    finish_reason,
+    logprobs_body,
+    usage_body,
+)
+from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
+from weftline_server.http.openai.runs import Runs
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
+from weftline_server.http.wire import or_disconnect, read, schema
+from weftline_server.lowering.call import call_of
+from weftline_server.observe.view import output_step
+from weftline_server.prompt.tool_parser import ToolParser, parser_of
+from weftline_server.runtime.service import Service
+from weftline_server.session.session import Session
+from weftline_server.session.task import Step
+
+T = TypeVar("T")
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.post(
+    "/chat/completions",
+    dependencies=[ACCEPTING],
+    openapi_extra=schema(ChatRequest),
+    response_model=None,
+)
+async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """One chat completion, whole or streamed."""
+    return await _complete(request, service, tenant, await read(request, ChatRequest), CHAT)
+
+
+@router.post(
+    "/completions",
+    dependencies=[ACCEPTING],
+    openapi_extra=schema(CompletionRequest),
+    response_model=None,
+)
+async def complete(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """One text completion, whole or streamed."""
+    return await _complete(request, service, tenant, await read(request, CompletionRequest), TEXT)
+
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A submitted request: a call for each choice, and whether the session is its own.
+
+    A request that names a session leaves it open, and its calls in the session's graph.
+    """
+
+    service: Service
+    runs: Runs
+    session: Session
+    tasks: tuple[Task, ...]
+    own: bool
+    body: Body
+    reply: Reply
+
+    @property
+    def choices(self) -> list[_Choice]:
+        """The choices of the answer, of which nothing has been sent."""
+        return [_Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
+
+    def usage(self) -> dict[str, Any]:
+        """The usage of all choices, which have ended."""
+        steps = (output_step(self.session, task.writes[0]) for task in self.tasks)
+        usages = [step.usage for step in steps if step is not None and step.usage is not None]
+        return usage_body(usages, self.body.n or 1)
+
+    def end(self) -> None:
+        """Cancel the calls that still run, or close the session if it is the request's own."""
+        if self.own:
+            self.service.close(self.session)
+            return
+        if not self.session.closed:
+            for task in self.tasks:
+                self.service.cancel(self.session, task.id)
+        self.runs.leave(self.session)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice of an answer, and how much of it has been sent."""
+
+    running: _Running
+    index: int
+    task: Task
+    parser: ToolParser | None
+    tokens: int = 0  # tokens whose log probabilities were sent
+    chars: int = 0  # the length of these tokens' text
+
+    @staticmethod
+    def of(running: _Running, index: int, task: Task) -> _Choice:
+        """Choice number `index`, which `node` generates."""
+        parser = None
+        if call_of(task).offered_tools:
+            key = f"{task.id}/0"
+            parser = parser_of(
+                call_of(task), key, running.service.model(call_of(task).model).tool_format
+            )
+        return _Choice(running, index, task, parser)
+
+    @property
+    def step(self) -> Step | None:
+        """The step that generates the choice; None until it has begun."""
+        return output_step(self.running.session, self.task.writes[0])
+
+    async def whole(self) -> dict[str, Any]:
+        """The choice once it is complete. Raises the error of its call."""
+        running = self.running
+        variable = await running.service.get(running.session, self.task.writes[0])
+        value = variable.text if self.parser is None else variable.value
+        step = self.step
+        assert step is not None, "a ready output has a step"
+        return running.reply.choice(self.index, value, step, self.logprobs())
+
+    async def chunks(self) -> AsyncIterator[str | dict[str, Any]]:
+        """The choice in chunks as it is generated, each JSON or data that becomes JSON."""
+        reply = self.running.reply
+        yield reply.chunk(self.index, {"content": ""}, first=True)
+        plain = self.parser is None and not self.running.body.wants_logprobs
+        text_chunk = reply.text_chunk(self.index)
+        async for chunk in self.running.service.stream(self.running.session, self.task.writes[0]):
+            if plain:
+                yield text_chunk(chunk.text)
+                continue
+            for part in self._parts(chunk.text):
+                yield part
+        calls = False
+        if self.parser is not None:
+            for last in self.parser.end():
+                yield reply.chunk(self.index, delta_of(last))
+            calls = self.parser.calls > 0
+        step = self.step
+        assert step is not None and step.reason is not None, "the stream has ended"
+        finish = finish_reason(step.reason, calls)
+        yield reply.chunk(self.index, {}, logprobs=self.logprobs(), finish=finish)
+
+    def _parts(self, text: str) -> Iterator[dict[str, Any]]:
+        """The chunks for new `text`, of which the first has the new log probabilities."""
+        deltas = [{"content": text}]
+        if self.parser is not None:
+            deltas = [delta_of(part) for part in self.parser.feed(text)]
+        logprobs = self.logprobs()
+        if logprobs is not None and not deltas:
+            deltas = [{}]
+        for delta in deltas:
+            yield self.running.reply.chunk(self.index, delta, logprobs=logprobs)
+            logprobs = None
+
+    def logprobs(self) -> dict[str, Any] | None:
+        """The log probabilities of the tokens since the last call of this method.
+
+        None if the request does not ask for them, or if tokens were sent and none has come since.
+        """
+        if not self.running.body.wants_logprobs:
+            return None
+        step = self.step
+        new = [] if step is None else step.logprobs[self.tokens :]
+        if not new and self.tokens:
+            return None
+        body = logprobs_body(self.running.reply.shape, new, self.chars)
+        self.tokens += len(new)
+        self.chars += sum(len(token.text) for token in new)
+        return body
+
+
+async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
+    """Submit the calls of `body`, in a session of the request's own or in the one that it names."""
+    body.check()
+    said = body.weftline or Provenance()
+    if body.session_id is not None:
+        said = replace(said, session_id=body.session_id)
+    runs.close(tenant, said.close)
+    own = said.session_id is None
+    session = service.open(tenant, stays=False) if own else runs.enter(tenant, said)
+    try:
+        submit = Submit(session_id=session.id, calls=body.calls(session))
+        tasks = await service.submit(session, submit)
+    except BaseException:
+        if own:
+            service.close(session)
+        else:
+            runs.leave(session)
+        raise
+    ours = None if body.weftline is None else _ids(session, tasks[0])
+    reply = Reply.new(shape, service.model(body.model).name, ours)
+    return _Running(service, runs, session, tasks, own, body, reply)
+
+
+def _ids(session: Session, task: Task) -> dict[str, str]:
+    """The ids by which a client can name this call's answer later."""
+    return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}
+
+
+async def _complete(
+    request: Request, service: Service, tenant: str, body: Body, shape: Shape
+) -> Response:
+    """The answer to `body`, whole or as a stream."""
+    running = await _start(service, state_of(request.app).runs, tenant, body, shape)
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(_events(running, usage))
+    try:
+        reading = asyncio.gather(*(choice.whole() for choice in running.choices))
+        choices = await or_disconnect(request, reading)
+        running.runs.answered(running.session)
+        return JSONResponse(running.reply.whole(choices, running.usage()))
+    finally:
+        running.end()
+
+
+async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
+    """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
+    try:
+        streams = [choice.chunks() for choice in running.choices]
+        async with aclosing(_merged(streams)) as chunks:
+            async for chunk in chunks:
+                yield sse(None, chunk)
+                running.runs.answered(running.session)
+        usage = b""
+        if with_usage:
+            usage = sse(None, running.reply.usage_chunk(running.usage()))
+        yield usage + sse(None, "[DONE]")
+    except WeftlineError as error:
+        yield sse(None, error.to_body())
+    finally:
+        running.end()
+
+
+async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+    """The items of all `streams` as they arrive. The first failure of a stream is raised."""
+    if len(streams) == 1:
+        async for chunk in streams[0]:
+            yield chunk
+        return
+    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(len(streams))
+
+    async def pump(stream: AsyncIterator[T]) -> None:
+        try:
+            async for chunk in stream:
+                await queue.put(chunk)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        running = len(tasks)
+        while running:
+            match await queue.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case chunk:
+                    yield chunk
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

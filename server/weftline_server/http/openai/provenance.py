@@ -1,0 +1,103 @@
+"""The `weftline` object of an OpenAI request: its run, and where its text comes from.
+
+All of it is advice. The pieces of a message count only if they add up to that message. A variable
+counts as the source of a text only if the text lies inside the variable's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import InOut, Placeholder, Segment, check_id
+from weftline_server.lowering.provenance import came_from
+from weftline_server.session.session import Session
+
+MAX_CLOSED = 64
+_STRICT = {"extra": "forbid"}
+UNNAMED = "text"  # the placeholder of a text that has a variable but no name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a message: constant text, with `name` an input of the template, with `from_var`
+    text of that variable."""
+
+    text: str
+    name: str | None = None
+    from_var: str | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.from_var is not None:
+            check_id(self.from_var, "from_var")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """The `weftline` object of a request.
+
+    `session_id` is a session of the server, or with `open` any id that the client chose for its
+    run. The first request with such an id opens a session, and later ones join it without waiting
+    for the first answer. `close` names sessions that the client no longer needs. `messages` has the
+    pieces of each message, or null for a plain one.
+    """
+
+    session_id: str | None = None
+    open: bool = False
+    close: tuple[str, ...] = ()
+    name: str = "chat"
+    messages: tuple[tuple[Piece, ...] | None, ...] = ()
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.session_id is not None:
+            check_id(self.session_id, "session_id")
+        elif self.open:
+            raise InvalidRequest("'open' goes with a session_id", param="open")
+        if len(self.close) > MAX_CLOSED:
+            raise InvalidRequest(f"close names at most {MAX_CLOSED} sessions", param="close")
+
+    def pieces(self, index: int, text: str) -> tuple[Piece, ...]:
+        """The pieces of message number `index` if they add up to `text`, else `text` as one."""
+        given = self.messages[index] if index < len(self.messages) else None
+        if given is not None and "".join(piece.text for piece in given) == text:
+            return given
+        return (Piece(text=text),)
+
+
+@dataclass
+class Inputs:
+    """Collects the placeholders of one call's named pieces; equal pieces share one placeholder."""
+
+    session: Session
+    taken: set[str]
+    _names: dict[tuple[str, str, str | None], str] = field(default_factory=dict)
+    placeholders: list[Placeholder] = field(default_factory=list)
+
+    def segments(self, pieces: Iterable[Piece]) -> tuple[Segment, ...]:
+        """The segments of `pieces` in the prompt."""
+        return tuple(self._segment(piece) for piece in pieces)
+
+    def _segment(self, piece: Piece) -> Segment:
+        var = piece.from_var
+        if var is not None and not came_from(self.session, var, piece.text):
+            var = None
+        if piece.name is None and var is None:
+            return Segment(text=piece.text)
+        base = piece.name or UNNAMED
+        key = (base, piece.text, var)
+        if key not in self._names:
+            number, name = 1, base
+            while name in self.taken:
+                number += 1
+                name = f"{base}_{number}"
+            self.taken.add(name)
+            self._names[key] = name
+            self.placeholders.append(
+                Placeholder(name=name, in_out=InOut.IN, value=piece.text, from_var=var)
+            )
+        return Segment(input=self._names[key])

@@ -1,0 +1,78 @@
+"""Sessions that OpenAI requests open and share by an id which the client chose for its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from weftline.errors import UnknownSession
+from weftline_server.http.openai.provenance import Provenance
+from weftline_server.runtime.service import Service
+from weftline_server.session.session import Session
+
+
+@dataclass
+class _Guests:
+    """The requests under way in a session that a request opened.
+
+    `told` says that a client has had an answer, and so knows the session's id.
+    """
+
+    requests: int = 0
+    told: bool = False
+
+
+class Runs:
+    """Finds sessions by the ids that clients chose for their runs; it keeps no session alive."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._sessions: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
+        self._guests: WeakKeyDictionary[Session, _Guests] = WeakKeyDictionary()
+
+    def enter(self, tenant: str, said: Provenance) -> Session:
+        """The session for one request, which must `leave` it. Opens one if the request may.
+
+        Raises UnknownSession, or Overloaded where no session can be opened.
+        """
+        assert said.session_id is not None, "a request without a session has one of its own"
+        session = self._find(tenant, said.session_id)
+        if session is None:
+            if not said.open:
+                return self._service.find(tenant, said.session_id)
+            session = self._service.open(tenant)
+            self._sessions[tenant, said.session_id] = session
+            self._guests[session] = _Guests()
+        if (guests := self._guests.get(session)) is not None:
+            guests.requests += 1
+        return session
+
+    def answered(self, session: Session) -> None:
+        """Note that the client knows the session's id, so that it can close the session."""
+        if (guests := self._guests.get(session)) is not None:
+            guests.told = True
+
+    def leave(self, session: Session) -> None:
+        """End one request. Its session is closed with the last one if no client knows its id."""
+        guests = self._guests.get(session)
+        if guests is None:
+            return
+        guests.requests -= 1
+        if not guests.requests and not guests.told and not session.closed:
+            self._service.close(session)
+
+    def close(self, tenant: str, ids: Iterable[str]) -> None:
+        """Close the sessions that a client no longer needs. Unknown ids are no error."""
+        for id in ids:
+            with suppress(UnknownSession):
+                self._service.close(self._service.find(tenant, id))
+
+    def _find(self, tenant: str, id: str) -> Session | None:
+        session = self._sessions.get((tenant, id))
+        if session is not None and not session.closed:
+            return session
+        with suppress(UnknownSession):
+            return self._service.find(tenant, id)
+        return None

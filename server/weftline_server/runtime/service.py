@@ -1,0 +1,240 @@
+"""The face of the runtime: the one object through which routes, metrics and commands use it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import WeftlineError
+from weftline.protocol import Criterion, Submit
+from weftline_engine import api
+from weftline_server.graph.primitive import Task
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.runtime.driver import Driver, TaskObserver
+from weftline_server.runtime.readers import Chunk
+from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.session.session import Session
+from weftline_server.session.variable import Variable
+
+log = logging.getLogger("weftline.service")
+
+SWEEP_S = 30.0  # between two looks for sessions that have expired
+POLL_S = 0.02  # between two checks during a drain whether calls still run
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that clients can name. `context_limit` counts tokens of prompt and output."""
+
+    name: str
+    context_limit: int
+    tool_format: ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine at this moment; `model` is None until the engine has described itself.
+
+    `node` is the machine of an engine elsewhere, "" for this one. `lacks` names capabilities that
+    the engine does not have. `tokens` bounds what its `running` primitives hold, prompt and output.
+    """
+
+    name: str
+    state: EngineState
+    model: str | None
+    node: str
+    lacks: tuple[str, ...]
+    last_error: str
+    running: int
+    tokens: int
+    metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
+
+    @staticmethod
+    def of(slot: Slot) -> EngineStatus:
+        """The status of the engine in `slot`."""
+        description = slot.description
+        engine = None if slot.state is EngineState.DOWN else slot.engine
+        return EngineStatus(
+            name=slot.name,
+            state=slot.state,
+            model=None if description is None else description.model,
+            node=slot.node,
+            lacks=() if description is None else description.lacking,
+            last_error=slot.last_error,
+            running=len(slot.running),
+            tokens=sum(work.tokens for work in slot.running.values()),
+            metrics=engine if isinstance(engine, api.HasMetrics) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The server at this moment.
+
+    `healthy` means that every served model has an engine that takes work. `sessions` counts open
+    sessions, `queued` the primitives that wait for an engine.
+    """
+
+    draining: bool
+    healthy: bool
+    sessions: int
+    queued: int
+    engines: tuple[EngineStatus, ...]
+
+
+class Service:
+    """Serves sessions on engines. Every method delegates to the part that does the work."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sweeper: asyncio.Task[None] | None = None
+        self.draining = False  # no new work is taken
+        self.start_error: Exception | None = None
+
+    async def start(self) -> None:
+        """Start every engine. Raises EngineDied or WeftlineError, and keeps it in `start_error`."""
+        try:
+            await self._driver.dispatcher.start(self._driver)
+        except (api.EngineDied, WeftlineError) as error:
+            self.start_error = error
+            await self._driver.dispatcher.close()
+            raise
+        self._sweeper = asyncio.create_task(_sweep_forever(self))
+
+    async def drain(self, within_s: float) -> None:
+        """Take no new work, let calls end within `within_s` seconds, then close every session."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(within_s):
+                while self._driver.registry.busy():  # noqa: ASYNC110 - a call's end sets no event
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("calls still ran after %g s and are cancelled", within_s)
+        await self._driver.shut_down()
+
+    async def shut_down(self) -> None:
+        """Close every session at once, then stop the engines."""
+        self.draining = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._driver.shut_down()
+        await self._driver.dispatcher.close()
+
+    async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
+        """Add an engine that runs elsewhere. Raises InvalidRequest if it does not fit."""
+        await self._driver.dispatcher.join(name, engine, description)
+
+    def observe(self, *observers: TaskObserver) -> None:
+        """Tell `observers` about every task that ends from now on."""
+        self._driver.observers += observers
+
+    def sweep(self) -> None:
+        """Close the sessions that are idle for too long or too old."""
+        self._driver.sweep()
+
+    def open(self, tenant: str, *, stays: bool = True) -> Session:
+        """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
+
+        `stays` says that calls may be added which nobody knows of yet.
+        """
+        return self._driver.open(tenant, stays=stays)
+
+    def find(self, tenant: str, id: str) -> Session:
+        """The tenant's session `id`. Raises UnknownSession or ServerRestarted."""
+        return self._driver.registry.find(tenant, id)
+
+    def close(self, session: Session) -> None:
+        """Cancel what the session still runs, and forget it."""
+        self._driver.close(session)
+
+    async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
+        """Add all calls of `submit` to the session, or raise and change nothing."""
+        return await self._driver.submit(session, submit)
+
+    def set(self, session: Session, variable: str, value: Any) -> None:
+        """Give an empty variable its value. Raises AlreadySet."""
+        self._driver.set(session, variable, value)
+
+    def cancel(self, session: Session, call: str) -> None:
+        """Cancel the call and all calls below it. Raises UnknownCall."""
+        self._driver.cancel(session, call)
+
+    def cancel_variable(self, session: Session, variable: str) -> None:
+        """Cancel the call that produces the variable. Raises UnknownVariable."""
+        self._driver.cancel_variable(session, variable)
+
+    def read(self, session: Session, variable: str) -> Variable:
+        """The variable as it stands. Raises UnknownVariable."""
+        return self._driver.readers.read(session, variable)
+
+    async def get(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        criteria: Criterion | None = None,
+        timeout_s: float | None = None,
+        wait: bool = False,
+    ) -> Variable:
+        """The variable once it is ready. Raises its error, Timeout, UnknownVariable or NoProducer.
+
+        `wait` also waits for a variable that nothing produces yet.
+        """
+        return await self._driver.readers.get(
+            session, variable, criteria=criteria, timeout_s=timeout_s, wait=wait
+        )
+
+    def stream(
+        self,
+        session: Session,
+        variable: str,
+        *,
+        offset: int = 0,
+        criteria: Criterion | None = None,
+        wait: bool = False,
+        grace_s: float = 0.0,
+    ) -> AsyncIterator[Chunk]:
+        """The variable's text from character `offset` on, as it is generated. Raises as `get` does.
+
+        A reader that leaves still counts for `grace_s` seconds, in which it can come back.
+        """
+        return self._driver.readers.stream(
+            session, variable, offset=offset, criteria=criteria, wait=wait, grace_s=grace_s
+        )
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """The served models, the default one first."""
+        return tuple(self.model(name) for name in self._driver.dispatcher.models)
+
+    def model(self, name: str | None) -> ServedModel:
+        """The served model that a client's `name` means. Raises UnknownModel, EngineUnavailable."""
+        dispatcher = self._driver.dispatcher
+        found = dispatcher.model(name)
+        prompter = dispatcher.prompter(found)
+        return ServedModel(found, prompter.description.context_limit, prompter.tool_format)
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """The status of every engine, the configured ones first."""
+        return tuple(EngineStatus.of(slot) for slot in self._driver.dispatcher.slots)
+
+    def status(self) -> Status:
+        """What health checks, metrics and the cluster read."""
+        dispatcher = self._driver.dispatcher
+        return Status(
+            draining=self.draining,
+            healthy=dispatcher.healthy,
+            sessions=len(self._driver.registry),
+            queued=dispatcher.queued,
+            engines=self.engines,
+        )
+
+
+async def _sweep_forever(service: Service) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        service.sweep()

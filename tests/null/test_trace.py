@@ -1,0 +1,113 @@
+"""The events of a session, over HTTP and as `weftline trace --events` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline import Client
+from weftline_server.cli import main
+from weftline_server.commands import trace
+from weftline_server.config import ServerConfig
+from weftline_server.session.session import Session
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a session's story."""
+
+    number: int
+    at_s: float
+    event: str
+    about: str
+    text: str
+
+
+STORY = [
+    Line(1, 0.0, "CallsSubmitted", "", "draft, final"),
+    Line(2, 12.3456, "TextGenerated", "draft/0", "two\nlines \x1b[2J of Übersicht"),
+]
+EVENTS = [
+    {"n": 1, "t": 0.0, "event": "CallsSubmitted", "about": "", "text": "draft, final"},
+    {
+        "n": 2,
+        "t": 12.3456,
+        "event": "TextGenerated",
+        "about": "draft/0",
+        "text": "two\nlines \x1b[2J of Übersicht",
+    },
+]
+
+
+async def test_the_events_of_a_session(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of the session's story is an object, in order."""
+    monkeypatch.setattr(Session, "story", lambda session: STORY)
+    server = await serve()
+    session = await server.session()
+    answer = await server.http.get(f"/v1/session/{session}/events")
+    assert (answer.status_code, answer.json()) == (200, {"events": EVENTS})
+
+
+async def test_a_real_story_has_the_same_shape(serve: Serve) -> None:
+    """Numbers grow, times do not go back, and every field is there."""
+    server = await serve()
+    session = await server.session()
+    await server.submit(session, call("one", "two{{output:x}}", x="x"))
+    assert (await server.get(session, "x")).status_code == 200
+    events = (await server.http.get(f"/v1/session/{session}/events")).json()["events"]
+    assert all(set(event) == {"n", "t", "event", "about", "text"} for event in events)
+    assert [event["n"] for event in events] == sorted({event["n"] for event in events})
+    assert [event["t"] for event in events] == sorted(event["t"] for event in events)
+    assert all(len(event["text"]) <= 80 for event in events)
+
+
+async def test_only_its_tenant_sees_the_events(serve: Serve) -> None:
+    """To another tenant the session does not exist."""
+    keys = {"key-a": "a", "key-b": "b"}
+    server = await serve(config=ServerConfig(keys=keys), headers={"Authorization": "Bearer key-a"})
+    path = f"/v1/session/{await server.session()}/events"
+    assert (await server.http.get(path)).status_code == 200
+    other = await server.http.get(path, headers={"Authorization": "Bearer key-b"})
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "UnknownSession")
+
+
+def printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: dict[str, Any]
+) -> tuple[str, str]:
+    """The path that `weftline trace --events s_1` asks for, and its output for `answer`."""
+    paths: list[str] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return httpx.Response(200, json=answer)
+
+    transport = httpx.MockTransport(serve)
+    monkeypatch.setattr(trace, "Client", partial(Client, transport=transport))
+    assert main(["trace", "--events", "s_1"]) == 0
+    (path,) = paths
+    return path, capsys.readouterr().out
+
+
+def test_trace_prints_one_event_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In columns; what is not printable in a text is escaped, so that a line stays a line."""
+    path, text = printed(monkeypatch, capsys, {"events": EVENTS})
+    assert path == "/v1/session/s_1/events"
+    assert text.splitlines() == [
+        "n  seconds  event           about    text",
+        "1    0.000  CallsSubmitted           draft, final",
+        "2   12.346  TextGenerated   draft/0  two\\nlines \\x1b[2J of Übersicht",
+    ]
+
+
+def test_trace_of_a_session_without_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head of the table alone."""
+    assert printed(monkeypatch, capsys, {"events": []})[1] == "n  seconds  event  about  text\n"
