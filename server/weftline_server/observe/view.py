@@ -1,4 +1,4 @@
-"""A session as JSON for its users: its graph with every phase's seconds, and its events."""
+"""A session as JSON for its users: its values, its events, its graph with every phase's seconds."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ def output_step(session: Session, variable: str) -> Step | None:
     run = session.calls[call]
     index = run.node.writes.index(variable)
     return run.steps[index] if index < len(run.steps) else None
+
+
+def value_view(session: Session, variable: str) -> dict[str, Any]:
+    """The value of a ready variable, and how it was generated unless the client has set it."""
+    value = {"semantic_var_id": variable, "value": session.variable(variable).value}
+    step = output_step(session, variable)
+    if step is None:
+        return value
+    assert step.usage is not None and step.reason is not None, "a ready output has finished"
+    call = session.graph.producer[variable]
+    return {
+        **value,
+        "call_id": call,
+        "model": session.calls[call].node.call.model,
+        "prompt_tokens": step.usage.prompt_tokens,
+        "cached_tokens": step.usage.cached_tokens,
+        "output_tokens": step.usage.output_tokens,
+        "finish_reason": step.reason.value,
+    }
 
 
 def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:
