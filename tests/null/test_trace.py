@@ -54,7 +54,7 @@ async def test_the_events_of_a_session(serve: Serve, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_real_story_has_the_same_shape(serve: Serve) -> None:
-    """Numbers grow, times do not go back, and every field is there."""
+    """Numbers grow, every field is there, and a call is sent before it finishes."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("one", "two{{output:x}}", x="x"))
@@ -62,7 +62,10 @@ async def test_a_real_story_has_the_same_shape(serve: Serve) -> None:
     events = (await server.http.get(f"/v1/session/{session}/events")).json()["events"]
     assert all(set(event) == {"n", "t", "event", "about", "text"} for event in events)
     assert [event["n"] for event in events] == sorted({event["n"] for event in events})
-    assert [event["t"] for event in events] == sorted(event["t"] for event in events)
+    assert all(0 <= event["t"] < 60 for event in events)
+    names = [event["event"] for event in events]
+    assert names[0] == "TasksSubmitted"
+    assert names.index("PrimitiveSent") < names.index("PrimitiveFinished")
     assert all(len(event["text"]) <= 80 for event in events)
 
 

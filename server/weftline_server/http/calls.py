@@ -17,7 +17,7 @@ from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
-from weftline_server.observe.view import graph_view, output_step
+from weftline_server.observe.view import graph_view, value_view
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
@@ -170,7 +170,7 @@ async def _watch(
                     await events.put((sse("part", text), False))
             else:
                 await service.get(session, variable)
-            last = sse("value", _watched(session, variable))
+            last = sse("value", value_view(session, variable))
         except WeftlineError as error:
             last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
         await events.put((last, True))
@@ -186,22 +186,3 @@ async def _watch(
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-
-
-def _watched(session: Session, variable: str) -> dict[str, Any]:
-    """The value, and how it was generated unless the client has set it."""
-    value = {"semantic_var_id": variable, "value": session.variable(variable).value}
-    step = output_step(session, variable)
-    if step is None:
-        return value
-    assert step.usage is not None and step.reason is not None, "a ready output has finished"
-    task = session.primitives[session.graph.producer[variable]].task.task
-    return {
-        **value,
-        "call_id": task.id,
-        "model": task.resource,
-        "prompt_tokens": step.usage.prompt_tokens,
-        "cached_tokens": step.usage.cached_tokens,
-        "output_tokens": step.usage.output_tokens,
-        "finish_reason": step.reason.value,
-    }

@@ -1,4 +1,4 @@
-"""A session as JSON for its users: its graph with every phase's seconds, and its events."""
+"""A session as JSON for its users: its values, its events, its graph with every phase's seconds."""
 
 from __future__ import annotations
 
@@ -31,6 +31,25 @@ def output_step(session: Session, variable: str) -> Step | None:
     """The step that generates `variable`; None if a client sets it, or if it has not begun."""
     primitive = session.graph.producer.get(variable)
     return None if primitive is None else session.primitives[primitive].step
+
+
+def value_view(session: Session, variable: str) -> dict[str, Any]:
+    """The value of a ready variable, and how it was generated unless the client has set it."""
+    value = {"semantic_var_id": variable, "value": session.variable(variable).value}
+    step = output_step(session, variable)
+    if step is None:
+        return value
+    assert step.usage is not None and step.reason is not None, "a ready output has finished"
+    task = session.primitives[session.graph.producer[variable]].task.task
+    return {
+        **value,
+        "call_id": task.id,
+        "model": task.resource,
+        "prompt_tokens": step.usage.prompt_tokens,
+        "cached_tokens": step.usage.cached_tokens,
+        "output_tokens": step.usage.output_tokens,
+        "finish_reason": step.reason.value,
+    }
 
 
 def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The service by itself: its status, and its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.schedule.engines.slot import EngineState
+
+
+async def test_the_status_counts_sessions_primitives_and_tokens(serve: Serve) -> None:
+    """One place on the engine and two calls: one runs, the other waits."""
+    slow = NullConfig(max_running=1, latency=LatencyProfile(step_s=60))
+    server = await serve(slow)
+    calls = [call(name, f"{name} two{{{{output:o}}}}", o=name) for name in ("a", "b")]
+    session = await server.session()
+    await server.submit(session, *calls)
+    while not server.service.engines[0].running:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.001)
+    status = server.service.status()
+    (engine,) = status.engines
+    assert (status.sessions, status.queued, engine.running) == (1, 1, 1)
+    assert engine.tokens > 2 and engine.state is EngineState.READY and engine.model == "null"
+    assert status.healthy and not status.draining
+
+
+async def test_a_drain_lets_calls_end(serve: Serve) -> None:
+    """The call ends before its session is closed; new work is refused meanwhile."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=0.01)))
+    session = await server.session()
+    await server.submit(session, call("echo", "one two{{output:x}}", x="x"))
+    found = server.service.find("local", session)
+    await server.service.drain(within_s=60)
+    assert found.variable("x").text == "one two"
+    assert server.service.status().draining and server.service.status().sessions == 0
+    refused = await server.http.post("/v1/session")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "EngineUnavailable")
+
+
+async def test_a_drain_cancels_what_takes_too_long(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator reads of it in the log."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
+    session = await server.session()
+    await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
+    found = server.service.find("local", session)
+    with caplog.at_level(logging.WARNING, "weftline.service"):
+        await server.service.drain(within_s=0.05)
+    assert [run.state.value for run in found.calls.values()] == ["cancelled"]
+    assert "calls still ran after 0.05 s and are cancelled" in caplog.text
