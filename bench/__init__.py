@@ -1,1 +1,1 @@
-"""The benchmarks of a checkout: the papers' workloads, and what each part costs by itself."""
+"""The benchmarks of a checkout: the workloads of the papers, and measurements of single parts."""

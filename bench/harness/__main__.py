@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import math
 import os
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from bench.harness import machine, probe, runner
 from bench.harness.fleet import Fleet
-from bench.harness.results import RAW, RESULTS, summarise_again
+from bench.harness.results import RAW, RESULTS, dated, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
 from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
@@ -68,64 +67,47 @@ def _parser() -> argparse.ArgumentParser:
     known = ("all", "report", "summarise", *names())
     parser = argparse.ArgumentParser(prog="weftline bench", description=__doc__)
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--quick", action="store_true", help="small sizes, fewer points")
-    parser.add_argument("--scale", choices=tuple(SCALES), help="instead of full and quick")
-    parser.add_argument(
-        "--systems",
-        help=f"separated by commas, the baseline first; of {', '.join(SYSTEMS)}",
-        metavar="NAMES",
-    )
-    parser.add_argument(
-        "--ablation",
-        action="store_true",
-        help="run weftline with each optimisation left out in turn",
-    )
-    parser.add_argument("--names", help="with `all`: only these, in this order")
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="compare the answers of all of weftline's ways, greedy in float32, not their speed",
-    )
-    parser.add_argument("--repeat", type=int, help="repetitions of each point")
-    parser.add_argument("--delays", metavar="MS", help="round trips, separated by commas")
-    parser.add_argument(
-        "--only", default="", metavar="POINT", help="only points whose name begins with this"
-    )
-    parser.add_argument("--first", action="store_true", help="only the first point, the headline's")
-    parser.add_argument(
-        "--warm", action="store_true", help="repeat each run on the cache that it left"
-    )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument(
-        "--vllm-dtype",
-        choices=("auto", *probe.DTYPES),
-        default="auto",
-        help="auto: the type that its torch multiplies faster here, by a probe of six seconds",
-    )
-    parser.add_argument(
-        "--null", action="store_true", help="the null engine, which checks the harness alone"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="keep the complete turns that were measured with the same code, machine and settings",
-    )
-    parser.add_argument(
-        "--within",
-        type=float,
-        metavar="S",
-        help="begin no turn that would end after this many seconds, and exit with 3 if turns are "
-        "left; --resume goes on from there",
-    )
-    parser.add_argument("--cores", metavar="N,N", help="of all servers (default: all)")
-    parser.add_argument(
-        "--client-cores", metavar="N,N", help="of the client (default: those of the servers)"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="of the results: the summaries, with the raw runs in raw/"
-    )
+    _declare_what(parser.add_argument_group("what to run").add_argument)
+    _declare_how(parser.add_argument_group("how to run it").add_argument)
     return parser
+
+
+def _declare_what(add: Callable[..., object]) -> None:
+    """Add the options that choose workloads, systems and points."""
+    add("--quick", action="store_true", help="small sizes, fewer points")
+    add("--scale", choices=tuple(SCALES), help="instead of full and quick")
+    add("--names", help="with `all`: only these workloads, in this order, separated by commas")
+    systems = f"separated by commas, the baseline first; of {', '.join(SYSTEMS)}"
+    add("--systems", help=systems, metavar="NAMES")
+    ablation = "run weftline with each optimisation left out in turn"
+    add("--ablation", action="store_true", help=ablation)
+    exact = "compare the answers of all of weftline's ways, greedy in float32, not their speed"
+    add("--exact", action="store_true", help=exact)
+    add("--delays", metavar="MS", help="round trips, separated by commas")
+    add("--only", default="", metavar="POINT", help="only points whose name begins with this")
+    add("--first", action="store_true", help="only the first point, the headline's")
+    add("--repeat", type=int, help="repetitions of each point")
+    add("--warm", action="store_true", help="repeat each run on the cache that it left")
+
+
+def _declare_how(add: Callable[..., object]) -> None:
+    """Add the options that choose the model, the machine's cores, the time and the folder."""
+    add("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    dtype = "auto: the type that its torch multiplies faster here, by a probe of six seconds"
+    add("--vllm-dtype", choices=("auto", *probe.DTYPES), default="auto", help=dtype)
+    add("--null", action="store_true", help="the null engine, which checks only the harness")
+    resume = "keep complete turns that were measured with the same code, machine and settings"
+    add("--resume", action="store_true", help=resume)
+    within = (
+        "begin no turn that would end after this many seconds, and exit with 3 if turns are left; "
+        "--resume goes on from there"
+    )
+    add("--within", type=float, metavar="S", help=within)
+    add("--cores", metavar="N,N", help="of all servers (default: all)")
+    add("--client-cores", metavar="N,N", help="of the client (default: those of the servers)")
+    folder = "of the results: the summaries, with the raw runs in raw/"
+    add("--folder", type=Path, help=folder)
 
 
 async def _run(args: argparse.Namespace) -> int:
@@ -137,10 +119,9 @@ async def _run(args: argparse.Namespace) -> int:
     client = _cores(args.client_cores or args.cores, "client-cores")
     about = machine.describe(cores, client)
     os.sched_setaffinity(0, client)
-    today = datetime.date.today().isoformat()
     # Numbers without a model say nothing about speed, so they never go among the results.
     kept = Path("out/bench-null") if args.null else RESULTS
-    folder = args.folder or kept / f"{today}-{machine.slug(about['cores'])}"
+    folder = args.folder or dated(about, kept)
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
@@ -160,12 +141,8 @@ async def _run(args: argparse.Namespace) -> int:
                 systems=systems,
                 setup=setup,
                 scale=scale,
+                selection=_selection(args, scale),
                 folder=folder,
-                repeats=args.repeat or (1 if args.exact else scale.repeats),
-                delays_ms=(0,) if args.exact else _delays(args),
-                warm=args.warm,
-                only=args.only,
-                first=args.first,
                 variant="exact" if args.exact else "ablation" if args.ablation else "",
                 vllm_probe_ms=probed,
                 machine=about,
@@ -277,8 +254,16 @@ def _probe(
     return probe.multiplications(model, dict(os.environ))
 
 
-def _delays(args: argparse.Namespace) -> tuple[int, ...] | None:
-    return tuple(map(int, args.delays.split(","))) if args.delays else None
+def _selection(args: argparse.Namespace, scale: Scale) -> runner.Selection:
+    """The points of the options; equal answers are checked once, without a round trip."""
+    delays = tuple(map(int, args.delays.split(","))) if args.delays else None
+    return runner.Selection(
+        repeats=args.repeat or (1 if args.exact else scale.repeats),
+        delays_ms=(0,) if args.exact else delays,
+        warm=args.warm,
+        only=args.only,
+        first=args.first,
+    )
 
 
 if __name__ == "__main__":

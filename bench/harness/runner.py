@@ -24,22 +24,30 @@ CACHES = ("cold", "warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run. With `delays_ms` None each point has its own. `warm` repeats each cold run on
-    the cache that it left.
+class Selection:
+    """The points to run, and how often. With `delays_ms` None each point has its own round trips.
+
+    `warm` repeats each cold run on the cache that it left.
     """
+
+    repeats: int
+    delays_ms: tuple[int, ...] | None = None
+    warm: bool = False
+    only: str = ""  # run only points whose name begins with this
+    first: bool = False  # run only the first point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run, on which servers, and where the results go."""
 
     workload: str
     systems: Sequence[str]
     setup: Setup
     scale: Scale
+    selection: Selection
     folder: Path
-    repeats: int
     machine: Mapping[str, Any]  # as machine.describe gives it
-    delays_ms: tuple[int, ...] | None = None
-    warm: bool = False
-    only: str = ""  # run only points whose name begins with this
-    first: bool = False  # run only the first point
     variant: str = ""  # "exact" or "ablation", part of the file's name
     vllm_probe_ms: Mapping[str, float] | None = None  # by which vLLM's dtype was chosen
     resume: bool = False  # keep earlier runs of the same code and settings
@@ -184,23 +192,25 @@ def _points(bench: _Bench) -> list[Point]:
     points = [
         point
         for point in bench.workload.points(plan.scale, bench.prepared)
-        if point.name.startswith(plan.only) and (point.quick or not plan.scale.quick)
+        if point.name.startswith(plan.selection.only) and (point.quick or not plan.scale.quick)
     ]
-    return points[:1] if plan.first else points
+    return points[:1] if plan.selection.first else points
 
 
 def _turns(bench: _Bench) -> Iterator[Turn]:
     """All turns of the plan, repetition by repetition."""
     plan = bench.plan
-    places = [(p, delay) for p in _points(bench) for delay in plan.delays_ms or p.delays_ms]
-    for repeat in range(plan.repeats):
+    places = [
+        (p, delay) for p in _points(bench) for delay in plan.selection.delays_ms or p.delays_ms
+    ]
+    for repeat in range(plan.selection.repeats):
         for number, (point, delay) in enumerate(places):
             yield Turn(repeat, point, delay, _order(plan, repeat, first=number == 0))
 
 
 def _left(bench: _Bench) -> Iterator[Turn]:
     """The turns that lack a run."""
-    caches = CACHES[: 1 + bench.plan.warm]
+    caches = CACHES[: 1 + bench.plan.selection.warm]
     there = {(r.repeat, r.point, r.delay_ms, r.system, r.cache) for r in bench.runs}
     for turn in _turns(bench):
         if not there.issuperset((*turn.where, s, c) for s in turn.systems for c in caches):
@@ -257,7 +267,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
     """Run one repetition with a cold cache, then one with a warm cache if the plan says so."""
     plan, system = bench.plan, SYSTEMS[name]
     bench.salt = repeat if plan.variant == "exact" else bench.salt + 1
-    for cache in CACHES[: 1 + plan.warm]:
+    for cache in CACHES[: 1 + plan.selection.warm]:
         stage = _stage(bench, system, delay, repeat, bench.salt)
         await bench.fleet.rest()
         told = await bench.fleet.phases(system.server)

@@ -50,7 +50,7 @@ def sentences() -> tuple[str, ...]:
 
 
 class Texts:
-    """Texts that depend on a seed alone, but for a number at their beginning, the salt."""
+    """Makes the same text for the same seed, except for a number at its beginning, the salt."""
 
     def __init__(self, count: Count, salt: int) -> None:
         self._count = count

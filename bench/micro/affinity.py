@@ -1,4 +1,4 @@
-"""Measures what it gains to send a call to the engine that holds its prefix (Parrot, Figure 17).
+"""Measures the gain from sending calls to the engine that holds their prefix (Parrot, Figure 17).
 
     make bench-affinity [ARGS="--real"]
 

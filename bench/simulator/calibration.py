@@ -126,8 +126,7 @@ async def _when_they_came(made: World, case: Case) -> list[Ran]:
 
 
 async def _turn_by_turn(made: World, case: Case) -> list[Ran]:
-    """Replay users who run their applications one after another, from the time when each
-    arrived."""
+    """Replay users that run their applications one after another, from each one's arrival."""
     users = int(case.point.split()[0])
     origin = min(app["start"] for app in case.apps)
     found: list[Ran] = []

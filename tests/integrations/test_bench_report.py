@@ -155,7 +155,7 @@ def test_the_page_says_in_which_type_vllm_ran() -> None:
         "m in bfloat16, vLLM in float32, the faster one for it here (4.0 times, by a probe of its "
         "torch)"
     )
-    assert page.dtypes(report | {"vllm_dtype": "bfloat16"}).endswith("over vLLM is this")
+    assert page.dtypes(report | {"vllm_dtype": "bfloat16"}).endswith("of every ratio over vLLM")
     assert page.dtypes(report | {"vllm_dtype": "float32"}) == "m in bfloat16, vLLM in float32"
     assert page.dtypes({"model": None}) == "the null engine"
 
