@@ -63,13 +63,9 @@ def attend(
     So a captured CUDA graph serves every later step that fits. Rows without an item stay unset.
     Raises ValueError if the blocks of a head are not contiguous.
     """
+    _check_layout(q_RNH, keys_KBSH, values_KBSH)
     rows, heads, width = q_RNH.shape
     kv_heads, _, block_size, _ = keys_KBSH.shape
-    contiguous = (block_size * width, width, 1)
-    if keys_KBSH.stride() != values_KBSH.stride() or keys_KBSH.stride()[1:] != contiguous:
-        raise ValueError("attention needs each head's blocks contiguous: (K, B, S, H)")
-    if q_RNH.stride(2) != 1:
-        raise ValueError("attention needs the queries contiguous in their last dimension")
     o_RNH = torch.empty(q_RNH.shape, dtype=q_RNH.dtype, device=q_RNH.device)
     slots = max(1, tiles.capacity.slots)
     part_UNH = torch.empty(slots, heads, width, dtype=torch.float32, device=q_RNH.device)
@@ -115,6 +111,16 @@ def attend(
             BLOCK_H=block_h,
         )
     return o_RNH
+
+
+def _check_layout(q_RNH: Tensor, keys_KBSH: Tensor, values_KBSH: Tensor) -> None:
+    """Raise ValueError unless the strides are those that the kernel assumes."""
+    _, _, block_size, width = keys_KBSH.shape
+    contiguous = (block_size * width, width, 1)
+    if keys_KBSH.stride() != values_KBSH.stride() or keys_KBSH.stride()[1:] != contiguous:
+        raise ValueError("attention needs each head's blocks contiguous: (K, B, S, H)")
+    if q_RNH.stride(2) != 1:
+        raise ValueError("attention needs the queries contiguous in their last dimension")
 
 
 @kernel

@@ -106,7 +106,7 @@ def _explain(model: HubModel, error: Exception) -> ModelUnavailable:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """Return the base errors of httpx, which huggingface_hub 1 uses, and httpx2, its successor."""
+    """Return the base errors of httpx (huggingface_hub up to 1) and httpx2 (later versions)."""
     found = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
     return tuple(importlib.import_module(name).HTTPError for name in found)
 
