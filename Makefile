@@ -50,7 +50,7 @@ check: install ## lint, types, layers, and the README's programs from built whee
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) tests/test_layers.py tests/test_packaging.py tests/test_gpu_results.py
+	$(PYTEST) tests/test_layers.py tests/test_shape.py tests/test_packaging.py tests/test_gpu_results.py
 	$(BIN)/python .ci/check_wheels.py
 
 bench: install ## list the benchmarks, or run one: make bench NAME=...

@@ -26,8 +26,13 @@ UNIT = ADAPTER / "tests" / "unit_tests"
 TESTS = tuple(
     ROOT / "tests" / "integrations" / f"test_{name}.py"
     for name in (
-        *("lowering", "pure", "provenance_pieces", "chat_weftline", "chat_weftline_standard"),
-        *("compile_messages", "compile_tools"),
+        "lowering",
+        "pure",
+        "provenance_pieces",
+        "chat_weftline",
+        "chat_weftline_standard",
+        "compile_messages",
+        "compile_tools",
     )
 )
 TOOLS = (

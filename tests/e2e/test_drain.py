@@ -21,8 +21,17 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Clie
     """A server of its own that a test can send signals to, and a client for it."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "weftline_server", "serve", "--engine", "null"),
-            *("--port", "0", "--null-step-s", "0.05", *arguments),
+            sys.executable,
+            "-m",
+            "weftline_server",
+            "serve",
+            "--engine",
+            "null",
+            "--port",
+            "0",
+            "--null-step-s",
+            "0.05",
+            *arguments,
         ],
         stdout=subprocess.PIPE,
         text=True,

@@ -36,7 +36,12 @@ def test_help_and_version_need_nothing(tmp_path: Path) -> None:
     done = bare("--help", home=tmp_path)
     assert done.returncode == 0
     assert re.findall(r"^    (\w+)  ", done.stdout, re.MULTILINE) == [
-        *("serve", "join", "pull", "doctor", "trace", "bench"),
+        "serve",
+        "join",
+        "pull",
+        "doctor",
+        "trace",
+        "bench",
     ]
     assert "exit codes: 0 done, 1 failed, 2 wrong usage" in done.stdout
     assert bare("--version", home=tmp_path).stdout.startswith("weftline ")

@@ -34,19 +34,25 @@ def test_a_name_says_where_the_model_is(name: str, model: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "",
-            "a\0b",
-            "pypi:",
-            "pypi:-r",
-            "pypi:a b",
-            "pypi:a;b",
-            "pypi:../x",
-            "pypi:a==",
-            "pypi:a/b",
-        ),
-        *("pypi:git+https://a", "hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/..", "hf:a/b@../c"),
-        *("hf:-a/b", "pypi:a==1..2", "pypi:" + "a" * 200),
+        "",
+        "a\0b",
+        "pypi:",
+        "pypi:-r",
+        "pypi:a b",
+        "pypi:a;b",
+        "pypi:../x",
+        "pypi:a==",
+        "pypi:a/b",
+        "pypi:git+https://a",
+        "hf:",
+        "hf:a",
+        "hf:a/b/c",
+        "hf:../b",
+        "hf:a/..",
+        "hf:a/b@../c",
+        "hf:-a/b",
+        "pypi:a==1..2",
+        "pypi:" + "a" * 200,
     ],
 )
 def test_a_name_never_becomes_an_option_or_a_path(name: str) -> None:
@@ -219,12 +225,13 @@ def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
 def test_only_what_a_model_directory_holds_is_asked_of_the_hub() -> None:
     """No pickles, no code, no second copy of the weights, no other formats in sub-folders."""
     names = [
-        *("config.json", "model.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json"),
-        *(
-            "pytorch_model.bin",
-            "modeling_x.py",
-            "consolidated.safetensors",
-            "onnx/model.safetensors",
-        ),
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "tokenizer.json",
+        "pytorch_model.bin",
+        "modeling_x.py",
+        "consolidated.safetensors",
+        "onnx/model.safetensors",
     ]
     assert [name for name in names if wanted(name)] == names[:4]
