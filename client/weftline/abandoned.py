@@ -58,8 +58,9 @@ class TextStream(Generator[str, None, None]):
         self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None
     ) -> str:
         """Raise an exception where the stream waits."""
+        thrown: Any = typ if val is None else val
         try:
-            return self._source.throw(typ if val is None else val)
+            return self._source.throw(thrown)
         except BaseException:
             _OPEN.pop(id(self), None)
             raise

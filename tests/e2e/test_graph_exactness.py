@@ -1,4 +1,4 @@
-"""Ten random graphs on a real model in float32: they part only where two tokens tie."""
+"""Random graphs on a real model in float32: they part only where two tokens tie."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from tests.cpu.test_graph_exactness import random_graph
+from tests.sizes import sized
 from weftline.local import local_server
 from weftline_server.config import OPTIMISATIONS
 
-GRAPHS = 10
+GRAPHS, FEWEST_GRAPHS = 10, 6  # the latter on a slow machine
 AT_ONCE = 64  # requests of either kind, which is as many as an engine runs
 # Two logits closer than this may change places between two orders of the same float32 sums.
 TIE = 1e-3
@@ -85,7 +86,7 @@ def gap_where_they_part(choice: dict[str, Any], value: str) -> float:
 
 def test_graphs_part_only_where_two_tokens_tie(model_url: str, plain_url: str) -> None:
     """Chains, fans and diamonds, at least 16 tokens an output, against the calls one by one."""
-    graphs = [random_graph(seed) for seed in range(GRAPHS)]
+    graphs = [random_graph(seed) for seed in range(sized(GRAPHS, FEWEST_GRAPHS))]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = threads.map(lambda calls: run(model_url, calls), graphs)
         alone = [
@@ -93,7 +94,7 @@ def test_graphs_part_only_where_two_tokens_tie(model_url: str, plain_url: str) -
         ]
         gaps = list(threads.map(lambda one: gap(plain_url, one), alone))
     assert max(gaps) < TIE, f"an output parts where the best logits are {max(gaps)} apart"
-    assert len(gaps) > 40
+    assert len(gaps) > 4 * len(graphs)
 
 
 def test_a_gap_is_found_where_texts_part() -> None:
