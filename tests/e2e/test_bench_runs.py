@@ -24,7 +24,7 @@ BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 
 
 def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
-    """At the first point and round trip alone, and the pictures leave out what is not there."""
+    """A quick run asks them at the first point and delay only. The pictures leave out the rest."""
     words = ["chain_summary", "--null", "--systems", "weftline,openai-weftline"]
     done = subprocess.run([*BENCH, *words, "--folder", str(tmp_path)], capture_output=True)
     assert done.returncode == 0
@@ -42,7 +42,7 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
 
 
 def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> None:
-    """Each has its process; both caches are named, and the page stacks what each part adds."""
+    """Each variant has its own process. Both caches are named, and the page stacks the gains."""
     words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
     for more in ([], ["--ablation", "--warm"]):
         done = subprocess.run([*BENCH, *words, *more], capture_output=True, text=True)
@@ -58,8 +58,9 @@ def test_parts_left_out_in_turn_with_cold_and_warm_caches(tmp_path: Path) -> Non
 
 
 def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
-    """A part ends behind a whole turn when its time is over; the next one keeps what is there, and
-    when nothing is left starts no server. Other systems are refused, for theirs would be lost."""
+    """A part ends after a whole turn when its time is over. The next part keeps the results, and
+    starts no server when nothing is left. Other systems are refused: their results would be lost.
+    """
     words = ["chain_summary", "--null", "--repeat", "2", "--delays", "0", "--folder", str(tmp_path)]
     both = [*words, "--systems", "weftline,openai-weftline", "--resume"]
     path = tmp_path / "chain_summary.json"
@@ -92,8 +93,9 @@ def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
 
 
 def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
-    """The servers' threads on theirs and the client on its own, as the results say; a list of cores
-    that are not there is one sentence."""
+    """Servers and client run on the cores that they were given, and the results say which. Cores
+    that do not exist are one sentence.
+    """
     last = max(os.sched_getaffinity(0))
     words = ["chain_summary", "--null", "--first", "--delays", "0", "--folder", str(tmp_path)]
     more = ["--cores", str(last), "--client-cores", str(last)]
@@ -113,8 +115,8 @@ def test_everything_runs_on_the_cores_it_was_given(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_partial_and_leaves_no_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C in the middle, or an end of what a shell has started in the background, where SIGINT
-    is ignored: one sentence, exit code 130, and what was measured is kept."""
+    """Ctrl-C, or SIGTERM to a background job, for which a shell ignores SIGINT: one sentence, exit
+    code 130, and the measurements so far are kept."""
     at_start = signal.default_int_handler if number == signal.SIGINT else signal.SIG_IGN
     process = subprocess.Popen(
         [*BENCH, "chain_summary", "--null", "--repeat", "1000", "--folder", str(tmp_path)],
@@ -139,13 +141,13 @@ def test_an_interrupted_run_is_partial_and_leaves_no_process(
 
 
 def _below(pid: int) -> list[int]:
-    """All processes that `pid` started, and those that they started."""
+    """All descendants of the process `pid`."""
     words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [found for word in words for found in (int(word), *_below(int(word)))]
 
 
 def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    """Before anything is started."""
+    """A folder without a model is refused before anything starts."""
     words = ["chain_summary", "--model", str(tmp_path), "--folder", str(tmp_path / "out")]
     done = subprocess.run([*BENCH, *words], capture_output=True, text=True)
     assert done.returncode == 1
@@ -154,7 +156,7 @@ def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_servers_own_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At small sizes: every curve is there, nothing is lost, and the report can be drawn of it."""
+    """At small sizes every curve is there, nothing is lost, and the report can be drawn."""
     monkeypatch.setattr(bench_server, "LENGTHS", (10, 20))
     monkeypatch.setattr(
         "sys.argv",
