@@ -29,8 +29,8 @@ CONTRACT = (
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
 
-# Which of our packages a module may import beside its own. The longest matching prefix of its name
-# decides. The server's layers stand in their order.
+# By the longest prefix of a module's name: what of ours it may import, itself aside. The order of
+# the server's layers is the order of these lines.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline": (),
     "langchain_weftline": _ADAPTER,

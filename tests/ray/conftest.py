@@ -33,19 +33,9 @@ class Nodes:
         with log.open("wb") as output:
             self.processes[name] = subprocess.Popen(
                 [
-                    "ray",
-                    "start",
-                    "--block",
-                    *where,
-                    "--node-name",
-                    name,
-                    "--num-cpus",
-                    "1",
-                    "--resources",
-                    f'{{"slot": {slots}}}',
-                    "--object-store-memory",
-                    "80000000",
-                    "--disable-usage-stats",
+                    *("ray", "start", "--block", *where, "--node-name", name),
+                    *("--num-cpus", "1", "--resources", f'{{"slot": {slots}}}'),
+                    *("--object-store-memory", "80000000", "--disable-usage-stats"),
                     *(("--include-dashboard", "false") if not self.address else ()),
                     *(("--temp-dir", str(self.folder)) if not self.address else ()),
                 ],

@@ -113,8 +113,7 @@ def test_a_node_dies_under_load(nodes: Nodes) -> None:
         until(url, ["n0", "n1"])
         before = [pool.submit(graph, url, number) for number in range(4)]
         assert {c["node"] for one in before for c in one.result()[1]["graph"]["calls"]} == {
-            "n0",
-            "n1",
+            *("n0", "n1"),
         }
         running = [pool.submit(graph, url, number) for number in range(20)]
         while not all(count > 2 for count in calls_on(url).values()):
