@@ -1,9 +1,9 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench demo test test-vllm test-ray test-langchain-core \
-  test-langchain-ranges check bench bench-engine bench-server bench-vllm bench-affinity \
-  bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench install-ray demo test test-fast test-vllm test-ray \
+  test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
+  bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,9 +14,13 @@ SOURCES := client:server:engine:kernels
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -q --no-compile
 PYTEST := $(BIN)/python -m pytest -q
-# For suites of which no test wants both cores, a file to a worker; WORKERS=0 does without.
+# Each worker runs one test file at a time; WORKERS=0 runs all in one process. See docs/testing.md.
 WORKERS ?= 2
 BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+NO_TORCH := PYTHONPATH=.ci/without_torch
+NO_NET := --disable-socket --allow-unix-socket
+SHAPE := tests/test_layers.py tests/test_shape.py
+SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
 suite = @if ls $(1)/test_*.py >/dev/null 2>&1; then echo "$(2)" && $(2); fi
@@ -37,21 +41,33 @@ $(INSTALLED): $(LISTS)
 demo: install ## two LangChain summaries, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
+test-fast: install ## about a minute: decisions on the null engine, layers, and one real answer
+	$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET)
+	$(BY_FILE) $(SMOKE) $(SHAPE)
+
 test: install ## the product's tests that need no GPU; those of the checkout itself are in check
-	$(call suite,tests/null,PYTHONPATH=.ci/without_torch $(BY_FILE) tests/null --disable-socket --allow-unix-socket)
+	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET))
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
-	$(call suite,tests/cpu,$(PYTEST) tests/cpu)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
-	$(call suite,tests/integrations,$(PYTEST) tests/integrations)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
-	$(call suite,tests/e2e,$(PYTEST) tests/e2e)
+	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
+	$(call suite,tests/e2e,$(BY_FILE) tests/e2e tests/cpu)
 
 check: install ## lint, types, layers, and the README's programs from built wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) tests/test_layers.py tests/test_packaging.py tests/test_gpu_results.py
+	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py
 	$(BIN)/python .ci/check_wheels.py
+
+# Not part of CI: a line tracer makes the suites about half as slow again. Servers that the adapters'
+# tests start are processes of their own and are not counted; tests/null runs the server in-process.
+COVERED := --cov --cov-report=
+coverage: install ## the share of lines that tests/null and tests/integrations run
+	rm -f .coverage .coverage.*
+	$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET) $(COVERED)
+	$(BY_FILE) tests/integrations $(COVERED) --cov-append
+	$(BIN)/coverage report --skip-covered
 
 bench: install ## list the benchmarks, or run one: make bench NAME=...
 	$(BIN)/weftline bench $(NAME)
@@ -82,9 +98,10 @@ test-langchain-ranges: install ## the adapter's tests with the oldest and the ne
 test-langchain-core: install ## langchain-core's own tests, without and with a ChatWeftline alive
 	$(BIN)/python .ci/check_langchain_core.py
 
-test-ray: install ## replicas on two real Ray nodes, which it starts
-	@$(BIN)/python -c 'import ray' 2>/dev/null || \
-	  $(PIP) -c constraints.txt 'ray>=2.56,<3'
+install-ray: install ## add Ray to .venv
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -c constraints.txt 'ray>=2.56,<3'
+
+test-ray: install install-ray ## replicas on two real Ray nodes, which it starts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/ray
 
 bench-vllm: install install-bench ## what weftline costs in front of a vLLM, in turns
@@ -116,5 +133,5 @@ gpu-figures: ## replay a figure of the Parrot paper on a CUDA device: FIG=11, 14
 	$(ON_GPU) -m bench.gpu.figures --fig $(or $(FIG),15)
 
 clean: ## remove .venv and everything that was built; the model cache stays
-	rm -rf .venv build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

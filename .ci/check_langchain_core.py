@@ -20,8 +20,13 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv" / "langchain-core-suite"
 # What the tests import and we do not install; without dependencies, so that ours stay as they are.
 _TOOLS = (
-    *("blockbuster>=1.5.18,<1.6", "forbiddenfruit", "freezegun>=1.2.2,<2", "grandalf>=0.8,<1"),
-    *("pyparsing", "pytest-mock>=3.10,<4", "responses>=0.25,<1"),
+    "blockbuster>=1.5.18,<1.6",
+    "forbiddenfruit",
+    "freezegun>=1.2.2,<2",
+    "grandalf>=0.8,<1",
+    "pyparsing",
+    "pytest-mock>=3.10,<4",
+    "responses>=0.25,<1",
 )
 COUNTS_HANDLERS = "test_merge_config_callbacks"
 

@@ -26,15 +26,22 @@ UNIT = ADAPTER / "tests" / "unit_tests"
 TESTS = tuple(
     ROOT / "tests" / "integrations" / f"test_{name}.py"
     for name in (
-        *("lowering", "pure", "provenance_pieces", "chat_weftline", "chat_weftline_standard"),
-        *("compile_messages", "compile_tools"),
+        "lowering",
+        "pure",
+        "provenance_pieces",
+        "chat_weftline",
+        "chat_weftline_standard",
+        "compile_messages",
+        "compile_tools",
     )
 )
+WORKERS = "2"
 TOOLS = (
     "langchain-tests>=1.1,<2",
     "jinja2>=3.1",
     "hypothesis>=6.130",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
     "h11>=0.16",
     "httpx-sse>=0.4,<1",
 )
@@ -61,9 +68,12 @@ def main() -> int:
 def _check(python: Path, folder: Path) -> None:
     show = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in "
     _run(python, "-c", show + "('langchain-core', 'langchain-openai', 'langchain-tests')))")
+    # Other versions of LangChain have other deprecations, which are not what is tried here.
     test = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable")
+    test = (*test, "-W", "default")
     _run(*test, UNIT)
-    _run(*test, *TESTS, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
+    by_file = ("-n", WORKERS, "--dist", "loadfile")
+    _run(*test, *by_file, *TESTS, env={"WEFTLINE_SERVER_PYTHON": sys.executable})
     programs = re.findall(r"```python\n(.*?)```", (ADAPTER / "README.md").read_text(), re.DOTALL)
     program = folder / "program.py"
     program.write_text("\n".join(programs))

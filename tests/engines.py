@@ -1,6 +1,7 @@
-"""An engine of random weights on any device, and requests that use all of it: torch is enough.
+"""An engine with random weights on any device, and requests that use every part of it.
 
-Shared by tests/kernels, where Triton's interpreter runs the device's path, and tests/gpu.
+It needs torch and nothing else. tests/kernels uses it with Triton's interpreter, tests/gpu on a
+GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAGE = 4
 
 
 class Numbers:
-    """Text of no meaning: the tests look at tokens."""
+    """A detokenizer that writes token numbers, because the tests look at tokens only."""
 
     def stream(self, prompt: Sequence[int]) -> Numbers:
         return self
@@ -38,7 +39,7 @@ class Numbers:
 
 
 def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig:
-    """Four query heads; biases and norms of the heads too, as no one model has them."""
+    """Four query heads, with biases and head norms together, which no real model combines."""
     return LlamaConfig(
         architecture="LlamaForCausalLM",
         vocabulary=VOCABULARY,
@@ -59,7 +60,7 @@ def llama(*, width: int = 16, kv_heads: int = 2, layers: int = 2) -> LlamaConfig
 
 
 def opt(*, layers: int = 2) -> OptConfig:
-    """Four heads of 16."""
+    """Four heads of width 16."""
     return OptConfig(
         architecture="OPTForCausalLM",
         vocabulary=VOCABULARY,
@@ -89,7 +90,7 @@ def network(
 
 
 def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
-    """An engine on a pool of `blocks` pages of 4; long prompts come in chunks of 64."""
+    """An engine on a pool of `blocks` pages of 4 tokens. Long prompts come in chunks of 64."""
     config = SchedulerConfig(
         blocks=blocks, block_size=PAGE, max_running=max_running, step_tokens=64
     )
@@ -97,7 +98,7 @@ def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
 
 
 def on_cpu(config: ModelConfig, dtype: torch.dtype = torch.float32, **options: int) -> Core:
-    """The engine in torch alone, which the others must equal."""
+    """The engine in plain torch. The others must give the same tokens."""
     return core(network(config, dtype, torch.device("cpu"), TORCH), **options)
 
 
@@ -108,7 +109,7 @@ def on_device(
     dtype: torch.dtype = torch.float32,
     **options: int,
 ) -> Core:
-    """The engine of a device: Triton's kernels, decode steps captured."""
+    """The engine of a device: Triton's kernels and captured decode steps."""
     weights = network(config, dtype, device, TRITON)
     model = DeviceModel(weights, max_running=options.get("max_running", 4), capture=capture)
     found = core(model, **options)
@@ -117,7 +118,7 @@ def on_device(
 
 
 def requests(*, prefix: int = 45, tokens: int = 6) -> list[Op]:
-    """Six: four behind a common prefix, and each samples in another way."""
+    """Six requests. Four share a prefix, and each one samples in a different way."""
     greedy = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     ways = [
         greedy,

@@ -1,8 +1,9 @@
-"""A device that is none: tensors on it lie in the host's memory, but may not meet those that do.
+"""A pretended device for machines without a GPU.
 
-A machine without a GPU computes with them what a GPU would, and finds the lines that would fail
-there: an operation on tensors of both memories, a kernel that is given one of the host's, a value
-that is read where the host should not wait. The device is called "meta", which torch knows.
+Its tensors lie in the host's memory, but an operation that mixes them with host tensors fails. So a
+test finds the lines that would fail on a GPU: an operation on tensors of both memories, a kernel
+that gets a host tensor, and a value that is read where the host should not wait. The device is
+called "meta", because torch knows that name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DEVICE = torch.device("meta")
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on DEVICE; `inner` has its values."""
+    """A tensor on DEVICE. `inner` holds its values."""
 
     inner: torch.Tensor
 
@@ -35,7 +36,7 @@ class OnDevice(torch.Tensor):
         return _run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
-        """All values at once, which is a copy that the host asks for."""
+        """All values at once: an explicit copy to the host, which is allowed."""
         return self.inner.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -43,14 +44,14 @@ class OnDevice(torch.Tensor):
 
 
 class Pretending(TorchDispatchMode):
-    """Inside it, tensors made on DEVICE are `OnDevice`."""
+    """A mode in which tensors that are made on DEVICE become `OnDevice`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
 def kernel(launched: Any) -> Any:
-    """A kernel (`kernel[grid](...)`) that takes tensors on DEVICE, and no others."""
+    """Wrap a kernel (`kernel[grid](...)`) so that it takes tensors on DEVICE only."""
 
     class Launcher:
         def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -85,7 +86,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _is_host(value: Any) -> bool:
-    """Numbers that torch wraps as tensors without dimensions may go anywhere."""
+    """Whether it is a host tensor. Tensors without dimensions are numbers and may go anywhere."""
     return isinstance(value, torch.Tensor) and not isinstance(value, OnDevice) and value.dim() > 0
 
 

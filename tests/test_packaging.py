@@ -1,4 +1,4 @@
-"""What the distributions promise: wide ranges, security floors, one version, no index baked in."""
+"""The promises of the distributions: wide ranges, security floors, one version, no fixed index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PROJECTS = (".", "integrations/langchain", "integrations/llamaindex")
 
-# The lowest versions without a known hole that reaches us, where we ask for the package at all.
+# The lowest version of each package without a known vulnerability that affects us.
 FLOORS = {
     "starlette": "1.3.1",
     "h11": "0.16",
@@ -40,7 +40,7 @@ def project(folder: str) -> dict[str, Any]:
 
 
 def requirements(folder: str) -> list[Requirement]:
-    """What `folder` asks for, extras included."""
+    """The requirements of `folder`, those of its extras included."""
     found = list(project(folder).get("dependencies", []))
     for extra in project(folder).get("optional-dependencies", {}).values():
         found += extra
@@ -48,7 +48,7 @@ def requirements(folder: str) -> list[Requirement]:
 
 
 def constraints() -> dict[str, Version]:
-    """constraints.txt by name."""
+    """The versions in constraints.txt, by package name."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {name: Version(version) for name, version in pins}
@@ -56,7 +56,7 @@ def constraints() -> dict[str, Version]:
 
 @pytest.mark.parametrize("folder", PROJECTS)
 def test_ranges_are_wide_and_start_at_the_security_floor(folder: str) -> None:
-    """Every requirement has a lower bound, none pins one version."""
+    """Every requirement has a lower bound, and none pins one version."""
     for requirement in requirements(folder):
         specifiers = {s.operator: s.version for s in requirement.specifier}
         assert not {"==", "===", "~="} & specifiers.keys(), requirement
@@ -68,7 +68,7 @@ def test_ranges_are_wide_and_start_at_the_security_floor(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PROJECTS[:2])
 def test_the_constraints_pin_what_we_ask_for(folder: str) -> None:
-    """One exact version inside each range, of all that `make install` installs by name."""
+    """Each package that `make install` names has one exact version, inside its range."""
     pins = constraints()
     optional = project(folder).get("optional-dependencies", {})
     skipped = {
@@ -85,7 +85,7 @@ def test_the_constraints_pin_what_we_ask_for(folder: str) -> None:
 
 
 def test_the_distributions_have_one_version() -> None:
-    """The adapters ask for the weftline that they were released with."""
+    """The adapters require the weftline version that they were released with."""
     assert len({project(folder)["version"] for folder in PROJECTS}) == 1
     version = Version(project(".")["version"])
     for folder in PROJECTS[1:]:
@@ -94,13 +94,13 @@ def test_the_distributions_have_one_version() -> None:
 
 
 def test_the_client_alone_is_small() -> None:
-    """`pip install weftline` brings httpx, its events, and no framework."""
+    """`pip install weftline` brings httpx, httpx-sse and h11, and no framework."""
     names = {Requirement(text).name for text in project(".")["dependencies"]}
     assert names == {"httpx", "httpx-sse", "h11"}
 
 
 def test_no_index_is_baked_in() -> None:
-    """Where packages come from is the user's setting, in none of our files."""
+    """None of our files names a package index, because that is the user's setting."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )

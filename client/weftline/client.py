@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 from httpx_sse import connect_sse
 
+from weftline.abandoned import TextStream
 from weftline.http import (
     TIMEOUT,
     Endpoint,
@@ -106,6 +107,11 @@ class Client:
 
     def _texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None = None
+    ) -> Generator[str, None, None]:
+        return TextStream(self._read_texts(path, body, on_graph))
+
+    def _read_texts(
+        self, path: str, body: Get | Submit, on_graph: OnGraph | None
     ) -> Generator[str, None, None]:
         request = StreamedRequest(path, body)
         while True:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cores import keep_to_own_cores
+
+keep_to_own_cores()
 pytest.register_assert_rewrite("tests.contract.suite")
 
 

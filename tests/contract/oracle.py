@@ -1,4 +1,4 @@
-"""What SmolLM2 answers greedily in float32, by transformers: the text that engines must give."""
+"""SmolLM2's greedy answers in float32, computed by transformers, which engines must equal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from weftline_engine.model_texts import tokenizer_texts
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore, Turn
 
-# Their answers have more than 12 tokens, and at each the two best logits lie 0.28 apart or more: no
-# order of summation in float32 changes them.
+# Their answers have more than 12 tokens. At each token the two best logits are 0.28 or more apart,
+# so no order of summation in float32 changes them.
 QUESTIONS = (
     "What does a compiler do?",
     "Who was Isaac Newton?",

@@ -1,7 +1,7 @@
-"""What every engine must do alike, whatever it is made of: one suite, run on each.
+"""The contract: one suite that runs on every engine.
 
-A module that imports `EngineContract` gives the fixture `target`, a started engine that can answer
-questions greedily, and the greedy answers to compare with.
+A module that imports `EngineContract` provides the fixture `target`: a started engine, and the
+greedy answers to compare with.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pytest
 from tests.contract.target import Target
 from weftline_engine import api
 
-LONG = 200  # tokens: what is cancelled must still have been running
+LONG = 200  # tokens, so that an op still runs when it is cancelled
 
 
 class EngineContract:
-    """The tests; a subclass in each engine's module runs them."""
+    """The tests. A subclass in each engine's module runs them."""
 
     async def test_greedy_text_is_exact(self, target: Target) -> None:
-        """Each question alone; what ended it and how many tokens it took are told."""
+        """Each question alone gives its answer, its finish reason and its usage."""
         for question in target.questions[:3]:
             (heard,) = await target.run(target.op(question))
             assert heard.text == target.answer(question)
@@ -31,7 +31,7 @@ class EngineContract:
             assert heard.finished.usage.started <= heard.finished.usage.filled
 
     async def test_it_streams(self, target: Target) -> None:
-        """Text comes in more than one part, offsets count tokens, and the end comes last."""
+        """Text comes in several parts, offsets count tokens, and the end comes last."""
         question = target.questions[0]
         (heard,) = await target.run(target.op(question, name="streamed", attempt=2))
         told = [event for event in heard.events if not isinstance(event, api.ContextMoved)]
@@ -56,14 +56,14 @@ class EngineContract:
         assert heard.finished.reason is api.FinishReason.STOP
 
     async def test_concurrent_forks_do_not_mix(self, target: Target) -> None:
-        """Twelve at once on one beginning, some alike: each gets its own answer."""
+        """Twelve at once share a prefix, and some are equal. Each gets its own answer."""
         asked = [*target.questions, *target.questions, *target.questions][:12]
         ops = [target.op(question) for question in asked]
         heard = await target.run(*ops)
         assert [one.text for one in heard] == [target.answer(question) for question in asked]
 
     async def test_contexts_fork(self, target: Target) -> None:
-        """A filled beginning has several children; it may be freed while they run."""
+        """A filled prefix has several children, and may be freed while they run."""
         if not target.can(api.Capability.CONTEXTS):
             pytest.skip("this engine announces no contexts")
         ops = [target.op(question) for question in target.questions]
@@ -92,7 +92,7 @@ class EngineContract:
         assert not orphan.failed.retryable
 
     async def test_a_prompt_may_come_in_pieces(self, target: Target) -> None:
-        """Opened with its beginning, fed twice; one that was cancelled takes no more."""
+        """An op is opened with its first tokens and fed twice. A cancelled one takes no more."""
         if not target.can(api.Capability.FEED):
             pytest.skip("this engine takes whole prompts only")
         question = target.questions[2]
@@ -110,7 +110,9 @@ class EngineContract:
         assert given_up.failed is not None and given_up.failed.error == "Cancelled"
 
     async def test_cancel_ends_one_and_spares_its_neighbour(self, target: Target) -> None:
-        """In the middle of its text, twice; it says so once, and its place is free again."""
+        """An op is cancelled twice in the middle of its text. It reports that once, and its place
+        is free.
+        """
         first, second = target.questions[:2]
         target.engine.submit(target.op(first, name="cancelled", max_tokens=LONG))
         target.engine.submit(target.op(second, name="spared"))
@@ -129,7 +131,7 @@ class EngineContract:
         assert again.text == target.answer(first) and len(cancelled.events) == said
 
     async def test_a_prompt_that_is_too_long_fails_alone(self, target: Target) -> None:
-        """With a type of weftline's, not to be tried again; the engine goes on."""
+        """It fails with a type of weftline's and is not retryable. The engine goes on."""
         question = target.questions[0]
         op = target.op(question)
         limit = target.description.context_limit
@@ -146,7 +148,7 @@ class EngineContract:
         assert (await target.run(target.op(question)))[0].text == target.answer(question)
 
     async def test_tenants_get_the_same_text(self, target: Target) -> None:
-        """Salts part caches, never results; a second call of a tenant is told what it shares."""
+        """Salts separate caches and never change results. A tenant's second call reports hits."""
         question = target.questions[0]
         salts = ("a" * 16, "b" * 16, "a" * 16)
         heard = [(await target.run(target.op(question, salt=salt)))[0] for salt in salts]

@@ -1,4 +1,4 @@
-"""An engine under the contract suite, reached by its verbs and its events alone."""
+"""An engine under the contract suite, used through its verbs and events only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PREAMBLE = (
     "You are a careful assistant who answers every question briefly, precisely and politely. "
     "You write plain sentences, you never make lists, and you never repeat the question. "
 ) * 4
-# A bound on waiting for what must come: the engines share a machine that others keep busy.
+# The longest wait for an event. Engines share a machine that may be busy.
 PATIENCE_S = 300
 
 
 @dataclass
 class Heard:
-    """What an engine has said of one op."""
+    """Everything that an engine has reported about one op."""
 
     parts: list[api.Part] = field(default_factory=list)
     finished: api.Finished | None = None
@@ -35,7 +35,7 @@ class Heard:
 
 
 class Target:
-    """A started engine. `answers` maps each question to its greedy answer, piece by piece."""
+    """A started engine. `answers` maps each question to its greedy answer, token by token."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Target:
         return capability in self.description.capabilities
 
     def op(self, question: str, *, system: str = PREAMBLE, **options: Any) -> api.Op:
-        """A greedy generate of 12 tokens that answers `question`, as the server would send it."""
+        """A greedy op of 12 tokens that answers `question`, as the server would send it."""
         self._count += 1
         messages = (("system", system), ("user", question))
         text = "" if self._render is None else self._render(messages)
@@ -93,7 +93,7 @@ class Target:
         return "".join(self.answers[question][:count])
 
     async def until(self, op: str, enough: Callable[[Heard], bool]) -> Heard:
-        """Wait until what was heard of `op` is enough."""
+        """Wait until `enough` holds for the events of `op`."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: enough(self._heard[op]))
         return self._heard[op]
@@ -102,7 +102,7 @@ class Target:
         return await self.until(op, lambda heard: bool(heard.finished or heard.failed))
 
     async def run(self, *ops: api.Op) -> list[Heard]:
-        """Submit these together and wait for all; free their contexts."""
+        """Submit these together, wait for all, and free their contexts."""
         for op in ops:
             self.engine.submit(op)
         found = [await self.end(op.id) for op in ops]

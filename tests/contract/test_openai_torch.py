@@ -4,14 +4,12 @@ the model itself says."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.contract.suite import EngineContract
 from tests.contract.target import Target
-from weftline.local import local_server
 from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.openai.engine import OpenAIConfig, OpenAIEngine
 
@@ -19,13 +17,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def target(smollm2_directory: Path, answers: dict[str, list[str]]) -> AsyncIterator[Target]:
-    with local_server(str(smollm2_directory), "--dtype", "float32") as url:
-        config = OpenAIConfig(endpoint=EndpointConfig(url=f"{url}/v1"))
-        target = Target(OpenAIEngine(config), answers)
-        await target.start()
-        yield target
-        await target.close()
+async def target(model_url: str, answers: dict[str, list[str]]) -> AsyncIterator[Target]:
+    config = OpenAIConfig(endpoint=EndpointConfig(url=f"{model_url}/v1"))
+    target = Target(OpenAIEngine(config), answers)
+    await target.start()
+    yield target
+    await target.close()
 
 
 class TestOpenAIOnTorch(EngineContract):

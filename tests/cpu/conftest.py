@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from tests.cores import keep_to_own_cores
 from weftline_engine.api import (
     Event,
     Failed,
@@ -28,6 +29,8 @@ from weftline_engine.embedded.decoders import load_model
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import TorchModel
 from weftline_engine.embedded.scheduler import SchedulerConfig
+
+keep_to_own_cores()
 
 VOCABULARY = 256
 EOS = 0

@@ -87,7 +87,16 @@ def test_the_tokenizer_cuts_digits_as_smollm2_was_trained(smollm2_directory: Pat
     """Two blanks before a number are one token: the digit is cut off before blanks are grouped."""
     tokenizer = AutoTokenizer.from_pretrained(smollm2_directory)
     assert tokenizer.tokenize("In  2024 I'm 7") == [
-        *("In", "ĠĠ", "2", "0", "2", "4", "ĠI", "'m", "Ġ", "7"),
+        "In",
+        "ĠĠ",
+        "2",
+        "0",
+        "2",
+        "4",
+        "ĠI",
+        "'m",
+        "Ġ",
+        "7",
     ]
     assert tokenizer("<|im_start|>user\nhi<|im_end|>").input_ids == [1, 4093, 198, 6004, 2]
     text = "naïve  12 \n\tλx.x 🙂 <|im_end|>"

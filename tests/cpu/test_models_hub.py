@@ -124,7 +124,10 @@ def test_a_hub_model_becomes_an_entry(hub: str, repository: Repository, tmp_path
     code, out, said = pull("hf:org/tiny", hub, tmp_path)
     assert code == 0, said
     assert sorted(path.name for path in Path(out).iterdir()) == [
-        *("config.json", "model.safetensors", "tokenizer.json", "weftline.json"),
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "weftline.json",
     ]
     assert sorted(repository.served) == ["config.json", "model.safetensors", "tokenizer.json"]
     source = json.loads((Path(out) / "weftline.json").read_text())["source"]

@@ -23,6 +23,8 @@ from bench.report import others
 from bench.report.page import write_headline, write_page
 
 BENCH = [sys.executable, "-m", "weftline_server", "bench"]
+# The first test waits for all workloads.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Recipes of cookbook/rag on the real model: in float32 both sides say the same."""
+"""Recipes of cookbook/rag on the real model: in float32 both sides give the same answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def store() -> Iterator[Store]:
         yield found
 
 
-# The others run by a script in tests/integrations; here the model, and its constrained planner.
+# tests/integrations runs all recipes on scripted answers. These three run on the real model, one of
+# them with a planner whose output is constrained.
 @pytest.mark.parametrize(
     "name", ["naive_langchain", "naive_llamaindex", "sub_questions_llamaindex"]
 )
 def test_a_recipe(name: str, store: Store, model_url: str) -> None:
-    """Token for token the plain LLM's answer, from the same sources, by the same calls."""
+    """It gives the plain LLM's answer token for token, from the same sources and calls."""
     found = compare(import_module(f"cookbook.rag.{name}").run, store, url=model_url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer == plain.answer

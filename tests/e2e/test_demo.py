@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it: in float32, where plain and compiled must say the same."""
+"""The demo as a newcomer runs it, in float32, where plain and compiled answers must be equal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:
-    """Interrupted in the middle, it stops the server that it started, and says 130."""
+    """Interrupted in the middle, it stops the server that it started and exits with 130."""
     process = subprocess.Popen(
         [*DEMO, "--dtype", "float32"],
         stdout=subprocess.DEVNULL,
@@ -43,7 +43,7 @@ def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:
     server = _child(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    deadline = time.monotonic() + 30  # a server that was still importing sees it a little later
+    deadline = time.monotonic() + 30  # a server that is still importing notices a little later
     while os.path.exists(f"/proc/{server}"):
         assert time.monotonic() < deadline, "the server outlived the demo"
         time.sleep(0.1)

@@ -18,11 +18,20 @@ WAIT_S = 20.0
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server of its own that a test can send signals to, and a client for it."""
+    """A server that a test may send signals to, and a client for it."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "weftline_server", "serve", "--engine", "null"),
-            *("--port", "0", "--null-step-s", "0.05", *arguments),
+            sys.executable,
+            "-m",
+            "weftline_server",
+            "serve",
+            "--engine",
+            "null",
+            "--port",
+            "0",
+            "--null-step-s",
+            "0.05",
+            *arguments,
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -60,7 +69,7 @@ def chain(words: int) -> dict[str, Any]:
 
 
 def until(client: httpx.Client, path: str, status: int) -> httpx.Response:
-    """The answer of `path` once it has `status`; a refused connection fails the test."""
+    """Wait until `path` answers with `status`. A refused connection fails the test."""
     deadline = time.monotonic() + WAIT_S
     while (answer := client.get(path)).status_code != status:
         assert time.monotonic() < deadline, f"{path} never became {status}"
@@ -93,7 +102,7 @@ def test_what_runs_finishes_and_nothing_new_is_taken() -> None:
 
 
 def test_a_second_signal_ends_it_within_two_seconds() -> None:
-    """A call of a minute does not hold a server whose operator insists."""
+    """The second signal ends the server although a call would run for a minute."""
     for second in (signal.SIGTERM, signal.SIGINT):
         with serving() as (process, client), ThreadPoolExecutor() as pool:
             answer = pool.submit(client.post, "/v1/submit", json=chain(500))
@@ -106,7 +115,7 @@ def test_a_second_signal_ends_it_within_two_seconds() -> None:
 
 
 def test_what_runs_too_long_is_told() -> None:
-    """At the end of the drain the reader gets a typed error, and the exit code is still 0."""
+    """At the end of the drain the reader gets a typed error. The exit code is still 0."""
     with serving("--drain-s", "0.2") as (process, client), ThreadPoolExecutor() as pool:
         answer = pool.submit(client.post, "/v1/submit", json=chain(500))
         running(client, 1)
@@ -117,7 +126,9 @@ def test_what_runs_too_long_is_told() -> None:
 
 
 def test_what_waits_for_a_client_holds_nothing() -> None:
-    """A call without its input cannot finish: nobody waits for it, and its reader is told."""
+    """A call without its input cannot finish. The drain does not wait for it, and its reader gets
+    an error.
+    """
     with serving("--drain-s", "600") as (process, client), ThreadPoolExecutor() as pool:
         session = client.post("/v1/session").json()["session_id"]
         calls = chain(1)["calls"][1:]
@@ -131,7 +142,7 @@ def test_what_waits_for_a_client_holds_nothing() -> None:
 
 
 def test_an_idle_server_ends_at_once() -> None:
-    """Nothing runs, so there is nothing to wait for."""
+    """A server without work ends at once."""
     with serving("--drain-s", "600") as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0

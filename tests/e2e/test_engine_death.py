@@ -1,4 +1,4 @@
-"""The engine's process is killed under load: nothing hangs, nothing is lost in silence."""
+"""The engine's process is killed under load: nothing hangs, and every loss is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def title(text, line=Output(max_tokens=4)):  # noqa: B008
 
 
 def test_kill_minus_nine(smollm2_directory: Path) -> None:
-    """A call that was being read fails with the reason, its consumer too; the engine comes back."""
+    """The running call and its consumer fail with the reason, and the engine comes back."""
     with local_server(str(smollm2_directory)) as url, Client(url) as client, client.session():
         told = story("a fox")
         named = title(told)
@@ -48,7 +48,7 @@ def test_kill_minus_nine(smollm2_directory: Path) -> None:
 
 
 def _youngest_engine() -> int:
-    """The engine started last among our descendants: other tests' servers may have theirs."""
+    """Our descendant engine that started last. Servers of other tests may have engines too."""
     engines = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")

@@ -1,4 +1,4 @@
-"""Ten random graphs on a real model in float32: they part only where two tokens tie."""
+"""Random graphs on a real model in float32: they part only where two tokens tie."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import httpx
 import pytest
 
 from tests.cpu.test_graph_exactness import random_graph
+from tests.sizes import sized
 from weftline.local import local_server
 from weftline_server.config import OPTIMISATIONS
 
-GRAPHS = 10
-AT_ONCE = 64  # requests of either kind, which is as many as an engine runs
-# Two logits closer than this may change places between two orders of the same float32 sums.
+GRAPHS, FEWEST_GRAPHS = 10, 6  # the latter on a slow machine
+AT_ONCE = 64  # as many requests as an engine runs at once
+# Two logits closer than this may swap when the same float32 sums are added in another order.
 TIE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def plain_url(smollm2_directory: Path) -> Iterator[str]:
-    """An ordinary server of the same model, which shares no cache with the one under test."""
+    """A server of the same model without our optimisations. It shares no cache with the first."""
     off = ",".join(sorted(OPTIMISATIONS))
     options = ("--dtype", "float32", "--policy", "request", "--without", off)
     with local_server(str(smollm2_directory), *options) as url:
@@ -30,7 +31,7 @@ def plain_url(smollm2_directory: Path) -> Iterator[str]:
 
 
 def run(url: str, calls: list[dict[str, Any]]) -> dict[str, str]:
-    """Every value of the graph, submitted as one with its last call first."""
+    """Every value of the graph, submitted in one request with its last call first."""
     holders = [h for call in calls for h in call["placeholders"] if h["in_out"] == "out"]
     body = {
         "calls": calls[::-1],
@@ -44,8 +45,8 @@ def run(url: str, calls: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def outputs(calls: list[dict[str, Any]], values: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Each output as a request of its own, behind a prompt that is put together here of `values`,
-    and what it has to come out as."""
+    """Each output as a request of its own, with the value that it has to give. Its prompt is put
+    together here from `values`."""
     for call in calls:
         holders = {h["name"]: h for h in call["placeholders"]}
         prompt = ""
@@ -62,7 +63,7 @@ def outputs(calls: list[dict[str, Any]], values: dict[str, str]) -> Iterator[dic
 
 
 def gap(url: str, output: dict[str, Any]) -> float:
-    """How far apart the two best logits are where the output, run alone, parts; 0.0 if nowhere."""
+    """The gap between the two best logits where the output, run alone, differs; 0.0 if nowhere."""
     answer = httpx.post(f"{url}/v1/completions", json=output["body"], timeout=None)
     choice = answer.json()["choices"][0]
     if choice["text"] == output["value"]:
@@ -71,7 +72,7 @@ def gap(url: str, output: dict[str, Any]) -> float:
 
 
 def gap_where_they_part(choice: dict[str, Any], value: str) -> float:
-    """Of the first token that `value` does not have: the distance of its two best logits."""
+    """The gap between the two best logits at the first token that differs from `value`."""
     seen = ""
     for token, top in zip(
         choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True
@@ -84,8 +85,8 @@ def gap_where_they_part(choice: dict[str, Any], value: str) -> float:
 
 
 def test_graphs_part_only_where_two_tokens_tie(model_url: str, plain_url: str) -> None:
-    """Chains, fans and diamonds, at least 16 tokens an output, against the calls one by one."""
-    graphs = [random_graph(seed) for seed in range(GRAPHS)]
+    """Chains, fans and diamonds, at least 16 tokens per output, against the calls one by one."""
+    graphs = [random_graph(seed) for seed in range(sized(GRAPHS, FEWEST_GRAPHS))]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = threads.map(lambda calls: run(model_url, calls), graphs)
         alone = [
@@ -93,11 +94,11 @@ def test_graphs_part_only_where_two_tokens_tie(model_url: str, plain_url: str) -
         ]
         gaps = list(threads.map(lambda one: gap(plain_url, one), alone))
     assert max(gaps) < TIE, f"an output parts where the best logits are {max(gaps)} apart"
-    assert len(gaps) > 40
+    assert len(gaps) > 4 * len(graphs)
 
 
 def test_a_gap_is_found_where_texts_part() -> None:
-    """The measure itself, on an answer that parts at its second token."""
+    """The measure itself, on an answer that differs at its second token."""
     logprobs = {
         "tokens": ["a", "b", "c"],
         "top_logprobs": [{"a": -0.1, "x": -9.0}, {"b": -1.0, "y": -1.25}, {"c": 0.0, "z": -5.0}],

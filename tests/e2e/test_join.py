@@ -1,4 +1,4 @@
-"""Engines in processes of their own that join a server: one hangs, comes back, and leaves."""
+"""Engines in other processes join a server: one hangs, comes back, and leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def echo(text, out=Output(max_tokens=400)):  # noqa: B008
 
 @contextmanager
 def server() -> Iterator[tuple[str, str]]:
-    """`weftline serve` that has no engine of its own: its URL and where engines join."""
+    """A server without an engine of its own: its URL, and the address where engines join."""
     with process("serve", "--port", "0", "--engines-on", "127.0.0.1:0") as running:
         assert running.stdout is not None
         gate = running.stdout.readline().split()[-1]
@@ -55,7 +55,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def until(url: str, wanted: dict[str, str]) -> dict[str, Any]:
-    """Health, once the engines are in these states."""
+    """Wait until the engines are in these states; the answer of the health route."""
     deadline = time.monotonic() + 60
     while True:
         health: dict[str, Any] = httpx.get(f"{url}/health/ready").json()
@@ -66,8 +66,9 @@ def until(url: str, wanted: dict[str, str]) -> dict[str, Any]:
 
 
 def test_a_host_hangs_comes_back_and_leaves() -> None:
-    """Stopped in the middle of its calls, it is fenced, and another finishes those that had said
-    nothing; it goes on, joins again, and leaves in the end without an error."""
+    """A host that stops in the middle of its calls is fenced. Another finishes the calls that had
+    no output yet. The first one goes on, joins again, and leaves without an error.
+    """
     join = ("--engine", "null", "--null-step-s", "0.02")
     with server() as (url, gate), Client(url) as client, client.session() as session:
         assert httpx.get(f"{url}/health/ready").json() == {"status": "not ready", "engines": {}}

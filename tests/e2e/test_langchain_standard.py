@@ -1,4 +1,4 @@
-"""LangChain's own suite for chat models on the real model, whose answers are held to schemas."""
+"""LangChain's own suite for chat models on the real model, with answers constrained to schemas."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from weftline.local import local_server
 
 @pytest.fixture(scope="module")
 def fast_url(smollm2_directory: Path) -> Iterator[str]:
-    """A server in bfloat16, which takes half the time of float32."""
+    """A server in bfloat16, which takes half as long as float32."""
     with local_server(str(smollm2_directory)) as url:
         yield url
 
 
 class TestSmolLM2(suite.TestStandard):
-    """What fails is what only a better model can do."""
+    """The whole suite. The one expected failure needs a better model."""
 
     @pytest.fixture(autouse=True)
     def _served(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        # In bfloat16 the words depend on the processor; in float32 what fails always does.
+        # In bfloat16 the words depend on the processor. In float32 the same test fails everywhere.
         exact = request.node.originalname == "test_agent_loop"
         url = request.getfixturevalue("model_url" if exact else "fast_url")
         monkeypatch.setenv("WEFTLINE_BASE_URL", url)
@@ -41,7 +41,7 @@ class TestSmolLM2(suite.TestStandard):
 
 
 def test_what_the_cache_held_is_told(fast_url: str) -> None:
-    """A prompt that was asked before is read from the KV cache, and the usage says so."""
+    """A repeated prompt is read from the KV cache, and the usage says so."""
     prompt = "Tell why the weft crosses the warp, and not the other way around. " * 4
     llm = ChatWeftline(base_url=fast_url, temperature=0, max_tokens=4)
     chain = ChatPromptTemplate.from_template("{prompt}") | llm
@@ -57,5 +57,5 @@ def test_what_the_cache_held_is_told(fast_url: str) -> None:
         assert isinstance(message, AIMessage) and message.usage_metadata is not None
         told = message.usage_metadata
         cached = told["input_token_details"]["cache_read"]
-        # All but the last block of 16 tokens, and the last token, which the answer needs.
+        # All but the last block of 16 tokens and the last token, whose logits are needed.
         assert told["input_tokens"] - 17 <= cached < told["input_tokens"], way

@@ -1,4 +1,4 @@
-"""LlamaIndex on the real model in float32: a graph says what its calls say one by one."""
+"""LlamaIndex on the real model in float32: a graph gives the same text as its calls one by one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ QUESTION = "Which rivers are these?"
 
 
 class Rivers(BaseModel):
-    """What a text says of rivers."""
+    """The rivers that a text names."""
 
     names: list[str] = Field(max_length=3)
     longest: str = Field(max_length=20)
 
 
 def nodes(times: int) -> list[NodeWithScore]:
-    """Texts so long that they do not fit into one prompt."""
+    """Texts that are too long for one prompt."""
     return [NodeWithScore(node=TextNode(text=" ".join([text] * times)), score=1) for text in TEXTS]
 
 
@@ -52,7 +52,7 @@ def both(url: str, **options: Any) -> tuple[Weftline, Weftline]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_synthesis(model_url: str, mode: str) -> None:
-    """Token for token, and one request."""
+    """Both ways give the same text token for token, and ours is one request."""
     with recorded(model_url) as proxy:
         ours, plain = both(proxy.url, max_tokens=12, context_window=250)
         answer = synthesized(ours, mode, 2)
@@ -65,7 +65,7 @@ def test_a_synthesis(model_url: str, mode: str) -> None:
 
 
 def test_an_extractor(model_url: str) -> None:
-    """The same of an extractor's calls."""
+    """An extractor's calls give the same both ways."""
     ours, plain = both(model_url, max_tokens=12, context_window=1000)
     chunks = [found.node for found in nodes(1)]
     found = KeywordExtractor(llm=ours).extract(chunks)
@@ -73,7 +73,7 @@ def test_an_extractor(model_url: str) -> None:
 
 
 def test_document_summaries(model_url: str) -> None:
-    """The same of what a DocumentSummaryIndex says of a document that fills several prompts."""
+    """A DocumentSummaryIndex gives the same summary of a document that fills several prompts."""
 
     def summary(llm: Weftline) -> str:
         embeddings = MockEmbedding(embed_dim=4)
@@ -93,7 +93,7 @@ def test_document_summaries(model_url: str) -> None:
 
 @pytest.mark.parametrize(("mode", "with_tools"), [("tree_summarize", False), ("refine", True)])
 def test_an_object(model_url: str, mode: str, with_tools: bool) -> None:
-    """A model of 135 million parameters makes the object that was asked for, by one request."""
+    """A model of 135 million parameters makes the requested object, in one request."""
     with recorded(model_url) as proxy:
         options = {"is_function_calling_model": with_tools, "context_window": 480}
         ours, plain = both(proxy.url, max_tokens=60, **options)

@@ -18,7 +18,7 @@ def client(model_url: str) -> OpenAI:
 
 
 def test_a_chat_completion(client: OpenAI) -> None:
-    """The answer, why it ended, and what it cost."""
+    """The answer, its finish reason and its usage."""
     answer = client.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": QUESTION}],
@@ -33,7 +33,7 @@ def test_a_chat_completion(client: OpenAI) -> None:
 
 
 def test_the_second_time_the_prompt_is_cached(client: OpenAI) -> None:
-    """All but the last token, whose logits are wanted, come out of the KV cache."""
+    """All but the last token, whose logits are needed, come from the KV cache."""
     message = {"role": "user", "content": "Name a river in Egypt."}
     for _ in range(2):
         answer = client.chat.completions.create(
@@ -44,7 +44,7 @@ def test_the_second_time_the_prompt_is_cached(client: OpenAI) -> None:
 
 
 def test_a_streamed_chat_is_the_same_text(client: OpenAI) -> None:
-    """Several chunks, together the whole answer; the last one holds the usage."""
+    """Several chunks make up the whole answer. The last one holds the usage."""
     chunks = list(
         client.chat.completions.create(
             model="default",
@@ -63,7 +63,7 @@ def test_a_streamed_chat_is_the_same_text(client: OpenAI) -> None:
 
 
 def test_a_text_completion_with_a_stop_string(client: OpenAI) -> None:
-    """Text goes to the model as it stands, and ends before the stop string."""
+    """The prompt goes to the model unchanged, and the text ends before the stop string."""
     whole = client.completions.create(
         model="default", prompt="1, 2, 3, 4,", max_tokens=12, temperature=0
     )
@@ -75,7 +75,7 @@ def test_a_text_completion_with_a_stop_string(client: OpenAI) -> None:
 
 
 def test_a_seed_repeats_a_sample(client: OpenAI) -> None:
-    """Two samples of one seed are the same, alone or in company; another seed's is not."""
+    """Two samples with one seed are equal. A sample with another seed is not."""
 
     def sample(seed: int) -> str:
         answer = client.completions.create(

@@ -1,4 +1,4 @@
-"""Tools, schemas, choices and log probabilities by OpenAI's own client, on a real model."""
+"""Tools, schemas, choices and log probabilities with OpenAI's own client, on a real model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(model_url: str) -> OpenAI:
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
 )
 def test_a_forced_call_keeps_to_its_schema(client: OpenAI, choice: Any) -> None:
-    """Required or by name: a small model that never saw a tool calls one, with valid arguments."""
+    """Required or by name, even a small model calls the tool with valid arguments."""
     answer = client.chat.completions.create(
         model="default",
         messages=ASK,
@@ -64,7 +64,7 @@ def test_a_forced_call_keeps_to_its_schema(client: OpenAI, choice: Any) -> None:
 
 
 def test_a_named_tool_among_several_streams(client: OpenAI) -> None:
-    """OpenAI's client puts the deltas together; the answer is the one that is not streamed."""
+    """OpenAI's client joins the deltas. The answer equals the one that is not streamed."""
     more: Any = {
         "model": "default",
         "messages": ASK,
@@ -85,7 +85,7 @@ def test_a_named_tool_among_several_streams(client: OpenAI) -> None:
 
 
 def test_a_strict_tool_leaves_the_model_free_to_answer(client: OpenAI) -> None:
-    """tool_choice auto: text, or calls that keep to their schema."""
+    """With tool_choice auto the answer is text, or calls that keep to their schema."""
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     answer = client.chat.completions.create(
         model="default", messages=ASK, tools=[strict], temperature=0, max_tokens=64
@@ -98,7 +98,7 @@ def test_a_strict_tool_leaves_the_model_free_to_answer(client: OpenAI) -> None:
 
 
 def test_a_tool_answers_and_the_model_goes_on(client: OpenAI) -> None:
-    """A history with calls and their answers, as an agent sends it."""
+    """A history with calls and their results, as an agent sends it."""
     called: Any = {
         "role": "assistant",
         "tool_calls": [
@@ -117,7 +117,7 @@ def test_a_tool_answers_and_the_model_goes_on(client: OpenAI) -> None:
 
 
 def test_an_answer_by_json_schema(client: OpenAI) -> None:
-    """response_format: a schema, any object, a pattern and a choice (our own field)."""
+    """response_format with a schema, then a choice and a pattern in our own field."""
     ask: Any = [{"role": "user", "content": "Ann is 31 years old. Who is it?"}]
     schema: Any = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
     answer = client.chat.completions.create(
@@ -140,7 +140,7 @@ def test_an_answer_by_json_schema(client: OpenAI) -> None:
 
 
 def test_log_probabilities(client: OpenAI) -> None:
-    """Of each token: the greedy one is the likeliest, the tokens are the text, streamed or not."""
+    """The greedy token is the likeliest, and the tokens make up the text, streamed or not."""
     more: Any = {
         "model": "default",
         "messages": [{"role": "user", "content": "What is the capital of France? 😀"}],
@@ -172,7 +172,9 @@ def test_log_probabilities(client: OpenAI) -> None:
 
 
 def test_choices_share_the_prompt(client: OpenAI) -> None:
-    """Three samples of one prompt: different with a seed each, and the prompt is computed once."""
+    """Three samples of one prompt differ, because each has its own seed. The prompt is computed
+    once.
+    """
     answer = client.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": "Tell a story about a fox. " * 12}],
@@ -189,12 +191,12 @@ def test_choices_share_the_prompt(client: OpenAI) -> None:
     calls = graph["calls"]  # type: ignore[index]
     computed = sorted(call["computed_tokens"] for call in calls)
     prompt = calls[0]["prompt_tokens"]
-    # Whole blocks are shared while they are computed; what is left is less than one each.
+    # Whole blocks are shared while they are computed. Each sample computes the rest by itself.
     assert computed[-1] <= prompt and sum(computed) < prompt + 2 * 33, computed
 
 
 def test_penalties_change_the_answer(client: OpenAI) -> None:
-    """Greedy with and without: what the engine is told is what the client asked for."""
+    """Each penalty changes the greedy answer, so it reaches the engine."""
 
     def ask(**more: Any) -> str:
         return (

@@ -1,4 +1,4 @@
-"""A connection that is cut again and again: the SDK's streams come whole over a real socket."""
+"""A connection is cut again and again, and the SDK's streams still come whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "one two three four five six seven eight nine ten eleven twelve"
 
 
 class CuttingRelay:
-    """A network before a server: it resets its first connections after so many events each."""
+    """A relay before a server. It resets its first connections after the given counts of events."""
 
     def __init__(self, url: str, events: list[int]) -> None:
         self._to = urlsplit(url)
@@ -75,8 +75,9 @@ def _shout(words, said):
 
 @pytest.mark.parametrize("relay", [[4, 3, 1, 2]], indirect=True)
 def test_a_variable_comes_whole(relay: CuttingRelay) -> None:
-    """Each time the client goes on from the last part that it has seen, and the call has gone on in
-    the meantime: every word comes once, in its place, and nothing is generated twice."""
+    """After each cut the client goes on from the last part that it saw, while the call runs on.
+    Every word comes once, in its place, and nothing is generated twice.
+    """
     with Client(relay.url) as client, client.session() as session:
         said = semantic_function(_shout)(TEXT)
         assert "".join(said.stream()) == TEXT == said.get()
@@ -90,8 +91,10 @@ RUN = Call(name="run", prompt=(Segment(text=TEXT), Segment(output="x")), placeho
 
 @pytest.mark.parametrize("relay", [[3, 6, 4, 9]], indirect=True)
 async def test_a_whole_run_comes_whole(relay: CuttingRelay) -> None:
-    """A run in one request is asked for again with its key: it comes again from its first event on,
-    and goes on while it is generated. The third connection brings nothing new, and does no harm."""
+    """A run in one request is requested again with its key. Its events come again from the first
+    one, and continue while it is generated. The third connection brings nothing new and does no
+    harm.
+    """
     graphs: list[Any] = []
     async with AsyncClient(relay.url) as client:
         said = [text async for text in client.stream([RUN], "x", on_graph=graphs.append)]
@@ -101,7 +104,7 @@ async def test_a_whole_run_comes_whole(relay: CuttingRelay) -> None:
 
 @pytest.mark.parametrize("relay", [[3, 3, 3, 3]], indirect=True)
 def test_a_run_that_gets_no_further_is_given_up(relay: CuttingRelay) -> None:
-    """Three times the same three events: the error comes after the text that there was."""
+    """After three times the same three events, the error follows the text so far."""
     said: list[str] = []
     with Client(relay.url) as client, pytest.raises(ConnectionFailed) as failed:
         for text in client.stream([RUN], "x"):

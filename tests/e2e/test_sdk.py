@@ -1,4 +1,4 @@
-"""The SDK over a real socket: programs of semantic functions, streams, and clients that leave."""
+"""The SDK over a real socket: semantic functions, streams, and clients that leave."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_test(task, code, test=Output(max_tokens=24, temperature=0)):  # noqa: 
 
 
 def by_hand(url: str, prompt: str) -> str:
-    """The same prompt through the completions endpoint."""
+    """The answer of the completions endpoint to the same prompt."""
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None)
     text: str = answer.json()["choices"][0]["text"]
@@ -37,7 +37,7 @@ def by_hand(url: str, prompt: str) -> str:
 
 
 def test_figure_7_of_the_paper(model_url: str) -> None:
-    """Code and its test, written as one program, are what the calls give when made by hand."""
+    """Code and its test, written as one program, equal the answers of the calls made by hand."""
     task = "a snake game"
     with Client(model_url) as client, client.session() as session:
         code = write_code(task)
@@ -57,7 +57,7 @@ def test_figure_7_of_the_paper(model_url: str) -> None:
 
 
 async def test_the_async_client_streams(model_url: str) -> None:
-    """Parts come one by one, and together they are the value."""
+    """Parts come one by one and together make up the value."""
     async with AsyncClient(model_url) as client, client.session():
         code = write_code("a clock")
         parts = [part async for part in code.stream()]
@@ -66,7 +66,7 @@ async def test_the_async_client_streams(model_url: str) -> None:
 
 
 def test_a_stream_resumes_where_it_was_cut(slow_url: str) -> None:
-    """Last-Event-ID is the offset after the last part that was seen; nothing is lost or twice."""
+    """Last-Event-ID is the offset after the last part seen. Nothing is lost or repeated."""
     text = "one two three four five six seven eight"
     with Client(slow_url) as client, client.session() as session:
         said = semantic_function(_shout)(text)
@@ -92,7 +92,7 @@ def _shout(words, said):
 
 
 def test_a_client_that_goes_away_cancels_its_work(slow_url: str) -> None:
-    """The call of a get whose client left is cancelled, though nobody says so."""
+    """A call is cancelled when the only client that waits for it disconnects."""
     with Client(slow_url) as client, client.session() as session:
         semantic_function(_shout)("word " * 400)
         said = session._pending[0].placeholders[1].semantic_var_id
@@ -107,7 +107,7 @@ def test_a_client_that_goes_away_cancels_its_work(slow_url: str) -> None:
 
 
 def test_errors_reach_the_caller(slow_url: str) -> None:
-    """Each is the class that the server raised."""
+    """Each error has the class that the server raised."""
     with Client(slow_url) as client, client.session() as session:
         empty = session.variable()
         said = semantic_function(_shout)(empty)
@@ -129,7 +129,7 @@ def test_trace_draws_a_session(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command prints the chart and writes the picture, into this folder or where it is told."""
+    """The command prints the chart and writes the picture, here or to the given path."""
     monkeypatch.chdir(tmp_path)
     with Client(slow_url) as client, client.session() as session:
         semantic_function(_shout)("one two").get()

@@ -116,11 +116,14 @@ def outcome(act: Callable[[Any], Any], text: str) -> tuple[Any, ...]:
 def test_values_and_exceptions_are_the_parsers_own(
     echo_url: str, parser: BaseOutputParser[Any], seeds: tuple[str, ...]
 ) -> None:
-    """As the chain's result, 2,000 texts in all, and on the way into another prompt."""
+    """As the chain's result, 1,000 texts in all, and on the way into another prompt.
+
+    The transforms themselves see thousands of texts in test_transforms_like_*.
+    """
     llm = ChatWeftline(base_url=echo_url)
     last: Runnable[Any, Any] = TEXT | llm | parser
     between = last | (lambda made: {"made": made}) | AGAIN | llm | StrOutputParser()
-    for chain, more in ((last, 140), (between, 8)):
+    for chain, more in ((last, 60), (between, 6)):
         compiled = compile_chain(chain)
         for text in mutated(seed=1, count=more, seeds=seeds, edits=3):
             expected = outcome(chain.invoke, text)

@@ -58,7 +58,7 @@ async def sessions(url: str) -> float:
 def known() -> tuple[int, int, int, int]:
     """Runs and prompts that are known here, feeds, and what is still followed."""
     gc.collect()
-    feeds = sum(isinstance(one, Feed) for one in gc.get_objects())
+    feeds = sum(type(one) is Feed for one in gc.get_objects())
     loop = BACKGROUND._loop
     followed = 0 if loop is None else len(asyncio.all_tasks(loop))
     return len(LISTENER.runs), len(LISTENER.pieces), feeds, followed
@@ -75,7 +75,7 @@ async def ends(url: str, before: tuple[int, int, int, int]) -> bool:
 
 
 async def test_five_hundred_graphs_do_not_mix() -> None:
-    """The tests of provenance and of acceleration have theirs."""
+    """The tests of provenance and of acceleration do the same with 200 runs each."""
     with served() as url:
         before = known()
         chain = two_calls("T3", url)

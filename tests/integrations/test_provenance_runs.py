@@ -109,25 +109,25 @@ def noting(url: str, noted: Recording) -> ChatWeftline:
     return ChatWeftline(
         base_url=url,
         temperature=0,
-        timeout=60,  # of a connection too: five hundred are made at once, and none twice
+        timeout=60,  # of a connection too: two hundred are made at once, and none twice
         http_client=openai.DefaultHttpxClient(event_hooks={"request": [note]}),
         http_async_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [anote]}),
     )
 
 
-async def test_five_hundred_at_once_do_not_mix(echo_url: str) -> None:
-    """Each of 500 runs sends its own values, in its own session, and leaves nothing."""
+async def test_two_hundred_at_once_do_not_mix(echo_url: str) -> None:
+    """Each of 200 runs sends its own values, in its own session, and leaves nothing."""
     noted = Recording(echo_url)
     chain = P | noting(echo_url, noted) | TEXT
-    given = [{"role": f"role number {n}.", "topic": f"topic number {n}."} for n in range(500)]
+    given = [{"role": f"role number {n}.", "topic": f"topic number {n}."} for n in range(200)]
     answers = await asyncio.gather(*map(chain.ainvoke, given))
-    assert len(runs(noted)) == 500
+    assert len(runs(noted)) == 200
     for [body] in runs(noted).values():
         role, topic = (pieces[1]["text"] for pieces in body["weftline"]["messages"])
         answer = answers[given.index({"role": role, "topic": topic})]
         assert line(body) == f"system: You are {{role={role}}}. | user: Tell of {{topic={topic}}}."
         assert answer == f"system: You are {role}.\nuser: Tell of {topic}.\nassistant: "
-    assert len(set(closed(noted))) == len(closed(noted)) == 500
+    assert len(set(closed(noted))) == len(closed(noted)) == 200
     assert await settled() == (0, 0)
 
 

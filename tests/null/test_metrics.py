@@ -51,7 +51,7 @@ async def test_calls_and_tokens_are_counted(serve: Serve) -> None:
 
     def calls(engine: str, state: str, criterion: str) -> float | None:
         return value(
-            *(samples, "calls_total"), model="null", engine=engine, state=state, criterion=criterion
+            samples, "calls_total", model="null", engine=engine, state=state, criterion=criterion
         )
 
     assert calls("null", "done", "throughput") == 1
@@ -102,9 +102,7 @@ async def test_requests_by_route_and_status(serve: Serve) -> None:
     samples = await scrape(server)
 
     def requests(method: str, route: str, status: int) -> float | None:
-        return value(
-            *(samples, "http_requests_total"), method=method, route=route, status=str(status)
-        )
+        return value(samples, "http_requests_total", method=method, route=route, status=str(status))
 
     assert requests("POST", "/v1/session", 200) == 1
     assert requests("GET", "/v1/session/{session_id}/graph", 200) == 1

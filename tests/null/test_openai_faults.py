@@ -189,10 +189,14 @@ async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
 async def test_a_wrong_model_or_no_endpoint_is_told_at_start(tmp_path: Path) -> None:
     """`start` raises EngineDied with the reason."""
     async with Endpoint(streams()).on(tmp_path / "e") as socket:
+        engine = OpenAIEngine(config(socket, model="gpt"))
         with pytest.raises(api.EngineDied, match="no model 'gpt': it has m"):
-            await OpenAIEngine(config(socket, model="gpt")).start()
+            await engine.start()
+        await engine.close()
+    engine = OpenAIEngine(config(str(tmp_path / "nobody")))
     with pytest.raises(api.EngineDied, match="cannot be reached"):
-        await OpenAIEngine(config(str(tmp_path / "nobody"))).start()
+        await engine.start()
+    await engine.close()
 
 
 async def test_prompts_go_to_the_dialect_that_takes_them(tmp_path: Path) -> None:

@@ -51,5 +51,5 @@ async def test_a_drain_cancels_what_takes_too_long(
     found = server.service.find("local", session)
     with caplog.at_level(logging.WARNING, "weftline.service"):
         await server.service.drain(within_s=0.05)
-    assert [run.state.value for run in found.calls.values()] == ["cancelled"]
+    assert [run.state.value for run in found.tasks.values()] == ["cancelled"]
     assert "calls still ran after 0.05 s and are cancelled" in caplog.text

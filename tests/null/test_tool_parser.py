@@ -142,9 +142,29 @@ def whole(deltas: list[Delta]) -> tuple[str, list[list[str]]]:
 
 PIECES = st.sampled_from(
     [
-        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>"),
-        *('{"name": "add", "arguments": ', '{"name": "add", "parameters": ', '{"a": "\\"}"}', "}"),
-        *("]", "[", "{", ", ", "; ", "\n", " ", "text", '"', "\\", "null", '"{}"', "é"),
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "<tool",
+        "_call>",
+        '{"name": "add", "arguments": ',
+        '{"name": "add", "parameters": ',
+        '{"a": "\\"}"}',
+        "}",
+        "]",
+        "[",
+        "{",
+        ", ",
+        "; ",
+        "\n",
+        " ",
+        "text",
+        '"',
+        "\\",
+        "null",
+        '"{}"',
+        "é",
     ]
 )
 

@@ -17,10 +17,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.null.asgi import call
 from tests.ray.conftest import Nodes
 from weftline_server.commands.cluster import ClusterConfig, wanted
+
+# A test waits for nodes and replicas several times, 90 s each at most.
+pytestmark = pytest.mark.timeout(600)
 
 SERVE = (sys.executable, "-m", "weftline_server", "serve", "--port", "0")
 NULL = ("--engine", "null", "--null-step-s", "0.02")

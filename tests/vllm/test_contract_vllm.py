@@ -23,7 +23,8 @@ from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
 from weftline_server.prompt.render import PromptBefore, Turn
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# The first test waits for vLLM, which loads for a minute or more.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 class TestVLLM(EngineContract):

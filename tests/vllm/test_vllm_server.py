@@ -20,7 +20,8 @@ from weftline_engine.vllm.engine import VLLMEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# The first test waits for vLLM, which loads for a minute or more.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -1,0 +1,57 @@
+"""A stream of the client that nobody reads to its end never stops the thread that drops it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from threading import Event, Lock
+
+from weftline.abandoned import TextStream
+
+
+class Connection:
+    """A connection whose pool has a lock, as httpcore's has."""
+
+    def __init__(self) -> None:
+        self.pool = Lock()
+        self.closed = Event()
+
+    def read(self) -> Generator[str, None, None]:
+        try:
+            yield "one"
+            yield "two"
+        finally:
+            with self.pool:
+                self.closed.set()
+
+
+def test_a_dropped_stream_is_closed_outside_the_collector() -> None:
+    """The collector finds it while its own thread holds the pool's lock."""
+    connection = Connection()
+    stream = TextStream(connection.read())
+    assert next(stream) == "one"
+    cycle: list[object] = [stream]
+    cycle.append(cycle)
+    del stream, cycle
+    with connection.pool:
+        gc.collect()
+        assert not connection.closed.is_set()
+    assert connection.closed.wait(10)
+
+
+def test_a_stream_is_closed_at_once_where_it_is_closed_or_ends() -> None:
+    """By `close`, by its end, and by an error inside."""
+    closed, ended, failed = Connection(), Connection(), Connection()
+    stream = TextStream(closed.read())
+    assert next(stream) == "one"
+    stream.close()
+    assert closed.closed.is_set() and list(stream) == []
+    assert list(TextStream(ended.read())) == ["one", "two"]
+    assert ended.closed.is_set()
+    stream = TextStream(failed.read())
+    next(stream)
+    try:
+        stream.throw(ValueError("no"))
+    except ValueError as error:
+        assert str(error) == "no"
+    assert failed.closed.is_set()

@@ -1,0 +1,220 @@
+"""The shape of the tree: how long a file, a function and a line may be, and how large a class.
+
+The limits on classes hold for code that is not a test. `LARGE_CLASSES` lists the classes that were
+larger when the limits came. Their numbers are ceilings: lower them when a class shrinks, and never
+raise them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Folders that hold one or more packages, and the other folders with code of ours.
+PACKAGES = (
+    "client",
+    "server",
+    "engine",
+    "kernels",
+    "integrations/langchain",
+    "integrations/llamaindex",
+)
+OTHERS = ("tests", "cookbook", "bench", "docs", ".ci")
+MAX_FILE, MAX_FUNCTION, MAX_LINE = 600, 60, 100
+MAX_ATTRIBUTES, MAX_METHODS = 12, 20
+
+# Attributes and methods of each class that is over a limit, by its folder and name.
+LARGE_CLASSES: Mapping[str, tuple[int, int]] = {
+    "server Dispatcher": (12, 28),
+    "server Driver": (12, 22),
+    "server Session": (17, 32),
+    "engine Core": (18, 23),
+    "engine RemoteEngine": (12, 22),
+    "engine Scheduler": (12, 28),
+    "engine SimulatedEngine": (15, 24),
+    "integrations/langchain ChatWeftline": (12, 26),
+    "integrations/langchain _Evaluation": (12, 23),
+    "integrations/llamaindex Weftline": (12, 27),
+}
+
+# Files that still write `*("a", "b")` inside a tuple, a list or a call.
+SPLATS = frozenset(
+    {
+        "bench/_engine_servers.py",
+        "bench/bench_llamaindex.py",
+        "bench/gpu_attention.py",
+        "bench/harness/fleet.py",
+        "bench/harness/machine.py",
+        "bench/harness/resume.py",
+        "bench/harness/servers.py",
+        "bench/harness/systems.py",
+        "bench/report/others.py",
+        "bench/report/page.py",
+        "bench/simulator/calibration.py",
+        "bench/workloads/many_agents.py",
+        "client/weftline/local.py",
+        "engine/weftline_engine/embedded/config.py",
+        "engine/weftline_engine/embedded/engine.py",
+        "engine/weftline_engine/embedded/sampling.py",
+        "engine/weftline_engine/models/hub.py",
+        "engine/weftline_engine/process.py",
+        "engine/weftline_engine/vllm/config.py",
+        "engine/weftline_engine/wire.py",
+        "integrations/langchain/langchain_weftline/failures.py",
+        "integrations/langchain/langchain_weftline/serialized.py",
+        "kernels/weftline_kernels/attention_triton.py",
+        "kernels/weftline_kernels/device_tiles.py",
+        "kernels/weftline_kernels/rms_norm.py",
+        "server/weftline_server/config.py",
+        "server/weftline_server/schedule/policy.py",
+        "server/weftline_server/schedule/prompter.py",
+        "tests/integrations/test_bad_values.py",
+        "tests/integrations/test_bench_harness.py",
+        "tests/integrations/test_compile_chain.py",
+        "tests/integrations/test_compile_client_steps.py",
+        "tests/integrations/test_compile_parsers.py",
+        "tests/integrations/test_compile_parsers_left.py",
+        "tests/integrations/test_transforms_like_classic.py",
+        "tests/test_layers.py",
+    }
+)
+
+SKIPPED = {"build", "dist", ".venv", "node_modules"}
+CHECKED = sorted(
+    path
+    for folder in (*PACKAGES, *OTHERS)
+    for path in (ROOT / folder).rglob("*.py")
+    if not SKIPPED & set(path.relative_to(ROOT).parts)
+)
+
+
+def name_of(path: Path) -> str:
+    """The path of a file inside the tree."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_test(path: Path) -> bool:
+    """Whether the file belongs to a test suite."""
+    return "tests" in path.relative_to(ROOT).parts
+
+
+def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods below `node`."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield one
+
+
+def shape_faults(source: str) -> list[str]:
+    """Everything in `source` that is too long, and a missing module docstring."""
+    tree, lines = ast.parse(source), source.splitlines()
+    faults = []
+    if source.strip() and not (ast.get_docstring(tree) or "").strip():
+        faults.append("no module docstring")
+    if len(lines) > MAX_FILE:
+        faults.append(f"{len(lines)} lines")
+    for number, text in enumerate(lines, 1):
+        if len(text) > MAX_LINE:
+            faults.append(f"line {number}: {len(text)} characters")
+    for function in functions(tree):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        if length > MAX_FUNCTION:
+            faults.append(f"{function.name} at line {function.lineno}: {length} lines")
+    return faults
+
+
+def class_sizes(source: str) -> Iterator[tuple[str, int, int]]:
+    """Name, number of attributes that methods store on `self`, and number of methods per class."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            methods = [
+                one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
+            stored = {
+                one.attr
+                for method in methods
+                for one in ast.walk(method)
+                if isinstance(one, ast.Attribute)
+                and isinstance(one.ctx, ast.Store)
+                and isinstance(one.value, ast.Name)
+                and one.value.id == "self"
+            }
+            yield node.name, len(stored), len(methods)
+
+
+def class_faults(source: str, folder: str) -> list[str]:
+    """The classes in `source` that are over their limits."""
+    faults = []
+    for name, attributes, methods in class_sizes(source):
+        limits = LARGE_CLASSES.get(f"{folder} {name}", (MAX_ATTRIBUTES, MAX_METHODS))
+        for count, limit, what in zip(
+            (attributes, methods), limits, ("attributes", "methods"), strict=True
+        ):
+            if count > limit:
+                faults.append(f"{name}: {count} {what}, at most {limit}")
+    return faults
+
+
+def splats(source: str) -> list[int]:
+    """The lines that unpack a tuple or list which is written out on the spot."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
+    ]
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=name_of)
+def test_a_file_fits_in_a_head(path: Path) -> None:
+    """It has a docstring. Files, functions and lines have an upper bound."""
+    assert shape_faults(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", [one for one in CHECKED if not is_test(one)], ids=name_of)
+def test_a_class_has_one_job(path: Path) -> None:
+    """Its attributes and methods have an upper bound."""
+    folder = next(one for one in (*PACKAGES, *OTHERS) if path.is_relative_to(ROOT / one))
+    assert class_faults(path.read_text(encoding="utf-8"), folder) == []
+
+
+def test_a_tuple_is_written_plainly() -> None:
+    """No file unpacks a tuple that it writes out on the spot; the formatter may wrap it instead."""
+    found = {name_of(path) for path in CHECKED if splats(path.read_text(encoding="utf-8"))}
+    assert found <= SPLATS, f"write these tuples plainly: {sorted(found - SPLATS)}"
+
+
+def test_the_shape_check_finds_what_is_too_long() -> None:
+    """One fault of each kind."""
+    body = "    x = 1\n" * MAX_FUNCTION
+    assert shape_faults("x = 1\n") == ["no module docstring"]
+    assert shape_faults(f'"""D."""\ndef f():\n{body}') == ["f at line 2: 61 lines"]
+    assert shape_faults('"""D."""\n' + "#" * 101) == ["line 2: 101 characters"]
+    assert shape_faults('"""D."""\n' * 601) == ["601 lines"]
+    assert shape_faults("") == []
+
+
+def test_the_class_check_finds_what_is_too_large() -> None:
+    """One attribute and one method too many, and a listed class that grew."""
+    stores = "".join(f"        self.a{i} = self.b{i}\n" for i in range(13))
+    methods = "".join(f"    def m{i}(self): ...\n" for i in range(20))
+    large = f"class Large:\n    def __init__(self):\n{stores}{methods}"
+    assert class_faults(large, "server") == [
+        "Large: 13 attributes, at most 12",
+        "Large: 21 methods, at most 20",
+    ]
+    attributes, count = LARGE_CLASSES["server Session"]
+    methods = "".join(f"    def m{i}(self): ...\n" for i in range(count + 1))
+    assert class_faults(f"class Session:\n{methods}", "server") == [
+        f"Session: {count + 1} methods, at most {count}"
+    ]
+    assert attributes >= MAX_ATTRIBUTES
+
+
+def test_the_splat_check_finds_a_tuple() -> None:
+    """A tuple that is written out, and not one that has a name or a condition."""
+    assert splats('x = (\n    *("a", "b"),\n    "c",\n)') == [2]
+    assert splats('x = (*a, *(("b",) if a else ()), *f("c"))') == []
