@@ -60,22 +60,11 @@ async def serving(
 ) -> AsyncIterator[World]:
     """A server on the engines that are made, by name, stopped at the end of the block."""
     registry = Registry(RegistryConfig(max_sessions=1 << 30), without)
-    made = World(Driver(registry, without, loop.time), loop)
-    driver = made.driver
-    dispatcher = Dispatcher(
-        makers,
-        policy,
-        driver.on_outcome,
-        loop.time,
-        wants=driver.wants,
-        without=without,
-        replanned=driver.replanned.take,
-        goes_on=driver.goes_on,
-    )
-    driver.attach(dispatcher)
-    await made.driver.dispatcher.start()
+    dispatcher = Dispatcher(makers, policy, loop.time, without)
+    made = World(Driver(registry, dispatcher, without, loop.time), loop)
+    await dispatcher.start(made.driver)
     try:
         yield made
     finally:
         await made.driver.shut_down()
-        await made.driver.dispatcher.close()
+        await dispatcher.close()

@@ -41,26 +41,16 @@ class _Application(FastAPI):
 
 def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]) -> FastAPI:
     """The application; `engines` makes each engine by name, and again after it has died."""
-    driver = Driver(Registry(config.registry, config.without), config.without)
-    driver.attach(
-        Dispatcher(
-            engines,
-            config.policy,
-            driver.on_outcome,
-            wants=driver.wants,
-            without=config.without,
-            replanned=driver.replanned.take,
-            goes_on=driver.goes_on,
-        )
-    )
+    dispatcher = Dispatcher(engines, config.policy, without=config.without)
+    driver = Driver(Registry(config.registry, config.without), dispatcher, config.without)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            await driver.dispatcher.start()
+            await dispatcher.start(driver)
         except (EngineDied, WeftlineError) as error:
             state.start_error = error
-            await driver.dispatcher.close()
+            await dispatcher.close()
             raise
         sweeper = asyncio.create_task(_sweep(driver))
         try:
@@ -69,7 +59,7 @@ def create_app(config: ServerConfig, engines: Mapping[str, Callable[[], Engine]]
             state.draining = True
             sweeper.cancel()
             await driver.shut_down()
-            await driver.dispatcher.close()
+            await dispatcher.close()
 
     app = _Application(title="weftline", lifespan=lifespan, docs_url=None, redoc_url=None)
     measured = Metrics(driver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -17,10 +17,10 @@ from weftline_server.schedule.dispatcher import (
     MAX_ATTEMPTS,
     UNAVAILABLE_S,
     Dispatcher,
-    Outcome,
-    Sent,
 )
 from weftline_server.schedule.engines.slot import EngineState, Work
+from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.sessions import Outcome, Sent
 
 
 class Puppet:
@@ -89,18 +89,25 @@ def available(yes: bool, reason: str = "", leaving: bool = False) -> api.Availab
 
 
 class Bench:
-    """A dispatcher, its clock, and what it told the sessions."""
+    """A dispatcher, its clock, and the sessions, which note what they are told."""
 
     def __init__(self, **engines: Puppet) -> None:
         self.now = 0.0
         self.told: list[tuple[str, Outcome]] = []
         makers = {name: (lambda one=one: one) for name, one in engines.items()}
-        self.dispatcher = Dispatcher(
-            makers,
-            "app",
-            lambda id, outcome: self.told.append((id.call, outcome)),
-            clock=lambda: self.now,
-        )
+        self.dispatcher = Dispatcher(makers, "app", lambda: self.now)
+
+    def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
+        self.told.append((id.call, outcome))
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        return None
+
+    def goes_on(self, application: str) -> bool:
+        return False
+
+    def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+        return ()
 
     async def call(self, name: str, model: str = "m", **more: Any) -> None:
         id = PrimitiveId("s", name, 0)
@@ -129,7 +136,7 @@ async def benches() -> AsyncIterator[list[Bench]]:
 async def started(benches: list[Bench], **engines: Puppet) -> Bench:
     bench = Bench(**engines)
     benches.append(bench)
-    await bench.dispatcher.start()
+    await bench.dispatcher.start(bench)
     return bench
 
 

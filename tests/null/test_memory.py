@@ -40,11 +40,15 @@ class World:
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
-        self.goes_on = False  # by itself, after the call that ends next
-        self.memory = Memory(
-            lambda id: self.wants.get(id.call), frozenset(without), lambda application: self.goes_on
-        )
+        self.moves_on = False  # by itself, after the call that ends next
+        self.memory = Memory(self, frozenset(without))
         self.memory.has_pool("e", 1000)
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        return self.wants.get(id.call)
+
+    def goes_on(self, application: str) -> bool:
+        return self.moves_on
 
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
@@ -108,8 +112,8 @@ def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
     """Of three calls two follow by themselves; only then a tool is waited for, ten seconds long."""
     world = World()
     world.wants["d"] = Want()
-    for name, now, goes_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
-        world.goes_on = goes_on
+    for name, now, moves_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
+        world.moves_on = moves_on
         world.call("s", name, 100, now)
     told = world.call("s", "d", 120, 13.3)
     assert Advise("e", "d", 10.0, None) in told

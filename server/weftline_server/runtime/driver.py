@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,9 +38,10 @@ from weftline_server.runtime.observer import CallObserver
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.tokenising import tokenised
-from weftline_server.schedule.dispatcher import Dispatcher, Outcome, Sent
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.slot import Work
 from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -50,30 +51,28 @@ TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in 
 
 
 class Driver:
-    """Runs every session of this server on `dispatcher`'s engines."""
+    """Runs every session of this server on `dispatcher`'s engines, and is its `Sessions`."""
 
     def __init__(
         self,
         registry: Registry,
+        dispatcher: Dispatcher,
         without: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
         self._now = clock
+        self.dispatcher = dispatcher
         self.early = EarlyFill(self._work)
+        self.early.dispatcher = dispatcher
         self._affinity = "affinity" not in without
         self._fills_early = "prefill_early" not in without
-        self.dispatcher: Dispatcher  # set once, by `attach`
         self._by_id: dict[str, Session] = {}
         self._prepared: dict[PrimitiveId, Payload] = {}
         self.readers = Readers(self._apply, clock)
         self._contained = Containment(self.close)
-        self.replanned = Replanned(self._contained)
+        self._replanned = Replanned(self._contained)
         self.observers: tuple[CallObserver, ...] = ()
-
-    def attach(self, dispatcher: Dispatcher) -> None:
-        """Wire the two together: the dispatcher was made with `on_outcome` as its sink."""
-        self.dispatcher = self.early.dispatcher = dispatcher
 
     def open(self, tenant: str, *, stays: bool = True) -> Session:
         """A new session of `tenant`, which `stays` open for calls that are not known yet. Raises
@@ -159,7 +158,7 @@ class Driver:
                     self._prepared.pop(id, None)
                     self.early.forget(id)
                     self.dispatcher.cancel(str(id))
-        self.replanned.note(session)
+        self._replanned.note(session)
         if session.ended:
             ended, session.ended = session.ended, []
             for run in ended:
@@ -233,18 +232,22 @@ class Driver:
         model = session.calls[id.call].node.call.model
         return self.dispatcher.prompter(self.dispatcher.model(model))
 
-    def wants(self, id: PrimitiveId) -> Want | None:
-        """Who will read the context that a finished output has left."""
+    def want(self, id: PrimitiveId) -> Want | None:
+        """Return who will read the context that a finished output has left."""
         session = self._by_id.get(id.session)
         return None if session is None else want(session, id)
 
-    def goes_on(self, session: str) -> bool:
-        """Whether a call of the session is on an engine or on its way there."""
-        found = self._by_id.get(session)
+    def goes_on(self, application: str) -> bool:
+        """Return whether a call of the session is on an engine or on its way to one."""
+        found = self._by_id.get(application)
         return found is not None and found.under_way > 0
 
-    def on_outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
-        """The dispatcher's sink: turn what an engine says into what a session understands."""
+    def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+        """Return the hints of the waiting primitives whose plan has changed."""
+        return self._replanned.take()
+
+    def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
+        """Turn what an engine says into what a session understands."""
         session = self._by_id.get(id.session)
         if session is not None:
             with self._contained.inside(session):

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from weftline.errors import EngineFailed, EngineUnavailable, UnknownModel
 from weftline_engine import api
-from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.slot import EngineState, Slot, Work
-from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb, Want
+from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb
 from weftline_server.schedule.placement import place
+from weftline_server.schedule.sessions import Sent, Sessions
 
 MAX_ATTEMPTS = 3
 # A queued call whose model has had no engine for so long fails, so that its graph ends.
 UNAVAILABLE_S = 20.0
 EXPIRE_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The primitive has gone to `engine`."""
-
-    engine: str
-    time: float
-    node: str = ""
-
-
-Outcome = Sent | api.Part | api.Finished | api.Failed
-Sink = Callable[[PrimitiveId, Outcome], None]
-
-
-Replanned = Callable[[], Iterable[tuple[PrimitiveId, api.Hints]]]
-
-
-def _nothing(id: PrimitiveId) -> Want | None:
-    return None
 
 
 class Dispatcher:
@@ -49,25 +29,26 @@ class Dispatcher:
         self,
         engines: Mapping[str, Callable[[], api.Engine]],
         policy: str,
-        sink: Sink,
         clock: Callable[[], float] = time.monotonic,
-        wants: Callable[[PrimitiveId], Want | None] = _nothing,
         without: frozenset[str] = frozenset(),
-        replanned: Replanned = tuple,
-        goes_on: Callable[[str], bool] = lambda application: False,
     ) -> None:
         self._fleet = Fleet(engines, self, clock)
         self._policy = policy
-        self._sink = sink
         self._now = clock
-        self._memory = Memory(wants, without, goes_on)
-        self._replanned = replanned
+        self._without = without
+        self._sessions: Sessions  # this and the next are set by `start`
+        self._memory: Memory
         self._placing = False  # a round is due in this turn of the event loop
         self._queue: dict[str, Work] = {}
         self._expiring: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Start every engine; raises EngineDied with a reason for the user if one does not load."""
+    async def start(self, sessions: Sessions) -> None:
+        """Start every engine, and tell `sessions` from now on what becomes of their primitives.
+
+        Raises EngineDied with a reason for the user if an engine does not load.
+        """
+        self._sessions = sessions
+        self._memory = Memory(sessions, self._without)
         await self._fleet.start()
         self._expiring = asyncio.create_task(self._expire_forever())
 
@@ -149,7 +130,7 @@ class Dispatcher:
             slot.engine.feed(op, len(work.op.tokens), part, last)
             slot.hold(work.fed(part, last))
             if last:
-                self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
+                self._sessions.outcome(work.primitive, Sent(slot.name, self._now(), slot.node))
             return True
         return False
 
@@ -209,7 +190,7 @@ class Dispatcher:
 
     def _place(self) -> None:
         self._placing = False
-        for id, hints in self._replanned():
+        for id, hints in self._sessions.replanned():
             if (work := self._queue.get(str(id))) is not None:
                 self._queue[str(id)] = replace(work, op=replace(work.op, hints=hints))
         ready = self._by_model()
@@ -229,7 +210,7 @@ class Dispatcher:
             slot.remember(work)
             slot.engine.submit(work.op_beside(slot.latency_tokens))
             if not work.op.open:
-                self._sink(work.primitive, Sent(slot.name, self._now(), slot.node))
+                self._sessions.outcome(work.primitive, Sent(slot.name, self._now(), slot.node))
         for model, slots in ready.items():
             busy = sum(bool(slot.running) for slot in slots) / len(slots)
             self._memory.ran(model, busy, self._now())
@@ -251,7 +232,7 @@ class Dispatcher:
                 continue
             if isinstance(event, api.Part):
                 slot.delivered.add(event.op)
-                self._sink(work.primitive, event)
+                self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Failed)):
                 ended = True
                 slot.release(work.op.id)
@@ -260,7 +241,7 @@ class Dispatcher:
                     continue
                 slot.delivered.discard(event.op)
                 # Its session hears of it first: what becomes of the context depends on who waits.
-                self._sink(work.primitive, event)
+                self._sessions.outcome(work.primitive, event)
                 self._settle_context(slot, work, event)
         if ended:
             self._place_soon()
@@ -296,7 +277,7 @@ class Dispatcher:
                     error=EngineFailed.__name__,
                     message=f"engine {slot.name} died while it ran this call: {slot.last_error}",
                 )
-                self._sink(work.primitive, failed)
+                self._sessions.outcome(work.primitive, failed)
         slot.delivered.clear()
         slot.forget()
         self._place_soon()
@@ -327,4 +308,4 @@ class Dispatcher:
                 message=f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
             self._memory.dropped(None, work.op, now)
-            self._sink(work.primitive, failed)
+            self._sessions.outcome(work.primitive, failed)

@@ -8,8 +8,8 @@ expected; every other one is freed. What had been kept is freed when what contin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from weftline_engine.api import Op, Retention, Usage
 from weftline_server.graph.primitive import PrimitiveId
@@ -38,6 +38,18 @@ class Want:
 
     tokens: int | None = None
     pause_s: float | None = None
+
+
+class Outlook(Protocol):
+    """What the sessions know about the future of contexts and applications."""
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        """Return who will read the context that primitive `id` left, or None if nobody will."""
+        ...
+
+    def goes_on(self, application: str) -> bool:
+        """Return whether a call of the application is on an engine or on its way to one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +90,10 @@ class _Use:
 
 
 class Memory:
-    """One for all engines. `wants` says what will become of a primitive's context, and `goes_on`
-    whether an application has calls under way; `without` may name `retention` and `admission`."""
+    """One for all engines. `without` may name `retention` and `admission`."""
 
-    def __init__(
-        self,
-        wants: Callable[[PrimitiveId], Want | None],
-        without: frozenset[str] = frozenset(),
-        goes_on: Callable[[str], bool] = lambda application: False,
-    ) -> None:
-        self._wants = wants
-        self._goes_on = goes_on
+    def __init__(self, outlook: Outlook, without: frozenset[str] = frozenset()) -> None:
+        self._outlook = outlook
         self._retains = "retention" not in without
         self._admits = "admission" not in without
         self._applications = Applications()
@@ -188,11 +193,11 @@ class Memory:
         one = self._applications.find(op.hints.application)
         if one is None:
             return [Free(engine, op.context)]
-        one.ended(now, self._goes_on(one.id))
+        one.ended(now, self._outlook.goes_on(one.id))
         tokens = usage.prompt_tokens + usage.output_tokens
         if op.tokens is not None:
             self._learn(one, engine, op, usage)
-        want = self._wants(id) if self._retains and op.tokens is not None else None
+        want = self._outlook.want(id) if self._retains and op.tokens is not None else None
         found = self._demote(one, op)
         if want is None:
             return [*found, Free(engine, op.context)]
@@ -215,7 +220,7 @@ class Memory:
         """A primitive has failed or was taken back, from `engine` if it had one."""
         one = self._applications.find(op.hints.application)
         if one is not None:
-            one.ended(now, self._goes_on(one.id))
+            one.ended(now, self._outlook.goes_on(one.id))
         return [] if engine is None else [Free(engine, op.context)]
 
     def closed(self, application: str) -> list[Verb]:
@@ -249,7 +254,7 @@ class Memory:
         """Free what this call has continued, and what no call of the graph needs any more."""
         ended = []
         for context, kept in one.kept.items():
-            want = self._wants(self._made[context])
+            want = self._outlook.want(self._made[context])
             if want is not None and want.pause_s is not None:
                 continue
             if kept.sure or (op.tokens is not None and kept.begins(op.tokens)):

@@ -1,0 +1,39 @@
+"""The one protocol between the scheduler and the sessions whose primitives it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.memory.keeper import Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic)."""
+
+    engine: str
+    time: float
+    node: str = ""
+
+
+# What a session hears of a primitive. The last two end it.
+Outcome = Sent | api.Part | api.Finished | api.Failed
+
+
+class Sessions(Outlook, Protocol):
+    """The sessions as the dispatcher sees them. Every call is answered at once."""
+
+    def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
+        """Take what happened to a primitive."""
+        ...
+
+    def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
+        """Return new hints for the waiting primitives whose plan has changed since the last call.
+
+        The dispatcher asks before each placement round.
+        """
+        ...
