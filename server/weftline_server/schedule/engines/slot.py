@@ -58,6 +58,7 @@ class Work:
         item = Queued(
             id=self.op.id,
             model=self.model,
+            kind=str(self.op.kind),
             queued=self.queued,
             tokens=self.tokens,
             hints=self.op.hints,
@@ -183,6 +184,7 @@ class Slot:
         return EngineLoad(
             name=self.name,
             model=self.description.model,
+            kinds=frozenset(map(str, self.description.kinds)),
             running=len(self.running),
             max_running=self.description.max_running,
             held=held,
