@@ -15,7 +15,8 @@ from weftline_server.schedule.memory.applications import (
     Applications,
     Habits,
 )
-from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb, Want
+from weftline_server.schedule.memory.keeper import Memory, Want
+from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 
 
 def make_op(application: str, name: str, tokens: int, output: int = 10) -> Op:
@@ -56,7 +57,7 @@ class World:
         """A call that ends a second after it came; all that is said to the engine."""
         op = make_op(application, name, tokens)
         said = self.memory.queued(op, "m", True, now)
-        self.memory.admit("m", 1000, now)
+        self.memory.gate.admit("m", 1000, now)
         id = PrimitiveId(application, name, 0)
         return [
             *said,
@@ -170,22 +171,22 @@ def test_whoever_does_not_fit_waits(switched_off: tuple[str, ...], starts: bool)
     world = World(*switched_off)
     for name in "ab":
         world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
-    world.memory.ran("m", 1.0, 0.0)
-    world.memory.admit("m", 1000, 0.0)
-    assert world.memory.may_start("a")
-    assert world.memory.may_start("b") is starts
+    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    assert world.memory.gate.may_start("a")
+    assert world.memory.gate.may_start("b") is starts
     world.memory.closed("a")
-    world.memory.admit("m", 1000, 1.0)
-    assert world.memory.may_start("b")
+    world.memory.gate.admit("m", 1000, 1.0)
+    assert world.memory.gate.may_start("b")
 
 
 def test_one_shot_requests_are_never_held_up() -> None:
     """A chat without a session comes back to no context, so there is nothing to protect."""
     world = World()
     world.memory.queued(make_op("a", "a", 900), "m", True, 0.0)
-    world.memory.admit("m", 1000, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", False, 0.0)
-    assert world.memory.may_start("b")
+    assert world.memory.gate.may_start("b")
 
 
 def app(name: str, arrival: float, size: int, last: float | None = None) -> Application:
@@ -302,17 +303,17 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
     for name in ("s", "t"):
         world.call(name, name, 50, 0.0)
         world.memory.closed(name)
-    world.memory.ran("m", 1.0, 1.0)
+    world.memory.gate.ran("m", 1.0, 1.0)
     for name in "ab":
         world.memory.queued(make_op(name, name, 300), "m", True, 2.0)
-    world.memory.admit("m", 1000, 2.0)
-    assert [world.memory.may_start(name) for name in "ab"] == [True, False]
+    world.memory.gate.admit("m", 1000, 2.0)
+    assert [world.memory.gate.may_start(name) for name in "ab"] == [True, False]
     usage = make_usage(310)
     world.memory.finished("e", PrimitiveId("a", "a", 0), make_op("a", "a", 300), usage, 3.0)
     world.memory.closed("a")
     world.memory.queued(make_op("c", "c", 310), "m", True, 3.0)
-    world.memory.admit("m", 1000, 3.0)
-    assert [world.memory.may_start(name) for name in "bc"] == [True, True]
+    world.memory.gate.admit("m", 1000, 3.0)
+    assert [world.memory.gate.may_start(name) for name in "bc"] == [True, True]
 
 
 def test_kinds_are_told_apart_by_their_first_call() -> None:
@@ -347,10 +348,10 @@ def test_an_engine_that_counts_no_cache_sends_nobody_out(
     for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 590, 4.0)):
         world.call(name[0], name, tokens, now, cached=cached)
     world.call("b", "b2", 590, 6.0)
-    world.memory.ran("m", 1.0, 7.0)
-    world.memory.admit("m", 1000, 8.0)
+    world.memory.gate.ran("m", 1.0, 7.0)
+    world.memory.gate.admit("m", 1000, 8.0)
     world.memory.queued(make_op("b", "b3", 700), "m", True, 8.5)
-    assert world.memory.may_start("b") is not out
+    assert world.memory.gate.may_start("b") is not out
 
 
 def test_whoever_stays_away_gives_its_room_to_others() -> None:
@@ -360,14 +361,14 @@ def test_whoever_stays_away_gives_its_room_to_others() -> None:
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", True, 20.0)
-    world.memory.ran("m", 1.0, 20.0)
-    world.memory.admit("m", 1000, 20.0)
-    assert not world.memory.may_start("b")
-    world.memory.admit("m", 1000, 40.0)
-    assert world.memory.may_start("b")
+    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.admit("m", 1000, 20.0)
+    assert not world.memory.gate.may_start("b")
+    world.memory.gate.admit("m", 1000, 40.0)
+    assert world.memory.gate.may_start("b")
     world.memory.queued(make_op("a", "y", 950), "m", True, 41.0)
-    world.memory.admit("m", 1000, 41.0)
-    assert not world.memory.may_start("a")
+    world.memory.gate.admit("m", 1000, 41.0)
+    assert not world.memory.gate.may_start("a")
 
 
 def test_a_lost_engine_keeps_nothing() -> None:

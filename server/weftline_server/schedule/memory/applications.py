@@ -51,18 +51,21 @@ def _mean(known: float | None, seen: float) -> float:
 
 @dataclass(slots=True)
 class Kept:
-    """A context that was not freed: its prompt's length, that prompt's hash, and what it is kept
-    for: a call that the graph knows (`sure`), or one that may come."""
+    """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
+
+    `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`), or
+    for one that may come.
+    """
 
     engine: str
     prompt: int
     hash: int
     tokens: int
-    sure: bool
+    sure: bool = False
     pinned: bool = False
 
     def begins(self, tokens: Sequence[int]) -> bool:
-        """Whether a prompt goes on where this one ended."""
+        """Return whether a prompt is longer than this one and begins with it."""
         return len(tokens) > self.prompt and prefix_hash(tokens, self.prompt) == self.hash
 
 
