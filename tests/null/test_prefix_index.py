@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,8 @@ LONG = (("a", 32), ("a+", 64), ("a++", 128))
 
 
 def test_an_engine_that_reports_gets_the_index_and_any_other_the_estimate() -> None:
-    reports = (*(one for one in Capability if one != REPORTS), REPORTS)
-    silent = tuple(one for one in Capability if one != REPORTS)
+    silent: tuple[Any, ...] = tuple(one for one in Capability if one != REPORTS)
+    reports = (*silent, REPORTS)
     for capabilities, expected in ((reports, PrefixIndex), (silent, PrefixEstimate)):
         description = Description(model="m", capabilities=capabilities)
         assert type(known_prefixes(description)) is expected
@@ -114,7 +115,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60), st.integers(1, 6))
-def test_the_index_equals_a_plain_model(steps: list[tuple], most: int) -> None:
+def test_the_index_equals_a_plain_model(steps: list[tuple[Any, ...]], most: int) -> None:
     """After any sequence of submissions, reports and losses, with any bound."""
     index, model = PrefixIndex(most), Model(most)
     for step in steps:
@@ -165,7 +166,7 @@ def test_the_estimate_drops_the_longest_unused_and_of_a_prompt_its_end() -> None
 
 
 @pytest.mark.parametrize("capabilities", [(), ("reports",)])
-def test_an_engine_that_says_no_size_is_bounded_all_the_same(capabilities: tuple) -> None:
+def test_an_engine_that_says_no_size_is_bounded_all_the_same(capabilities: tuple[Any, ...]) -> None:
     """Ten thousand prompts leave a bounded number of hashes, reported or not."""
     known = known_prefixes(Description(model="m", capabilities=capabilities))
     for number in range(10_000):

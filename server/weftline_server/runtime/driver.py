@@ -272,6 +272,8 @@ class Driver:
             case api.Finished():
                 self._finish(session, id, outcome)
                 return
+            case api.Paused():
+                raise AssertionError("no session sends an op that may pause")
         self._tell(session, event)
 
     def _tell(self, session: Session, event: ev.SessionEvent) -> None:

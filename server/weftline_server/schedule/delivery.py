@@ -58,7 +58,7 @@ class Delivery:
             if isinstance(event, api.Part):
                 slot.ops.answer(event.op)
                 self._sessions.outcome(work.primitive, event)
-            elif isinstance(event, api.Finished):
+            elif isinstance(event, (api.Finished, api.Paused)):
                 ended = True
                 self._finished(slot, work, event)
             elif isinstance(event, api.Failed):
@@ -96,14 +96,16 @@ class Delivery:
         )
         self._sessions.outcome(work.primitive, failed)
 
-    def _finished(self, slot: Slot, work: Work, event: api.Finished) -> None:
+    def _finished(self, slot: Slot, work: Work, event: api.Finished | api.Paused) -> None:
+        """Release an op that ended well, or that paused: another op will continue its context."""
         slot.release(work.op.id)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.
         slot.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
         # The session hears of it first: what becomes of the context depends on who waits.
         self._sessions.outcome(work.primitive, event)
-        verbs = self._memory.finished(slot.name, work.primitive, work.op, event.usage, self._now())
+        ended = self._memory.paused if isinstance(event, api.Paused) else self._memory.finished
+        verbs = ended(slot.name, work.primitive, work.op, event.usage, self._now())
         perform(verbs, self._fleet.slots)
 
     def _failed(self, slot: Slot, work: Work, event: api.Failed) -> None:

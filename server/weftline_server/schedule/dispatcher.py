@@ -152,6 +152,9 @@ class Dispatcher:
                 verbs = self._memory.dropped(slot.name, work.op, self._now())
                 perform(verbs, self._fleet.slots)
                 self._rounds.soon()
+                return
+        # An op that paused is on no engine, but its context, which has its id, is kept.
+        perform(self._memory.abandoned(op), self._fleet.slots)
 
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""

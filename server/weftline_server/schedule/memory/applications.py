@@ -53,8 +53,8 @@ def _mean(known: float | None, seen: float) -> float:
 class Kept:
     """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
 
-    `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`), or
-    for one that may come.
+    `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`),
+    for a `paused` call that will go on, or for a call that may come.
     """
 
     engine: str
@@ -62,6 +62,7 @@ class Kept:
     hash: int
     tokens: int
     sure: bool = False
+    paused: bool = False
     pinned: bool = False
 
     def begins(self, tokens: Sequence[int]) -> bool:

@@ -183,6 +183,36 @@ class Memory:
             found.append(Retain(engine, op.context, Retention.EVICTABLE))
         return [*found, *self._bound(one)]
 
+    def paused(self, engine: str, id: PrimitiveId, op: Op, usage: Usage, now: float) -> list[Verb]:
+        """Keep the context of a call that stopped for a tool, pinned while there is room.
+
+        The tool's time counts as a pause of the application.
+        """
+        one = self._applications.find(op.hints.application)
+        if one is None:
+            return [Free(engine, op.context)]
+        one.ended(now)
+        if op.tokens is not None:
+            self._learn(one, engine, op, usage)
+        found = self._demote(one, op)
+        if not self._retains or op.tokens is None:
+            return [*found, Free(engine, op.context)]
+        kept = self._keep(one, engine, id, op, usage.prompt_tokens + usage.output_tokens)
+        kept.paused = True
+        found.append(Advise(engine, op.context, one.expected_pause_s, None))
+        if not self._pools.pin(kept):
+            found.append(Retain(engine, op.context, Retention.EVICTABLE))
+        return found
+
+    def abandoned(self, context: str) -> list[Verb]:
+        """Free the context of a paused call that was cancelled; nothing if there is none."""
+        made = self._made.get(context)
+        one = None if made is None else self._applications.find(made.session)
+        kept = None if one is None else one.kept.get(context)
+        if one is None or kept is None or not kept.paused:
+            return []
+        return self._free(one, [context])
+
     def dropped(self, engine: str | None, op: Op, now: float) -> list[Verb]:
         """Take note of a call that failed or was cancelled, on `engine` if it was on one."""
         if op.kind not in PROMPT_KINDS:
@@ -237,7 +267,7 @@ class Memory:
         return self._free(one, ended)
 
     def _bound(self, one: Application) -> list[Verb]:
-        guessed = [context for context, kept in one.kept.items() if not kept.sure]
+        guessed = [c for c, kept in one.kept.items() if not kept.sure and not kept.paused]
         return self._free(one, guessed[: max(0, len(guessed) - MOST_GUESSED)])
 
     def _free(self, one: Application, contexts: list[str]) -> list[Verb]:
