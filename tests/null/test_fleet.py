@@ -373,7 +373,7 @@ async def test_what_an_engine_reports_draws_calls_to_it(benches: list[Bench]) ->
     first, second = Puppet(capabilities=REPORTS), Puppet(capabilities=REPORTS)
     bench = await started(benches, first=first, second=second)
     slots = {slot.name: slot for slot in bench.dispatcher.slots}
-    shared = {"prefixes": (("beginning", 64), ("more", 128))}
+    shared: dict[str, Any] = {"prefixes": (("beginning", 64), ("more", 128))}
 
     def known() -> set[str]:
         return set(slots["first"].prefixes.hashes)

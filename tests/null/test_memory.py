@@ -213,7 +213,7 @@ def test_one_shot_requests_are_never_held_up() -> None:
 
 def app(name: str, arrival: float, size: int, last: float | None = None) -> Application:
     """An application whose like have `last` tokens in the end."""
-    made = Application(name, "m", "", True, arrival, arrival, Habits(size=last))
+    made = Application(name, "m", True, arrival, arrival, Habits(size=last))
     made.first = made.size = size
     return made
 

@@ -1,1 +1,1 @@
-"""The engines under supervision, and what each has in hand."""
+"""The engines under supervision: their states, the ops they run, and the prefixes they hold."""

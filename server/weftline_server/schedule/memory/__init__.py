@@ -1,1 +1,1 @@
-"""Which applications may use the KV caches, and which contexts stay there."""
+"""Memory: which applications may use the KV caches, and which contexts stay in them."""
