@@ -188,6 +188,7 @@ class Slot:
         self.task: asyncio.Task[None] | None = None
         self.ops = InHand()
         self.description: api.Description | None = None
+        self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
         self._load: EngineLoad | None = None
         if description is not None:
@@ -196,6 +197,7 @@ class Slot:
     def describe(self, description: api.Description) -> None:
         """Take the description of an engine that has just started, with an empty cache."""
         self.description = description
+        self.kinds = frozenset(map(str, description.kinds))
         self.prefixes = known_prefixes(description)
         self._load = None
 
@@ -214,12 +216,8 @@ class Slot:
         return self.description.node if self.description else ""
 
     @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of op that the engine takes; none before it has described itself."""
-        return frozenset(map(str, self.description.kinds)) if self.description else frozenset()
-
-    @property
     def takes_prompts(self) -> bool:
+        """Whether it takes a kind of op that has a prompt."""
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
     def hold(self, work: Work) -> None:
