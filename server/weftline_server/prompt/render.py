@@ -44,7 +44,7 @@ def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
         if segment.output == output:
             return tuple(found)
         found.append(segment)
-    raise AssertionError(f"output {output!r} does not stand in the prompt of {call.name!r}")
+    raise AssertionError(f"output {output!r} is not in the prompt of {call.name!r}")
 
 
 def value_text(value: Any) -> str:
@@ -102,8 +102,8 @@ def _turn(value: Any, param: str) -> Turn:
             pass
         case _:
             raise InvalidRequest(
-                f"input {param!r} stands among messages, so it is a message or a list of them: "
-                "objects with a role and a content",
+                f"input {param!r} stands among messages, so it must be a message or a list of "
+                "messages: objects with a role and a content",
                 param=param,
             )
     content, name, answers = (value.get(key) for key in ("content", "name", "tool_call_id"))
@@ -124,7 +124,7 @@ def _content_text(content: Any, param: str) -> str:
             return content
         case [*parts] if all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
             return "".join(part["text"] for part in parts)
-    raise InvalidRequest(f"a message of input {param!r} has content that is no text", param=param)
+    raise InvalidRequest(f"a message of input {param!r} has content that is not text", param=param)
 
 
 def _tool_call(value: Any, param: str) -> ToolCall:
@@ -133,4 +133,4 @@ def _tool_call(value: Any, param: str) -> ToolCall:
             id = value.get("id")
             function = CalledFunction(name=name, arguments=arguments)
             return ToolCall(function=function, id=id if isinstance(id, str) else "")
-    raise InvalidRequest(f"a tool call of input {param!r} is not one of OpenAI's", param=param)
+    raise InvalidRequest(f"a tool call of input {param!r} is not an OpenAI tool call", param=param)

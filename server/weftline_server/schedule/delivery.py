@@ -39,8 +39,9 @@ class Delivery:
     def ready(self, slot: Slot) -> None:
         """Take note of an engine that takes work."""
         assert slot.description is not None, "a ready engine has described itself"
-        counts = api.Capability.USAGE in slot.description.capabilities
-        self._memory.has_pool(slot.name, slot.description.kv_tokens, counts)
+        if slot.takes_prompts:
+            counts = api.Capability.USAGE in slot.description.capabilities
+            self._memory.has_pool(slot.name, slot.description.kv_tokens, counts)
         self._place_soon()
 
     def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
