@@ -71,6 +71,7 @@ def _queue(length: int, shared: int | None) -> list[Queued]:
         Queued(
             id=str(i),
             model="m",
+            kind="generate",
             queued=rng.random(),
             tokens=rng.randint(513, 1200),
             hints=Hints(group=f"g{i % 500}", work_left=rng.randint(1, 9999), depth=i % 4),

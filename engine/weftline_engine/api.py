@@ -223,6 +223,7 @@ class Paused(Event):
     """A generate stopped for a tool or more input; its context is alive."""
 
     reason: str
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

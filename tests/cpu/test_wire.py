@@ -35,7 +35,7 @@ MESSAGES: list[Any] = [
     api.Description(model="m", default_sampling={"top_p": 0.5}),
     api.Accepted(**HEAD),
     api.Part(**HEAD, offset=0, tokens=(9,), text="海"),
-    api.Paused(**HEAD, reason="tool"),
+    api.Paused(**HEAD, reason="tool", usage=USAGE),
     api.Finished(**HEAD, reason=api.FinishReason.STOP, usage=USAGE),
     api.Failed(**HEAD, error="EngineFailed", message="why", retryable=True),
     api.ContextMoved(**HEAD, context="c", residency=api.Residency.HOST, tokens=12),

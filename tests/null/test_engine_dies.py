@@ -13,7 +13,7 @@ from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
-from weftline_server.schedule.dispatcher import MAX_ATTEMPTS
+from weftline_server.schedule.delivery import MAX_ATTEMPTS
 from weftline_server.schedule.engines import fleet
 
 

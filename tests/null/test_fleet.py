@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from weftline.errors import InvalidRequest, UnknownModel
+from weftline.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.observe import engine_metrics
 from weftline_server.schedule import dispatcher
-from weftline_server.schedule.dispatcher import (
-    MAX_ATTEMPTS,
-    UNAVAILABLE_S,
-    Dispatcher,
-)
+from weftline_server.schedule.delivery import MAX_ATTEMPTS
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.slot import EngineState, Work
+from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.queue import UNAVAILABLE_S
 from weftline_server.schedule.sessions import Outcome, Sent
 
 
@@ -29,6 +28,7 @@ class Puppet:
     def __init__(self, model: str = "m", **options: Any) -> None:
         self.description = api.Description(model=model, chat_template="{{ messages }}", **options)
         self.ops: list[api.Op] = []
+        self.told: list[tuple[str, Any]] = []  # the verbs about contexts
         self.closed = False
         self._said: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
 
@@ -39,10 +39,16 @@ class Puppet:
         self.ops.append(op)
 
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
-    def update(self, op: str, hints: api.Hints) -> None: ...
     def cancel(self, op: str) -> None: ...
-    def retain(self, context: str, retention: api.Retention) -> None: ...
-    def free(self, context: str) -> None: ...
+
+    def update(self, op: str, hints: api.Hints) -> None:
+        self.told.append(("update", hints.expected_pause))
+
+    def retain(self, context: str, retention: api.Retention) -> None:
+        self.told.append(("retain", retention))
+
+    def free(self, context: str) -> None:
+        self.told.append(("free", context))
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
         while (said := await self._said.get()) is not None:
@@ -82,6 +88,23 @@ def finished(op: api.Op) -> api.Finished:
     )
 
 
+def paused(op: api.Op) -> api.Paused:
+    usage = finished(op).usage
+    return api.Paused(op=op.id, attempt=op.attempt, sequence=1, time=0, reason="x", usage=usage)
+
+
+def moved(op: api.Op, residency: api.Residency, tokens: int) -> api.ContextMoved:
+    return api.ContextMoved(
+        op=op.id,
+        attempt=op.attempt,
+        sequence=1,
+        time=0,
+        context=op.context,
+        residency=residency,
+        tokens=tokens,
+    )
+
+
 def available(yes: bool, reason: str = "", leaving: bool = False) -> api.Availability:
     return api.Availability(
         op="", attempt=0, sequence=1, time=0, available=yes, reason=reason, leaving=leaving
@@ -109,14 +132,17 @@ class Bench:
     def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
         return ()
 
-    async def call(self, name: str, model: str = "m", **more: Any) -> None:
+    async def call(
+        self, name: str, model: str = "m", kind: Any = api.Kind.GENERATE, **more: Any
+    ) -> None:
         id = PrimitiveId("s", name)
         op = api.Op(
             id=str(id),
-            kind=api.Kind.GENERATE,
+            kind=kind,
             context=str(id),
-            text="x",
+            tokens=(1, 2),
             sampling=api.SamplingParams(max_tokens=1),
+            hints=api.Hints(application="s"),
         )
         self.dispatcher.enqueue(Work(id, model, op, self.now, 2, **more))
         await settle()
@@ -289,11 +315,117 @@ async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> Non
     await bench.dispatcher.join("one", one, one.description)
     await bench.call("c", prefixes=(("beginning", 64),))
     (slot,) = bench.dispatcher.slots
-    assert (slot.prefixes, slot.prefix_tokens) == ({"beginning": 64}, 64)
-    assert bench.dispatcher._memory._pools == {"one": 1000}
+    assert set(slot.prefixes.hashes) == {"beginning"}
+    assert bench.dispatcher._memory._pools.tokens == {"one": 1000}
     await one.die()
-    assert (slot.prefixes, slot.prefix_tokens) == ({}, 0)
-    assert bench.dispatcher._memory._pools == {}
+    assert set(slot.prefixes.hashes) == set()
+    assert bench.dispatcher._memory._pools.tokens == {}
+
+
+SLEEPS: Any = ("sleep",)
+REPORTS: Any = ("reports",)
+
+
+async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) -> None:
+    """One that only sleeps gets sleep ops and nothing else, and makes no model served. Of an op
+    without a prompt no engine is told to keep or free a context, and no application waits."""
+    sleeper = Puppet("naps", kinds=SLEEPS)
+    bench = await started(benches, sleeper=sleeper)
+    assert bench.dispatcher.models == [] and not bench.dispatcher.healthy
+    with pytest.raises(EngineUnavailable):
+        bench.dispatcher.model("naps")
+    fills, generates = Puppet("naps", kv_tokens=9), Puppet("naps", kinds=(api.Kind.GENERATE,))
+    await bench.dispatcher.join("fills", fills, fills.description)
+    await bench.dispatcher.join("generates", generates, generates.description)
+    assert bench.dispatcher.models == ["naps"] and bench.dispatcher.healthy
+    for number in range(3):
+        await bench.call(f"nap{number}", "naps", "sleep", stays=True)
+        await bench.call(f"fill{number}", "naps", api.Kind.FILL)
+    for number in range(4):
+        await bench.call(f"call{number}", "naps")
+    assert [op.kind for op in sleeper.ops] == ["sleep"] * 3
+    assert [op.kind for op in fills.ops].count(api.Kind.FILL) == 3
+    assert generates.ops and {op.kind for op in generates.ops} == {api.Kind.GENERATE}
+    await sleeper.say(finished(sleeper.ops[0]))
+    bench.dispatcher.cancel(sleeper.ops[1].id)
+    await sleeper.die()
+    assert isinstance(bench.outcomes("nap0")[-1], api.Finished)
+    assert sleeper.told == [] and len(bench.dispatcher._memory._applications) == 1
+    assert bench.dispatcher.queued == 1  # the third one waits until the sleeper is back
+
+
+@pytest.mark.parametrize("kind", ["sleep", "generate"])
+async def test_an_op_that_nobody_ever_took_fails_as_well(benches: list[Bench], kind: str) -> None:
+    bench = await started(benches, own=Puppet())
+    await bench.call("c", "other", kind)
+    bench.now += UNAVAILABLE_S - 1
+    bench.dispatcher.expire()
+    assert bench.outcomes("c") == []
+    bench.now += 1
+    bench.dispatcher.expire()
+    (failed,) = bench.outcomes("c")
+    assert isinstance(failed, api.Failed) and failed.error == "EngineUnavailable"
+
+
+async def test_what_an_engine_reports_draws_calls_to_it(benches: list[Bench]) -> None:
+    """A beginning is known while its op runs, after its end, and when its context has been freed,
+    until the engine says that it was evicted. A replacement of the engine holds nothing."""
+    first, second = Puppet(capabilities=REPORTS), Puppet(capabilities=REPORTS)
+    bench = await started(benches, first=first, second=second)
+    slots = {slot.name: slot for slot in bench.dispatcher.slots}
+    shared: dict[str, Any] = {"prefixes": (("beginning", 64), ("more", 128))}
+
+    def known() -> set[str]:
+        return set(slots["first"].prefixes.hashes)
+
+    await bench.call("a", **shared)
+    (op,) = first.ops
+    assert known() == {"beginning", "more"}
+    await first.say(finished(op), moved(op, api.Residency.RESIDENT, 130))
+    assert first.told == [("free", op.context)] and known() == {"beginning", "more"}
+    await first.say(moved(op, api.Residency.RESIDENT, 100))
+    assert known() == {"beginning"}
+    for number in range(3):
+        await bench.call(f"b{number}", **shared)
+    assert [len(first.ops), len(second.ops)] == [4, 0]
+    for one in first.ops[1:]:
+        await first.say(finished(one), moved(one, api.Residency.DROPPED, 0))
+    assert known() == {"beginning"}
+    await first.say(moved(op, api.Residency.HOST, 64))
+    assert known() == {"beginning"}
+    await first.say(moved(op, api.Residency.DROPPED, 0))
+    assert known() == set()
+    await bench.call("c", **shared)
+    await first.die()
+    assert known() == set()
+
+
+async def test_a_failed_op_leaves_what_the_engine_reports_of_it(benches: list[Bench]) -> None:
+    bench = await started(benches, own=(own := Puppet(capabilities=REPORTS)))
+    (slot,) = bench.dispatcher.slots
+    await bench.call("a", prefixes=(("beginning", 64),))
+    bench.dispatcher.cancel(own.ops[0].id)
+    assert not slot.prefixes.hashes
+    await own.say(moved(own.ops[0], api.Residency.RESIDENT, 64))
+    assert set(slot.prefixes.hashes) == {"beginning"}
+
+
+async def test_a_paused_call_has_ended_for_now_and_its_context_waits(benches: list[Bench]) -> None:
+    """The engine has its place back and keeps the context, until what continues it has ended. The
+    context of a paused call that is cancelled is freed."""
+    bench = await started(benches, own=(own := Puppet(kv_tokens=100, max_running=1)))
+    await bench.call("a", stays=True)
+    await own.say(paused(own.ops[0]))
+    assert isinstance(bench.outcomes("a")[-1], api.Paused)
+    assert bench.dispatcher.running() == {"own": (0, 0)}
+    assert own.told == [("update", UNKNOWN_PAUSE_S)]  # it is pinned as it is
+    await bench.call("b", stays=True)
+    await own.say(paused(own.ops[1]))
+    bench.dispatcher.cancel(own.ops[1].id)
+    assert own.told[2:] == [("free", own.ops[1].context)]
+    bench.dispatcher.cancel(own.ops[1].id)
+    bench.dispatcher.forget("s")
+    assert own.told[3:] == [("free", own.ops[0].context)]
 
 
 def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:

@@ -15,7 +15,8 @@ from weftline_server.schedule.memory.applications import (
     Applications,
     Habits,
 )
-from weftline_server.schedule.memory.keeper import Advise, Free, Memory, Retain, Verb, Want
+from weftline_server.schedule.memory.keeper import Memory, Want
+from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 
 
 def make_op(application: str, name: str, tokens: int, output: int = 10) -> Op:
@@ -56,7 +57,7 @@ class World:
         """A call that ends a second after it came; all that is said to the engine."""
         op = make_op(application, name, tokens)
         said = self.memory.queued(op, "m", True, now)
-        self.memory.admit("m", 1000, now)
+        self.memory.gate.admit("m", 1000, now)
         id = PrimitiveId(application, name)
         return [
             *said,
@@ -137,6 +138,28 @@ def test_a_closed_application_leaves_nothing() -> None:
     assert world.memory.closed("a") == []
 
 
+def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
+    """It is pinned while there is room, outlives other calls and guesses of its session, and goes
+    when the call that continues it has ended. The tool's ten seconds are a pause."""
+    world = World()
+    world.wants = {f"c{i}": Want() for i in range(5)}
+    op = make_op("a", "p", 100)
+    world.memory.queued(op, "m", True, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    id = PrimitiveId("a", "p")
+    assert world.memory.paused("e", id, op, make_usage(100), 1.0) == [Advise("e", "p", 5.0, None)]
+    said = [verb for i in range(5) for verb in world.call("a", f"c{i}", 20 + i, 11.0 + 2 * i)]
+    assert Free("e", "p") not in said and Advise("e", "c0", 10.0, None) in said
+    assert Free("e", "p") in world.call("a", "goes on", 130, 40.0)
+    big = make_op("a", "big", 600)
+    world.memory.queued(big, "m", True, 50.0)
+    evictable = Retain("e", "big", Retention.EVICTABLE)
+    id = PrimitiveId("a", "big")
+    assert world.memory.paused("e", id, big, make_usage(600), 51.0)[-1] == evictable
+    assert world.memory.abandoned("c4") == world.memory.abandoned("nothing") == []
+    assert world.memory.abandoned("big") == [Free("e", "big")]
+
+
 def test_retention_can_be_switched_off() -> None:
     """Then every context is freed when its call ends, as an ordinary server does."""
     world = World("retention")
@@ -170,27 +193,27 @@ def test_whoever_does_not_fit_waits(switched_off: tuple[str, ...], starts: bool)
     world = World(*switched_off)
     for name in "ab":
         world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
-    world.memory.ran("m", 1.0, 0.0)
-    world.memory.admit("m", 1000, 0.0)
-    assert world.memory.may_start("a")
-    assert world.memory.may_start("b") is starts
+    world.memory.gate.ran("m", 1.0, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    assert world.memory.gate.may_start("a")
+    assert world.memory.gate.may_start("b") is starts
     world.memory.closed("a")
-    world.memory.admit("m", 1000, 1.0)
-    assert world.memory.may_start("b")
+    world.memory.gate.admit("m", 1000, 1.0)
+    assert world.memory.gate.may_start("b")
 
 
 def test_one_shot_requests_are_never_held_up() -> None:
     """A chat without a session comes back to no context, so there is nothing to protect."""
     world = World()
     world.memory.queued(make_op("a", "a", 900), "m", True, 0.0)
-    world.memory.admit("m", 1000, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", False, 0.0)
-    assert world.memory.may_start("b")
+    assert world.memory.gate.may_start("b")
 
 
 def app(name: str, arrival: float, size: int, last: float | None = None) -> Application:
     """An application whose like have `last` tokens in the end."""
-    made = Application(name, "m", "", True, arrival, arrival, Habits(size=last))
+    made = Application(name, "m", True, arrival, arrival, Habits(size=last))
     made.first = made.size = size
     return made
 
@@ -302,17 +325,17 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
     for name in ("s", "t"):
         world.call(name, name, 50, 0.0)
         world.memory.closed(name)
-    world.memory.ran("m", 1.0, 1.0)
+    world.memory.gate.ran("m", 1.0, 1.0)
     for name in "ab":
         world.memory.queued(make_op(name, name, 300), "m", True, 2.0)
-    world.memory.admit("m", 1000, 2.0)
-    assert [world.memory.may_start(name) for name in "ab"] == [True, False]
+    world.memory.gate.admit("m", 1000, 2.0)
+    assert [world.memory.gate.may_start(name) for name in "ab"] == [True, False]
     usage = make_usage(310)
     world.memory.finished("e", PrimitiveId("a", "a"), make_op("a", "a", 300), usage, 3.0)
     world.memory.closed("a")
     world.memory.queued(make_op("c", "c", 310), "m", True, 3.0)
-    world.memory.admit("m", 1000, 3.0)
-    assert [world.memory.may_start(name) for name in "bc"] == [True, True]
+    world.memory.gate.admit("m", 1000, 3.0)
+    assert [world.memory.gate.may_start(name) for name in "bc"] == [True, True]
 
 
 def test_kinds_are_told_apart_by_their_first_call() -> None:
@@ -347,10 +370,10 @@ def test_an_engine_that_counts_no_cache_sends_nobody_out(
     for name, tokens, now in (("a1", 100, 0.0), ("b1", 100, 2.0), ("a2", 590, 4.0)):
         world.call(name[0], name, tokens, now, cached=cached)
     world.call("b", "b2", 590, 6.0)
-    world.memory.ran("m", 1.0, 7.0)
-    world.memory.admit("m", 1000, 8.0)
+    world.memory.gate.ran("m", 1.0, 7.0)
+    world.memory.gate.admit("m", 1000, 8.0)
     world.memory.queued(make_op("b", "b3", 700), "m", True, 8.5)
-    assert world.memory.may_start("b") is not out
+    assert world.memory.gate.may_start("b") is not out
 
 
 def test_whoever_stays_away_gives_its_room_to_others() -> None:
@@ -360,14 +383,14 @@ def test_whoever_stays_away_gives_its_room_to_others() -> None:
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)
     world.memory.queued(make_op("b", "b", 900), "m", True, 20.0)
-    world.memory.ran("m", 1.0, 20.0)
-    world.memory.admit("m", 1000, 20.0)
-    assert not world.memory.may_start("b")
-    world.memory.admit("m", 1000, 40.0)
-    assert world.memory.may_start("b")
+    world.memory.gate.ran("m", 1.0, 20.0)
+    world.memory.gate.admit("m", 1000, 20.0)
+    assert not world.memory.gate.may_start("b")
+    world.memory.gate.admit("m", 1000, 40.0)
+    assert world.memory.gate.may_start("b")
     world.memory.queued(make_op("a", "y", 950), "m", True, 41.0)
-    world.memory.admit("m", 1000, 41.0)
-    assert not world.memory.may_start("a")
+    world.memory.gate.admit("m", 1000, 41.0)
+    assert not world.memory.gate.may_start("a")
 
 
 def test_a_lost_engine_keeps_nothing() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_server.schedule import placement as policies
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import (
     AGING_S,
@@ -20,13 +19,16 @@ from weftline_server.schedule.placement import (
     Queued,
     place,
 )
+from weftline_server.schedule.placement import round as placement_round
+from weftline_server.schedule.placement.scores import Class
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
     """A primitive; what is no field of Queued is a hint."""
-    own = {k: more.pop(k) for k in ("model", "prefixes", "open") if k in more}
+    own = {k: more.pop(k) for k in ("model", "kind", "prefixes", "open") if k in more}
     hints = Hints(**more)
-    return Queued(id=id, queued=at, tokens=tokens, hints=hints, **{"model": "m", **own})
+    own = {"model": "m", "kind": "generate", **own}
+    return Queued(id=id, queued=at, tokens=tokens, hints=hints, **own)
 
 
 def engine(name: str, **more: Any) -> EngineLoad:
@@ -287,9 +289,41 @@ def test_a_short_look_at_a_long_queue_misses_nobody(
     ]
     short = place(queue, engines, "app", now=60.0)
 
-    def every(replicas: policies._Replicas, item: Queued, kind: policies._Kind) -> list[float]:
-        return [engine.room(kind) for engine in replicas.engines]
+    def every(replicas: placement_round._Replicas, item: Queued, of: Class) -> dict[int, float]:
+        return {index: engine.room(of) for index, engine in enumerate(replicas.engines)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policies._Replicas, "rooms", every)
+        patch.setattr(placement_round._Replicas, "rooms", every)
         assert place(queue, engines, "app", now=60.0) == short
+
+
+def test_an_engine_gets_only_the_kinds_that_it_announces() -> None:
+    """Whatever its load: a fill goes to engines that announce fill, and a kind that nobody in this
+    tree has heard of goes where it is announced. An op whose kind no engine announces waits."""
+    engines = [
+        engine("generates", kinds=frozenset({"generate"})),
+        engine("fills", kinds=frozenset({"fill", "generate"}), latency=9000, running=5),
+        engine("sleeps", kinds=frozenset({"sleep"})),
+    ]
+    kinds = ("generate", "fill", "sleep", "search")
+    queue = [queued(kind, at=i, kind=kind) for i, kind in enumerate(kinds)]
+    for policy in ("app", "request"):
+        expected = {"generate": "generates", "fill": "fills", "sleep": "sleeps"}
+        assert placed(queue, engines, policy) == expected
+    elsewhere = [engine("other", model="n", kinds=frozenset({"search"}))]
+    assert placed(queue[3:], elsewhere) == {}
+
+
+def test_an_op_without_a_prompt_waits_for_no_prefix_and_needs_no_kv_cache() -> None:
+    """Its tokens estimate its work: it takes a place, but no room of a full KV cache."""
+    both = frozenset({"generate", "embed"})
+    full = {"held": 1000, "kv_tokens": 1000, "latency_tokens": 1000, "kinds": both}
+    embeds = [queued(f"e{i}", at=i, tokens=500, kind="embed") for i in range(3)]
+    assert len(placed(embeds, [engine("e", running=1, **full)])) == 3
+    assert len(placed(embeds, [engine("e", running=1, max_running=3, **full)])) == 2
+    room = {"held": 0, "kv_tokens": 1000, "kinds": both}
+    both_kinds = [*embeds, queued("call", at=9.0, tokens=1000)]
+    assert len(placed(both_kinds, [engine("e", **room)])) == 4
+    assert placed(embeds[:1], [engine("busy", latency=99, **room), engine("idle", **room)]) == {
+        "e0": "idle"
+    }

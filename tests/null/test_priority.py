@@ -18,7 +18,14 @@ ENGINE = EngineLoad(name="e", model="m", max_running=1)
 def first(policy: str, now: float, *waiting: tuple[str, float, int]) -> str:
     """Which of (id, queued, priority) starts on an engine with one place."""
     queue = [
-        Queued(id=id, model="m", queued=queued, tokens=9, hints=Hints(work_left=9, priority=rank))
+        Queued(
+            id=id,
+            model="m",
+            kind="generate",
+            queued=queued,
+            tokens=9,
+            hints=Hints(work_left=9, priority=rank),
+        )
         for id, queued, rank in waiting
     ]
     [placed] = place(queue, [ENGINE], policy, now)

@@ -69,13 +69,13 @@ async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
     dispatcher = server.driver.dispatcher
 
     def hints() -> list[tuple[str, int]]:
-        waiting = (work.op.hints for work in dispatcher._queue.values())
+        waiting = (work.op.hints for work in dispatcher._queue)
         return [(hint.group, hint.depth) for hint in waiting]
 
     assert hints() == [("", 0)] * 2
     reduce = call("sum", "{{input:a}}{{input:b}}{{output:s}}", a="m0", b="m1", s="s")
     [submitted] = (await server.submit(session, reduce)).json()["calls"]
-    dispatcher._place()
+    dispatcher._rounds.run()
     assert hints() == [(f"{submitted['call_id']}@1", 1)] * 2
     assert (await server.get(session, "s")).json()["value"] == "01"
 

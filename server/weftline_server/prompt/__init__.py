@@ -1,1 +1,21 @@
-"""Renders prompts, tokenises them, and reads and writes each model's tool-call syntax."""
+"""Renders prompts, tokenises them, and reads and writes each model's tool-call format.
+
+No module here imports Jinja or tokenizers before it renders or tokenises.
+"""
+
+from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.render import PromptBefore, Turn, render
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import ToolParser, message_of, parser_of
+
+__all__ = [
+    "Payload",
+    "PromptBefore",
+    "Prompter",
+    "ToolFormat",
+    "ToolParser",
+    "Turn",
+    "message_of",
+    "parser_of",
+    "render",
+]

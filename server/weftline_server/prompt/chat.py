@@ -1,4 +1,4 @@
-"""Chat messages as a model's template takes them; tools in words where the template knows none."""
+"""Turns chat messages into what a chat template takes; describes tools in text if it has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weftline.tools import Tool, ToolCall
 from weftline_server.prompt.render import Turn
 from weftline_server.prompt.tool_format import ToolFormat
 
-# The form of Hermes and Qwen, in which instruction-tuned models have seen the most calls.
+# The format of Hermes and Qwen. Instruction-tuned models have seen most calls in this format.
 _INSTRUCTIONS = """You can call functions. Their signatures, a JSON object a line:
 <tools>
 {tools}
@@ -23,15 +23,15 @@ To call a function, answer with its name and its arguments as JSON inside these 
 
 
 def for_template(turns: Iterable[Turn], format: ToolFormat) -> list[dict[str, Any]]:
-    """Messages for a template that knows tools; arguments are objects there."""
+    """Return messages for a template that supports tools. It takes arguments as JSON objects."""
     return [_message(turn, format) for turn in turns]
 
 
 def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Messages for a template that does not: every role is system, user or assistant.
+    """Return messages for a template without tools: every role is system, user or assistant.
 
-    The tools stand at the end of the first system message, calls in the text of the assistant's
-    messages, and what tools answered in the user's.
+    The tools are described at the end of the first system message. Calls become text of the
+    assistant's messages, and tool results become text of user messages.
     """
     said = [_in_words(turn) for turn in turns]
     if tools:
@@ -43,7 +43,7 @@ def in_words(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[dict[str, Any
             said.insert(0, Turn("system", block))
     merged: list[Turn] = []
     for turn, original in zip(said, [*[None] * (len(said) - len(turns)), *turns], strict=True):
-        # Several answers at once are one message: templates want roles to take turns.
+        # Tool results in a row are merged, because templates expect the roles to alternate.
         if merged and original is not None and original.role == "tool" and _answers(merged[-1]):
             merged[-1] = replace(merged[-1], content=f"{merged[-1].content}\n{turn.content}")
         else:
@@ -85,11 +85,11 @@ def _call(call: ToolCall, format: ToolFormat) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
-        arguments = call.function.arguments  # what a model wrote and no parser reads stays text
+        arguments = call.function.arguments  # a model wrote invalid JSON: it stays text
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": _id(call.id, format), "type": "function", "function": function}
 
 
 def _id(id: str, format: ToolFormat) -> str:
-    # Mistral's templates take nine characters; the last ones of a longer id tell calls apart too.
+    # Mistral's templates take ids of nine characters. The last nine of a longer id are unique, too.
     return id[-9:] if format is ToolFormat.MISTRAL else id

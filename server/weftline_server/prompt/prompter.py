@@ -1,7 +1,7 @@
-"""A model's own way with text: its chat template and its tokenizer, as the engine announced them.
+"""Renders prompts by a model's chat template and tokenises them, as its engine announced both.
 
-Token ids are always those of the whole rendered text. The template is the model publisher's and
-runs in Jinja's immutable sandbox; nothing from a request is ever compiled.
+The whole rendered text is tokenised at once, never piece by piece. The template comes from the
+model's publisher and runs in Jinja's immutable sandbox. Nothing from a request is ever compiled.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import format_of
 
+# Jinja and tokenizers are imported where they are used. The session names types of this module, and
+# it must run where neither is installed.
 if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
 
-# No special token of a published chat model is longer; a word that is takes the final comparison.
+# Characters after which the ids before them are taken as final. No special token of a published
+# chat model is longer. For a longer word, the final comparison of ids finds the difference.
 UNSTABLE_CHARS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What an op carries: token ids, or text or messages for an engine without tokenizer."""
+    """The prompt of an op: token ids, or text or messages for an engine without a tokenizer."""
 
     tokens: tuple[int, ...] | None
     text: str | None
@@ -38,7 +41,7 @@ class Payload:
 
     @property
     def size(self) -> int:
-        """Tokens, or for text a guess at four characters a token."""
+        """The length in tokens; for text it is estimated at four characters a token."""
         if self.tokens is not None:
             return len(self.tokens)
         texts = (self.text or "", *(content for _, content in self.messages or ()))
@@ -46,7 +49,7 @@ class Payload:
 
 
 class Prompter:
-    """Renders and tokenises prompts for one model; pure, so it may run in any thread."""
+    """Renders and tokenises prompts for one model. It never changes, so any thread may use it."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -65,7 +68,10 @@ class Prompter:
         self.fingerprint = _fingerprint(description)
 
     def payload(self, prompt: PromptBefore) -> Payload:
-        """The op's payload for `prompt`. Raises ContextTooLong; InvalidRequest by the template."""
+        """Return the op's payload for `prompt`.
+
+        Raises ContextTooLong, and InvalidRequest if it is empty or the template refuses it.
+        """
         if self.description.takes_messages and prompt.messages is not None:
             turns = in_words(prompt.messages, prompt.tools)
             messages = tuple((str(one["role"]), str(one["content"])) for one in turns)
@@ -74,12 +80,12 @@ class Prompter:
             payload = Payload(None, self.text(prompt))
         else:
             text = self.text(prompt)
-            # A template writes its own special tokens; plain text gets the tokenizer's (a BOS).
+            # A chat template writes its own special tokens. Plain text gets the tokenizer's (BOS).
             plain = prompt.messages is None
             ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
             begin = self.tokenizer.token_to_id(self.description.bos_token)
             if not ids and begin is not None:
-                ids = [begin]  # an output at the very start still follows something
+                ids = [begin]  # an output at the very start needs a token to follow
             payload = Payload(tuple(ids), None)
         limit = self.description.context_limit
         if payload.size >= limit:
@@ -93,7 +99,7 @@ class Prompter:
         return payload
 
     def token(self, id: int) -> tuple[str, bytes]:
-        """A token's text as people read it, and its bytes, of which a character may need more."""
+        """Return a token as text and as bytes. Its bytes may be only a part of a character's."""
         if self.tokenizer is None:
             return str(id), b""
         name = self.tokenizer.id_to_token(id) or ""
@@ -106,11 +112,11 @@ class Prompter:
         return data.decode(errors="replace"), data
 
     def stable_prefix(self, prompt: PromptBefore, hole: str) -> tuple[int, ...]:
-        """The ids before `hole` that no text behind it can change; () where there are none.
+        """Return the ids before `hole` that no text after it can change; () if there are none.
 
-        A tokenizer looks at a word at a time and at special tokens, so the ids up to the start of
-        a word are final once UNSTABLE_CHARS more are known. The caller compares them with the
-        final ids all the same.
+        A tokenizer works on words and special tokens. So the ids up to the start of a word are
+        final once UNSTABLE_CHARS more characters are known. The caller must still compare them with
+        the ids of the whole prompt.
         """
         if self.tokenizer is None:
             return ()
@@ -126,7 +132,7 @@ class Prompter:
         return ()
 
     def text(self, prompt: PromptBefore) -> str:
-        """The whole rendered text."""
+        """Return the whole rendered text. Raises InvalidRequest if the template refuses it."""
         if prompt.messages is None:
             return prompt.text
         if self._template is None:
@@ -157,25 +163,27 @@ class Prompter:
 
 
 def _fingerprint(description: Description) -> str:
-    """Equal for two engines exactly where a prompt for one is a prompt for the other."""
+    """Return a hash that two engines share exactly if they take the same prompts."""
     path = description.tokenizer
     vocabulary = b"" if path is None else Path(path).read_bytes()
     fields = (
-        *(description.chat_template, description.bos_token, description.eos_token),
-        *(description.takes_messages, path is None),
+        description.chat_template,
+        description.bos_token,
+        description.eos_token,
+        description.takes_messages,
+        path is None,
     )
     return hashlib.sha256(vocabulary + repr(fields).encode()).hexdigest()
-
-
-# Both libraries are imported where they are used: the session, which names the types of this
-# module, runs where they are not installed.
 
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece spells a byte
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: a printable byte is its own, the others come after U+0100."""
+    """Return GPT-2's map of letters to bytes.
+
+    A printable byte is its own letter. The others have letters from U+0100 on.
+    """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(own)]
     return {chr(byte): byte for byte in own} | {
@@ -190,7 +198,7 @@ def _load_tokenizer(path: str) -> Tokenizer:
 
 
 def _compile(template: str) -> Template:
-    """The template in Jinja's immutable sandbox, with what transformers offers to templates."""
+    """Compile a template in Jinja's immutable sandbox, with the names that transformers defines."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -204,7 +212,7 @@ def _compile(template: str) -> Template:
 
 
 def _names(template: str, variable: str) -> bool:
-    """Whether the template reads `variable` from its caller."""
+    """Return whether the template reads `variable` from its caller."""
     from jinja2 import Environment
     from jinja2.ext import loopcontrols
     from jinja2.meta import find_undeclared_variables

@@ -1,4 +1,4 @@
-"""Renders a call's prompt: messages or text before one output, from segments and values."""
+"""Renders a call's prompt before one output, as messages or text, from segments and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weftline.tools import CalledFunction, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message of a chat as it is rendered."""
+    """A chat message whose content is rendered text."""
 
     role: str
     content: str
@@ -25,7 +25,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class PromptBefore:
-    """What stands before one output: text, or where there are `messages`, those and the tools."""
+    """The prompt before one output: `text`, or if there are `messages`, these and the tools."""
 
     text: str
     messages: tuple[Turn, ...] | None = None
@@ -33,29 +33,29 @@ class PromptBefore:
 
     @property
     def chars(self) -> int:
-        """How long it is, without the template's own text."""
+        """Its length in characters, without the template's own text."""
         return len(self.text) + sum(len(turn.content or "") for turn in self.messages or ())
 
 
 def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
-    """The segments of the prompt before `output`, messages flattened."""
+    """Return the segments of the prompt before `output`. Messages are flattened."""
     found: list[Segment] = []
     for segment in call.segments():
         if segment.output == output:
             return tuple(found)
         found.append(segment)
-    raise AssertionError(f"output {output!r} does not stand in the prompt of {call.name!r}")
+    raise AssertionError(f"output {output!r} is not in the prompt of {call.name!r}")
 
 
 def value_text(value: Any) -> str:
-    """How a value enters a prompt: text as it is, anything else as JSON."""
+    """Return a value as it enters a prompt: text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptBefore:
-    """The prompt before `output`, with `texts` for the placeholders that stand in it.
+    """Return the prompt before `output`, with `texts` in place of the placeholders before it.
 
-    Raises InvalidRequest where an input should be messages and is not.
+    Raises InvalidRequest if an input that stands among messages is not messages itself.
     """
 
     def text_of(segment: Segment) -> str:
@@ -83,9 +83,9 @@ def render(call: Call, output: Placeholder, texts: Mapping[str, str]) -> PromptB
 
 
 def turns_of(text: str, param: str) -> list[Turn]:
-    """The messages that `text` holds as JSON, a list of them or one; other text is the user's.
+    """Return the messages in `text`: one message or a list as JSON, else one user message.
 
-    Raises InvalidRequest for JSON that is no message.
+    Raises InvalidRequest for JSON that is not a message.
     """
     try:
         value = json.loads(text)
@@ -102,8 +102,8 @@ def _turn(value: Any, param: str) -> Turn:
             pass
         case _:
             raise InvalidRequest(
-                f"input {param!r} stands among messages, so it is a message or a list of them: "
-                "objects with a role and a content",
+                f"input {param!r} stands among messages, so it must be a message or a list of "
+                "messages: objects with a role and a content",
                 param=param,
             )
     content, name, answers = (value.get(key) for key in ("content", "name", "tool_call_id"))
@@ -124,7 +124,7 @@ def _content_text(content: Any, param: str) -> str:
             return content
         case [*parts] if all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
             return "".join(part["text"] for part in parts)
-    raise InvalidRequest(f"a message of input {param!r} has content that is no text", param=param)
+    raise InvalidRequest(f"a message of input {param!r} has content that is not text", param=param)
 
 
 def _tool_call(value: Any, param: str) -> ToolCall:
@@ -133,4 +133,4 @@ def _tool_call(value: Any, param: str) -> ToolCall:
             id = value.get("id")
             function = CalledFunction(name=name, arguments=arguments)
             return ToolCall(function=function, id=id if isinstance(id, str) else "")
-    raise InvalidRequest(f"a tool call of input {param!r} is not one of OpenAI's", param=param)
+    raise InvalidRequest(f"a tool call of input {param!r} is not an OpenAI tool call", param=param)

@@ -1,4 +1,4 @@
-"""How models write tool calls: the three ways in use, and what holds an output to one of them."""
+"""The three formats in which models write tool calls, and the constraints that enforce them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weftline.tools import NamedTool, Tool
 
 
 class ToolFormat(StrEnum):
-    """Named by who came with it.
+    """A format, named after the models that introduced it.
 
-    HERMES (also Qwen, and any model whose template knows no tools): `<tool_call>` tags around
+    HERMES (also Qwen, and any model whose template has no tools): `<tool_call>` tags around
     `{"name": ..., "arguments": ...}`. LLAMA: `{"name": ..., "parameters": ...}` as the whole
     answer. MISTRAL: `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": ...}`.
     """
@@ -25,7 +25,7 @@ class ToolFormat(StrEnum):
 
 
 def format_of(template: str | None) -> ToolFormat:
-    """The format of the model whose chat template this is."""
+    """Return the format of the model with this chat template."""
     if template is None or "<tool_call>" in template:
         return ToolFormat.HERMES
     if "[TOOL_CALLS]" in template:
@@ -36,7 +36,7 @@ def format_of(template: str | None) -> ToolFormat:
 
 
 def written(format: ToolFormat, name: str) -> tuple[str, str]:
-    """What stands before and after the arguments of a call of `name`."""
+    """Return the text before and after the arguments of a call of `name`."""
     quoted = json.dumps(name)
     match format:
         case ToolFormat.HERMES:
@@ -44,20 +44,20 @@ def written(format: ToolFormat, name: str) -> tuple[str, str]:
         case ToolFormat.LLAMA:
             return f'{{"name": {quoted}, "parameters": ', "}"
         case ToolFormat.MISTRAL:
-            # The mark itself is a special token, which no text can hold: the list says enough.
+            # The mark is a special token and cannot stand in text. The list alone is clear enough.
             return f'[{{"name": {quoted}, "arguments": ', "}]"
 
 
-# Where a free answer turns into a call. Mistral's mark is no text, so nothing shows the turn.
+# The text that starts a call within a free answer. Mistral's mark is not text, so it has none.
 _TRIGGERS = {ToolFormat.HERMES: "<tool_call>", ToolFormat.LLAMA: '{"name": '}
 
 
 def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat) -> str | None:
-    """The engine's constraint for an output of `call`, as JSON; None where it may be anything.
+    """Return the engine's constraint for an output of `call` as JSON text; None if it is free.
 
-    `otherwise` is what the client asks the text to be: with tools that it may leave uncalled, the
-    answer is either. A forced call is held to its tool's schema, and a free one where a tool is
-    strict.
+    `otherwise` is the client's constraint on text. If the tools are optional, the answer is a call
+    or such a text. A forced call must match its tool's schema. An optional call must match it if a
+    tool is strict.
     """
     tools = call.offered_tools
     forced = call.tool_choice == "required" or isinstance(call.tool_choice, NamedTool)
@@ -69,7 +69,7 @@ def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat)
     several = call.parallel_tool_calls and format is ToolFormat.HERMES
     body: dict[str, Any] = {"tags": _tags(tools, format), "stop_after_first": not several}
     if forced:
-        # A named function is called once, as OpenAI's API has it.
+        # A named function is called exactly once, as in OpenAI's API.
         once = not several or isinstance(call.tool_choice, NamedTool)
         body |= {"separator": "\n", "stop_after_first": once}
     elif otherwise is not None:
@@ -86,7 +86,7 @@ def _tags(tools: Sequence[Tool], format: ToolFormat) -> list[dict[str, Any]]:
     for tool in tools:
         begin, end = written(format, tool.function.name)
         schema = tool.function.schema
-        if "properties" in schema:  # it means these, unless it says that it takes more
+        if "properties" in schema:  # further properties are allowed only where it says so
             schema = {"additionalProperties": False, **schema}
         tags.append({"begin": begin, "schema": schema, "end": end})
     return tags

@@ -1,4 +1,4 @@
-"""Reads tool calls out of a model's text, as it streams: what is said, and what is called."""
+"""Parses tool calls out of a model's text while it streams."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MARKS = {
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
 }
 
-# The usual beginning of a call; one with its fields in another order is read when it is whole.
+# The usual beginning of a call. A call with another order of fields is read when it is complete.
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
-MAX_HEAD = 4096  # characters within which a call must have become one
+MAX_HEAD = 4096  # characters; text that is no call by then is not one
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Call number `index` has begun."""
+    """Call number `index` begins."""
 
     index: int
     id: str
@@ -45,7 +45,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the JSON text that call number `index` gets as arguments."""
+    """More of the JSON text that is the arguments of call number `index`."""
 
     index: int
     text: str
@@ -55,19 +55,19 @@ Delta = Said | Called | Arguments
 
 
 class _State(Enum):
-    BEGIN = auto()  # nothing but white space yet
+    BEGIN = auto()  # only white space so far
     SAYING = auto()
     HEAD = auto()  # in a call, before its arguments
     ARGUMENTS = auto()
-    TAIL = auto()  # behind the arguments, before whatever ends the call
+    TAIL = auto()  # after the arguments, before the end of the call
 
 
 class ToolParser:
-    """Takes an answer's text piece by piece; `key` makes the ids of its calls, the same each time.
+    """Takes an answer's text piece by piece.
 
-    Bare JSON (Llama, Mistral without its mark) counts as a call only if it is the beginning of the
-    answer and names one of `names`. What looks like a call and is none is text. Of `single` calls
-    the first counts.
+    The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
+    or Mistral without its mark) counts as a call only if it begins the answer and names one of
+    `names`. Text that only looks like a call stays text. If `single`, only the first call counts.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class ToolParser:
         self._key = key
         self._single = single
         self._state = _State.BEGIN
-        self._held = ""  # text that is not decided yet
-        self._tagged = False  # the call began with its mark, so it is one whatever it names
+        self._held = ""  # text that may still turn out to be a call
+        self._tagged = False  # the call began with its mark, so it counts whatever it names
         self._json = JsonScanner()
         self._quoted = False  # the arguments are a string that holds JSON
         self.calls = 0
 
     def feed(self, text: str) -> list[Delta]:
-        """What `text` adds to what is known."""
+        """Take more text, and return the deltas that it completes."""
         self._held += text
         return [one for one in self._advance(last=False) if self._counts(one)]
 
     def end(self) -> list[Delta]:
-        """What the end of the text decides."""
+        """Take the end of the text, and return the last deltas."""
         return [one for one in self._advance(last=True) if self._counts(one)]
 
     def _counts(self, delta: Delta) -> bool:
@@ -119,7 +119,7 @@ class ToolParser:
         elif text and text[0] in bare:
             self._enter(text, tagged=False)
         elif last and not text and self.calls:
-            self._held = ""  # white space behind a call
+            self._held = ""  # white space after a call
         elif last or (text and not self._mark.startswith(text)):
             self._state = _State.SAYING
         yield from ()
@@ -136,7 +136,7 @@ class ToolParser:
         elif last:
             self._held = ""
         else:
-            # White space before a call belongs to nobody, and a mark may have come in part.
+            # Hold back white space, which is dropped before a call, and the beginning of a mark.
             keep = len(before) - len(before.rstrip())
             size = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
             if size:
@@ -148,7 +148,7 @@ class ToolParser:
             yield Said(before)
 
     def _head(self, last: bool) -> Iterator[Delta]:
-        """Wait for a call's name; then its arguments can stream."""
+        """Wait for the name of a call. After it the arguments can stream."""
         text = self._held.lstrip("[ \n\t") if self._format is ToolFormat.MISTRAL else self._held
         head = _HEAD.match(text)
         if head is None:
@@ -166,7 +166,7 @@ class ToolParser:
             yield from self._give_up()
 
     def _whole(self, text: str, last: bool) -> Iterator[Delta]:
-        """A call that is written in another way is read when all of it is there."""
+        """Read a call with an unusual beginning once it is complete."""
         if self._tagged and self._format is ToolFormat.HERMES:
             body, closed, rest = text.partition(CLOSE_TAG)
             end = len(body) if closed else None
@@ -183,7 +183,7 @@ class ToolParser:
             yield from self._give_up()
 
     def _give_up(self) -> Iterator[Delta]:
-        """It was no call: what began like one is said, its mark too."""
+        """Give up on a call: its text, the mark included, is said."""
         self._state = _State.SAYING
         if self._tagged:
             yield Said(self._mark)
@@ -192,7 +192,7 @@ class ToolParser:
         self.calls += 1
         index = self.calls - 1
         digest = hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
-        # Mistral's templates take ids of nine letters and digits, and no others.
+        # Mistral's templates take only ids of nine letters and digits.
         id = digest[:9] if self._format is ToolFormat.MISTRAL else f"call_{digest[:24]}"
         return Called(index, id, name)
 
@@ -232,7 +232,7 @@ class ToolParser:
 
 
 class JsonScanner:
-    """Finds where a JSON value ends that comes piece by piece."""
+    """Finds the end of a JSON value that comes piece by piece."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -241,7 +241,7 @@ class JsonScanner:
         self._begun = False
 
     def feed(self, text: str) -> int | None:
-        """The index behind the value's last character in `text`; None if it goes on."""
+        """Return the index after the value's last character in `text`; None if it goes on."""
         for index, char in enumerate(text):
             if self._in_string:
                 if self._leaves_string(char) and self._depth == 0:
@@ -253,7 +253,7 @@ class JsonScanner:
             elif char in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
-                    # Behind a bare number or null stands the end of what holds it.
+                    # A bare number or null ends where the list or object around it ends.
                     return index + 1 if self._depth == 0 else index
             elif char == "," and self._depth == 0 and self._begun:
                 return index
@@ -272,7 +272,7 @@ class JsonScanner:
 
 
 def _string(text: str) -> str | None:
-    """The text that a JSON string holds."""
+    """Return the text in a JSON string; None if it is not a valid one."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -281,7 +281,7 @@ def _string(text: str) -> str | None:
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """Name and arguments, as JSON text, of a whole call; None if it is none."""
+    """Return the name and the arguments (JSON text) of a complete call; None if it is not one."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -295,13 +295,13 @@ def _call(text: str) -> tuple[str, str] | None:
 
 
 def parser_of(call: Call, key: str, format: ToolFormat) -> ToolParser:
-    """The parser for an output of `call`; `key` tells the output from all others."""
+    """Return the parser for an output of `call`. `key` identifies the output."""
     names = frozenset(tool.function.name for tool in call.offered_tools)
     return ToolParser(format, names, key, single=not call.parallel_tool_calls)
 
 
 def message_of(parser: ToolParser, text: str) -> dict[str, Any]:
-    """A whole answer as OpenAI's assistant message: its text, and its calls where there are any."""
+    """Return a complete answer as OpenAI's assistant message: its text, and its calls if any."""
     said: list[str] = []
     calls: list[dict[str, Any]] = []
     for delta in (*parser.feed(text), *parser.end()):

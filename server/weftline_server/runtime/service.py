@@ -64,8 +64,8 @@ class EngineStatus:
             node=slot.node,
             lacks=() if description is None else description.lacking,
             last_error=slot.last_error,
-            running=len(slot.running),
-            tokens=sum(work.tokens for work in slot.running.values()),
+            running=len(slot.ops.works),
+            tokens=sum(work.tokens for work in slot.ops.works.values()),
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
 

@@ -1,1 +1,16 @@
-"""Decides which primitive runs where and when, and what stays in the KV caches."""
+"""Decides which primitive runs where and when, and which contexts stay in the KV caches.
+
+`Dispatcher` is the face. It queues primitives as `Work`, places them on the engines, and tells one
+`Sessions` what becomes of them.
+
+    placement/  a pure function: queue and loads in, placements out
+    memory/     which applications may use the KV caches, and which contexts stay there
+    engines/    the engines under supervision, what each runs, and the prefixes it holds
+"""
+
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.memory.keeper import Want
+from weftline_server.schedule.sessions import Outcome, Sent, Sessions
+
+__all__ = ["Dispatcher", "Outcome", "Sent", "Sessions", "Want", "Work"]

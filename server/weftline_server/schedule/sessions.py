@@ -20,8 +20,9 @@ class Sent:
     node: str = ""
 
 
-# What a session hears of a primitive. The last two end it.
-Outcome = Sent | api.Part | api.Finished | api.Failed
+# What a session hears of a primitive. The last three end it; after a pause its context is kept, and
+# another primitive continues it.
+Outcome = Sent | api.Part | api.Paused | api.Finished | api.Failed
 
 
 class Sessions(Outlook, Protocol):

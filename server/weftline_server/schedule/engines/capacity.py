@@ -1,7 +1,7 @@
-"""How much may run beside a call that somebody waits for, from the engine's own profile.
+"""How many tokens may be in flight beside a call that a user waits for, from the engine's profile.
 
-Parrot's Figure 10: a step that decodes takes longer the more tokens are in flight, since the KV of
-all of them is read. The engine measures that when it starts; here it becomes a number of tokens.
+Parrot's Figure 10: a decode step takes longer the more tokens are in flight, because it reads the
+KV cache of all of them. The engine measures this when it starts.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-# A token each 40 ms is what Parrot's experiments grant a chat, and faster than anybody reads.
+# Seconds per token of a chat: Parrot's experiments allow 40 ms, which is faster than people read.
 TOKEN_S = 0.040
-# Where even a small step takes that long, others may make it so many times longer.
+# Where even the smallest step is slow, other calls may make it this many times longer.
 SLOWER = 2.0
 
 
 def latency_tokens(profile: Sequence[tuple[int, float]]) -> int | None:
-    """The most tokens in flight with which a step keeps to TOKEN_S; None where nothing is known, or
-    where more tokens make no step longer. `profile` is Description.step_profile.
+    """Return the most tokens in flight with which a step takes at most TOKEN_S.
 
-    Between two points of the profile and beyond the last one it is taken to be a line.
+    `profile` is Description.step_profile. It is interpolated between its points and extrapolated
+    beyond the last one, linearly. None means no limit: the profile has fewer than two points, or
+    its steps do not become longer.
     """
     if len(profile) < 2:
         return None

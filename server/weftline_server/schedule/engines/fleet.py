@@ -1,6 +1,6 @@
 """The engines under supervision: started, restarted, joined from elsewhere, and let go.
 
-What an engine says goes to the dispatcher; when it comes and goes, the dispatcher is told.
+Their events go to one watcher. It is also told when an engine comes and goes.
 """
 
 from __future__ import annotations
@@ -23,38 +23,45 @@ MOST_GONE = 64  # engines that joined and are gone, which health still names
 
 
 class Watcher(Protocol):
-    """Who is told what the engines do."""
+    """What is told of the engines' coming, going and events."""
 
     def ready(self, slot: Slot) -> None:
         """The engine takes work."""
         ...
 
-    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None: ...
+    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
+        """The engine sent these events."""
+        ...
 
     def down(self, slot: Slot) -> None:
-        """The engine is gone, with all that it ran."""
+        """The engine is gone, with everything that it ran."""
         ...
 
 
 class Fleet:
-    """Every engine by name. A configured one is started again when it dies; one that joined comes
-    back by joining again, and what its former self still says is heard no more."""
+    """Every engine by name.
+
+    A configured engine is started again when it dies. One that joined comes back by joining again;
+    events of its earlier incarnation are then ignored.
+    """
 
     def __init__(
         self,
         engines: Mapping[str, Callable[[], api.Engine]],
-        watcher: Watcher,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = {name: Slot(name, make) for name, make in engines.items()}
-        self.prompters: dict[str, Prompter] = {}  # by model, the default one first
-        self._watcher = watcher
+        self.prompters: dict[str, Prompter] = {}  # of the models whose engines take prompts
+        self.models: list[str] = []  # those that some engine generates with, the default first
+        self._watcher: Watcher  # set by `start`
         self._now = clock
         self._closing = False
-        self._without: dict[str, float] = {}  # model → since when no engine takes its work
+        self._announced: set[tuple[str, str]] = set()  # model and kind, by any engine so far
+        self._without: dict[tuple[str, str], float] = {}  # of these, since when no engine takes it
 
-    async def start(self) -> None:
-        """Start every engine at once; raises EngineDied with a reason for the user."""
+    async def start(self, watcher: Watcher) -> None:
+        """Start every engine at once. Raises EngineDied with a reason for the user."""
+        self._watcher = watcher
         try:
             async with asyncio.TaskGroup() as group:
                 for slot in self.slots.values():
@@ -79,53 +86,74 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
-        """Take an engine that runs elsewhere in. Raises InvalidRequest where it does not fit, and
-        EngineUnavailable when the server is shutting down."""
+        """Add an engine that runs elsewhere.
+
+        Raises InvalidRequest if it does not fit, EngineUnavailable if the server is shutting down.
+        """
         if self._closing:
             raise EngineUnavailable("the server is shutting down")
         slot = Slot(name, None, engine=engine, description=description)
         await self._enter(slot)
         slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {name}")
 
-    def waiting_since(self, model: str) -> float | None:
-        """Since when no engine takes work of `model`; None where one does."""
-        return self._without.get(model)
+    @property
+    def healthy(self) -> bool:
+        """Whether every served model has an engine that takes work."""
+        self.note_gaps()
+        generates = [(model, str(api.Kind.GENERATE)) for model in self.models]
+        return bool(generates) and self._without.keys().isdisjoint(generates)
+
+    def waiting_since(self, model: str, kind: str, queued: float) -> float | None:
+        """Return since when no engine takes this kind of op for `model`; None where one does.
+
+        If no engine ever announced it, that is the time at which the op was `queued`.
+        """
+        if (model, kind) not in self._announced:
+            return queued
+        return self._without.get((model, kind))
 
     def note_gaps(self) -> None:
-        """Remember for which models no engine takes work, and since when."""
+        """Remember which announced kinds of op no engine takes now, and since when."""
         taken = {
-            slot.description.model
+            (slot.description.model, kind)
             for slot in self.slots.values()
             if slot.state is EngineState.READY and slot.description is not None
+            for kind in slot.kinds
         }
-        for model in self.prompters:
-            if model in taken:
-                self._without.pop(model, None)
+        for one in self._announced:
+            if one in taken:
+                self._without.pop(one, None)
             else:
-                self._without.setdefault(model, self._now())
+                self._without.setdefault(one, self._now())
 
     async def _load(self, slot: Slot) -> None:
         assert slot.make is not None
         slot.engine = slot.make()
-        slot.description = await slot.engine.start()
+        slot.describe(await slot.engine.start())
 
     async def _enter(self, slot: Slot) -> None:
-        """Let the engine take work, if it takes the same prompts as others of its model."""
+        """Let the engine take work, if it takes the same prompts as other engines of its model."""
         assert slot.description is not None
         model = slot.description.model
-        loop = asyncio.get_running_loop()
-        prompter = await loop.run_in_executor(None, Prompter, slot.description)
-        known = self.prompters.setdefault(model, prompter)
-        if prompter.fingerprint != known.fingerprint:
-            raise InvalidRequest(
-                f"engine {slot.name} serves model {model!r} with another tokenizer, template or "
-                "kind of prompt than the engine before it: give it a name of its own"
-            )
+        prompter: Prompter | None = None
+        if slot.takes_prompts:
+            loop = asyncio.get_running_loop()
+            prompter = await loop.run_in_executor(None, Prompter, slot.description)
+            if prompter.fingerprint != self.prompters.get(model, prompter).fingerprint:
+                raise InvalidRequest(
+                    f"engine {slot.name} serves model {model!r} with another tokenizer, template "
+                    "or kind of prompt than the engine before it: give it a name of its own"
+                )
         former = self.slots.get(slot.name, slot)
         if former is not slot and former.make is not None:
             raise InvalidRequest(
                 f"{slot.name!r} is an engine of the server itself: join by another name"
             )
+        if prompter is not None:
+            self.prompters.setdefault(model, prompter)
+        if api.Kind.GENERATE in slot.kinds and model not in self.models:
+            self.models.append(model)
+        self._announced |= {(model, kind) for kind in slot.kinds}
         self.slots[slot.name] = slot
         if former is not slot:
             self._fence(former)
@@ -134,7 +162,7 @@ class Fleet:
         self._watcher.ready(slot)
 
     def _fence(self, slot: Slot) -> None:
-        """Hear no more of an engine whose successor is there."""
+        """Ignore an engine from now on: its successor has joined."""
         if slot.task is not None:
             slot.task.cancel()
         if slot.state is not EngineState.DOWN:
@@ -142,7 +170,7 @@ class Fleet:
             self._lose(slot)
 
     async def _supervise(self, slot: Slot) -> None:
-        """Deliver the engine's events; when it dies, start it again, or wait until it joins."""
+        """Pass the engine's events on. When it dies, start it again or wait until it joins."""
         failures = 0
         while not slot.closed:
             assert slot.engine is not None
@@ -157,7 +185,7 @@ class Fleet:
                 slot.last_error = str(error)
             if slot.closed:
                 return
-            if slot.state is EngineState.LEAVING and not slot.running:
+            if slot.state is EngineState.LEAVING and not slot.ops.works:
                 del self.slots[slot.name]
                 return
             self._lose(slot)

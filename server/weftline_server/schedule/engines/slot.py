@@ -1,9 +1,9 @@
-"""One engine as the dispatcher holds it: its state, what it has in hand, what its cache holds."""
+"""One engine as the dispatcher holds it: its state, the ops it has in hand, and its prefixes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,10 +11,14 @@ from types import MappingProxyType
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens
-from weftline_server.schedule.placement import EngineLoad, Queued, common, is_bounded
-
-MAX_PREFIXES = 4096  # of one engine: hashes of what its cache should hold
-UNKNOWN_POOL = 1 << 20  # tokens, of an engine that does not say what its KV cache holds
+from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
+from weftline_server.schedule.placement import (
+    PROMPT_KINDS,
+    EngineLoad,
+    Queued,
+    common,
+    is_bounded,
+)
 
 
 class EngineState(StrEnum):
@@ -43,21 +47,27 @@ ALLOWED: Mapping[EngineState, frozenset[EngineState]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A primitive on its way: who it belongs to, the op to send, and when it was queued."""
+    """A primitive on its way to an engine: whose it is, the op to send, and when it was queued.
+
+    `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
+    work. `prefixes` are the hashes and lengths of the prompt's beginnings. `stays` says that its
+    session may send calls that nobody knows yet.
+    """
 
     primitive: PrimitiveId
     model: str
     op: api.Op
     queued: float
     tokens: int
-    prefixes: tuple[tuple[str, int], ...] = ()  # hash and length of the prompt's beginnings
-    stays: bool = False  # its session may send calls that nobody knows yet
-    item: Queued = field(init=False)  # what the policy sees of it: made once, and not each round
+    prefixes: tuple[tuple[str, int], ...] = ()
+    stays: bool = False
+    item: Queued = field(init=False)  # what placement sees of it: made once, not in each round
 
     def __post_init__(self) -> None:
         item = Queued(
             id=self.op.id,
             model=self.model,
+            kind=str(self.op.kind),
             queued=self.queued,
             tokens=self.tokens,
             hints=self.op.hints,
@@ -67,43 +77,132 @@ class Work:
         object.__setattr__(self, "item", item)
 
     def op_beside(self, latency_tokens: int | None) -> api.Op:
-        """The op for an engine that may have so many tokens in flight while each of its own tokens
-        is waited for: the engine lets others pause."""
+        """Return the op for an engine that keeps its steps short up to this many tokens in flight.
+
+        The token bound of a bounded call tells the engine when to pause other calls.
+        """
         if latency_tokens is None or not is_bounded(self.op.hints):
             return self.op
         bound = max(0, latency_tokens - self.tokens)
         return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
 
     def fed(self, part: tuple[int, ...], last: bool) -> Work:
-        """The same with more of its prompt: what another attempt would start with."""
+        """Return the work with `part` added to its prompt, as another attempt would start with."""
         assert self.op.open and self.op.tokens is not None
         op = replace(self.op, tokens=self.op.tokens + part, open=not last)
         return replace(self, op=op, tokens=self.tokens + len(part))
 
 
-@dataclass(slots=True)
-class Slot:
-    """One engine under supervision; `delivered` are ops whose text a consumer may have seen.
+class InHand:
+    """The ops that an engine has in hand, and the load that they are."""
 
-    Only `hold` and `release` change `running`, of which `load` remembers the sum.
+    def __init__(self) -> None:
+        self.works: dict[str, Work] = {}
+        self._cached: dict[str, int] = {}  # op → the tokens that were in the cache when it came
+        self._answered: set[str] = set()
+
+    def hold(self, work: Work, known: Collection[str]) -> None:
+        """Add an op to an engine that holds the `known` beginnings, or replace it by more of it."""
+        if work.op.id not in self.works:
+            self._cached[work.op.id] = common(work.prefixes, known)
+        self.works[work.op.id] = work
+
+    def release(self, op: str) -> Work | None:
+        """Remove an op and return its work; None if the engine does not have it."""
+        work = self.works.pop(op, None)
+        if work is not None:
+            del self._cached[op]
+            self._answered.discard(op)
+        return work
+
+    def answer(self, op: str) -> None:
+        """Note that a consumer may have seen text of this op."""
+        self._answered.add(op)
+
+    def is_answered(self, op: str) -> bool:
+        """Return whether a consumer may have seen text, so that another attempt could differ."""
+        return op in self._answered
+
+    def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
+        """Sum up the ops for placement. `known` are the hashes of the engine's beginnings."""
+        groups: dict[str, int] = {}
+        tokens = {True: 0, False: 0}
+        held = early = bounded = strict = 0
+        shared: set[str] = set()
+        # Tokens that early fills share with other calls count for the other calls, so these come
+        # first.
+        for work in sorted(self.works.values(), key=lambda work: work.op.open):
+            hints = work.op.hints
+            tokens[hints.criterion == "throughput"] += work.tokens - self._cached[work.op.id]
+            if hints.group:
+                groups[hints.group] = groups.get(hints.group, 0) + 1
+            if not work.item.has_prompt:
+                continue  # it holds no KV cache
+            own = work.tokens - common(work.prefixes, shared)
+            shared.update(hash for hash, _ in work.prefixes)
+            if work.op.open:
+                early += own
+            else:
+                held += own
+                bounded += own if work.item.bounded else 0
+                strict += own if work.item.strict else 0
+        return EngineLoad(
+            name=name,
+            model=description.model,
+            kinds=frozenset(map(str, description.kinds)),
+            running=len(self.works),
+            max_running=description.max_running,
+            held=held,
+            early=early,
+            latency=tokens[False],
+            throughput=tokens[True],
+            bounded=bounded,
+            strict=strict,
+            kv_tokens=description.kv_tokens,
+            latency_tokens=latency_tokens(description.step_profile),
+            groups=groups,
+            prefixes=known,
+            shared=shared,
+        )
+
+
+class Slot:
+    """One engine under supervision.
+
+    `make` starts it again after it has died. It is None for an engine that joined: that one comes
+    back by joining again.
     """
 
-    name: str
-    make: Callable[[], api.Engine] | None  # None: it joined, and comes back by joining again
-    engine: api.Engine | None = None
-    state: EngineState = EngineState.STARTING
-    description: api.Description | None = None
-    running: dict[str, Work] = field(default_factory=dict)
-    found: dict[str, int] = field(default_factory=dict)  # op → its tokens that lay there
-    delivered: set[str] = field(default_factory=set)
-    prefixes: dict[str, int] = field(default_factory=dict)  # hash → its tokens; oldest use first
-    prefix_tokens: int = 0  # of all of them
-    last_error: str = ""
-    task: asyncio.Task[None] | None = None
-    _load: EngineLoad | None = None
-    _summed: api.Description | None = None  # that `_load` speaks of
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], api.Engine] | None,
+        engine: api.Engine | None = None,
+        description: api.Description | None = None,
+    ) -> None:
+        self.name = name
+        self.make = make
+        self.engine = engine
+        self.state = EngineState.STARTING
+        self.last_error = ""
+        self.task: asyncio.Task[None] | None = None
+        self.ops = InHand()
+        self.description: api.Description | None = None
+        self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
+        self.prefixes: KnownPrefixes  # set by `describe`
+        self._load: EngineLoad | None = None
+        if description is not None:
+            self.describe(description)
+
+    def describe(self, description: api.Description) -> None:
+        """Take the description of an engine that has just started, with an empty cache."""
+        self.description = description
+        self.kinds = frozenset(map(str, description.kinds))
+        self.prefixes = known_prefixes(description)
+        self._load = None
 
     def move_to(self, state: EngineState) -> None:
+        """Change the state, as the table allows."""
         assert state in ALLOWED[self.state], f"engine {self.name}: {self.state} to {state}"
         self.state = state
 
@@ -116,84 +215,34 @@ class Slot:
         """The machine that the engine runs on, "" for this one."""
         return self.description.node if self.description else ""
 
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether it takes a kind of op that has a prompt."""
+        return not self.kinds.isdisjoint(PROMPT_KINDS)
+
     def hold(self, work: Work) -> None:
-        """It has this op in hand, or now has more of it."""
-        if work.op.id not in self.running:
-            self.found[work.op.id] = common(work.prefixes, self.prefixes)
-        self.running[work.op.id] = work
+        """Note that the engine has this op in hand, or has got more of its prompt."""
+        is_new = work.op.id not in self.ops.works
+        self.ops.hold(work, self.prefixes.hashes)
+        if is_new:
+            self.prefixes.expect(work.op.context, work.prefixes)
         self._load = None
 
     def release(self, op: str) -> Work | None:
-        """It has this op in hand no more; None where it never had."""
-        work = self.running.pop(op, None)
+        """Note that the engine no longer has this op. Return its work; None if it never had it."""
+        work = self.ops.release(op)
         if work is not None:
-            del self.found[op]
             self._load = None
         return work
 
-    def remember(self, work: Work) -> None:
-        """Its cache will hold the beginnings of this prompt; those not used for longest it drops
-        when they are more than its pool holds, the longer ones of a prompt first."""
-        lengths = (0, *(length for _, length in work.prefixes))
-        for (hash, length), before in zip(work.prefixes[::-1], lengths[-2::-1], strict=True):
-            self.prefix_tokens -= self.prefixes.pop(hash, 0)
-            self.prefixes[hash] = length - before
-            self.prefix_tokens += length - before
-        assert self.description is not None
-        room = self.description.kv_tokens or UNKNOWN_POOL
-        while self.prefix_tokens > room or len(self.prefixes) > MAX_PREFIXES:
-            self.prefix_tokens -= self.prefixes.pop(next(iter(self.prefixes)))
-
-    def forget(self) -> None:
-        """It begins again with an empty cache."""
-        self.prefixes.clear()
-        self.prefix_tokens = 0
-
     @property
     def latency_tokens(self) -> int | None:
-        """What may be in flight beside a call whose tokens somebody waits for."""
+        """How many tokens may be in flight beside a call that a user waits for."""
         return latency_tokens(self.description.step_profile) if self.description else None
 
     def load(self) -> EngineLoad:
-        """What the policy sees of it. Of 256 engines few change from round to round."""
-        if self._load is None or self._summed is not self.description:
-            self._load, self._summed = self._sum(), self.description
+        """Return the engine's load. It is kept, since of 256 engines few change between rounds."""
+        if self._load is None:
+            assert self.description is not None, "a ready engine has described itself"
+            self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
         return self._load
-
-    def _sum(self) -> EngineLoad:
-        assert self.description is not None, "a ready engine has described itself"
-        groups: dict[str, int] = {}
-        tokens = {True: 0, False: 0}
-        held = early = bounded = strict = 0
-        shared: set[str] = set()
-        # What early fills share with calls that can go on is these calls'.
-        for work in sorted(self.running.values(), key=lambda work: work.op.open):
-            hints = work.op.hints
-            own = work.tokens - common(work.prefixes, shared)
-            shared.update(hash for hash, _ in work.prefixes)
-            tokens[hints.criterion == "throughput"] += work.tokens - self.found[work.op.id]
-            if work.op.open:
-                early += own
-            else:
-                held += own
-                bounded += own if work.item.bounded else 0
-                strict += own if work.item.strict else 0
-            if hints.group:
-                groups[hints.group] = groups.get(hints.group, 0) + 1
-        return EngineLoad(
-            name=self.name,
-            model=self.description.model,
-            running=len(self.running),
-            max_running=self.description.max_running,
-            held=held,
-            early=early,
-            latency=tokens[False],
-            throughput=tokens[True],
-            bounded=bounded,
-            strict=strict,
-            kv_tokens=self.description.kv_tokens,
-            latency_tokens=self.latency_tokens,
-            groups=groups,
-            prefixes=self.prefixes,
-            shared=shared,
-        )

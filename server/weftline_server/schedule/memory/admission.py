@@ -1,9 +1,9 @@
-"""Which applications may use an engine's KV cache at the same time, as a pure function.
+"""Which applications may use a model's KV cache at the same time, as a pure function.
 
-An agent comes back with its whole conversation. When more of them take turns than the cache holds,
-each finds its context evicted, and computing everything again leaves time for little else. So an
-application is let in as a whole: while there is room for what it will need, or while what is
-computed again stays under a tenth of the prefill, or while engines stand idle in the pauses.
+An agent comes back with its whole conversation. When the conversations of all agents exceed the
+cache, each agent finds its context evicted, and the engines spend most of their time computing
+contexts again. So an application is admitted as a whole: while there is room for its predicted
+size, while less than a tenth of the prefill is recomputed, or while engines are idle.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from dataclasses import dataclass
 
 from weftline_server.schedule.memory.applications import Application
 
-# Of the prefill, what may be computed again before nobody more is let in.
+# No application is admitted beyond the room once this share of the prefill is recomputed.
 MOST_RECOMPUTED = 0.1
-# Of the cache, what those that are let in are expected to fill at most.
+# The predicted size of all admitted applications fills at most this share of the cache.
 FILLED = 0.9
-# Beyond what fits, nobody is let in to engines that are busy all the time: it would only slow the
-# others down. Where they are idle for more than a fifth of it, computing again costs nobody's time.
+# Beyond the room, no application is admitted while the engines are busy for more than SATURATED of
+# the time: it would only slow the others down. While they are busy for less than IDLE of it,
+# recomputing costs nobody's time.
 SATURATED = 0.95
 IDLE = 0.8
-# Beyond what fits one application is let in at a time: by so many seconds it shows what the last
-# one has cost, or what it has brought that some were sent out.
+# Seconds between two changes beyond the room. Applications are admitted one at a time, and after
+# this time the share that is recomputed shows the effect of the last admission or eviction.
 PROBATION_S = 4.0
-# Seconds after which an application that waits is let in whatever it costs, one after another.
+# Seconds after which a waiting application is admitted whatever it costs, one after the other.
 PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The KV cache of a model's engines together, and how it has fared.
+    """The KV cache of all engines of a model, and how it has fared.
 
-    `tokens` is its size, `recomputed` the share of the recent prefill that was computed again, None
-    where nobody knows, `busy` the share of the recent time in which engines had something to do.
-    `changed` are the seconds since one was let in beyond what fits or sent out, `forced` since one
-    was for its age.
+    `tokens` is its size. `recomputed` is the share of the recent prefill that had been computed
+    before, or None if no engine reports it. `busy` is the share of the recent time in which the
+    engines had work. `changed` counts the seconds since an application was last admitted beyond the
+    room or evicted, and `forced` those since one was last admitted for its age.
     """
 
     tokens: int
@@ -48,8 +49,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who is let in, how many of these `beyond` what fits or `forced` by their age; and who is
-    out: it waits again when it comes back."""
+    """Applications to admit (`enter`) and to evict (`out`); evicted ones wait when they come back.
+
+    `beyond` and `forced` flag an admission beyond the room and one for age.
+    """
 
     enter: tuple[Application, ...] = ()
     out: tuple[Application, ...] = ()
@@ -60,7 +63,10 @@ class Admission:
 def admit(
     waiting: Iterable[Application], inside: Iterable[Application], pool: Pool, now: float
 ) -> Admission:
-    """Who may start now, in the order of arrival; whoever does not fit holds the later ones up."""
+    """Decide which applications may start now.
+
+    They are admitted in the order of arrival: one that does not fit holds up all later ones.
+    """
     queue = sorted(waiting, key=_arrival)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
@@ -68,7 +74,7 @@ def admit(
     costly = pool.recomputed is not None and not cheap
     may_change = pool.changed > PROBATION_S
     crowded = sum(one.own for one in inside) > room and costly and pool.busy > SATURATED
-    # More of them never need less, so that half of the candidates need not be looked at.
+    # The peak never falls when an application is added, so a binary search finds the count.
     count = bisect_right(
         range(len(queue)), FILLED * room, key=lambda n: peak((*inside, *queue[: n + 1]))
     )
@@ -84,8 +90,10 @@ def admit(
 
 
 def _excess(inside: Sequence[Application], room: float) -> list[Application]:
-    """The youngest, without whom the others fit as they are now; what they run goes on. The oldest
-    stays whatever happens."""
+    """Return the youngest applications whose removal makes the others fit at their current size.
+
+    Their running calls go on. The oldest application always stays.
+    """
     held = sum(one.own for one in inside)
     out: list[Application] = []
     for one in reversed(inside[1:]):
@@ -97,8 +105,11 @@ def _excess(inside: Sequence[Application], room: float) -> list[Application]:
 
 
 def peak(applications: Iterable[Application]) -> float:
-    """The most tokens that these will hold at once, if all grow alike and each leaves when it has
-    grown to its last size: those that began together are large together."""
+    """Return the most tokens that these applications will hold at once.
+
+    This assumes that all grow at the same rate, and that each leaves at its predicted final size.
+    So applications that began together are large together.
+    """
     most = held = 0.0
     for count, (growth, own) in enumerate(
         sorted(((one.growth, one.own) for one in applications), reverse=True), start=1

@@ -1,5 +1,7 @@
-"""What is known of each application: how much of the KV cache it needs, when it comes back, which
-contexts it left; learnt from what it does and from others before it. Synchronous, told the time.
+"""What is known of each application: its KV cache need, its pauses, and the contexts it left.
+
+It is learned from the application itself and from earlier ones of its kind. The code is synchronous
+and has no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -10,25 +12,28 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
 
-# What a session that shows no habit yet is taken to wait on its user or tool, in seconds.
+# The assumed pause of a session without a known habit, for its user or tool, in seconds.
 UNKNOWN_PAUSE_S = 5.0
-# An application of a kind that nobody has seen is taken to grow to so many times its first call.
+# An application of an unknown kind is assumed to grow to this many times its first call.
 GROWTH = 3.0
-# Applications are of one kind where the first call of one is at most so many times that of another.
-# Small agents had taught that large ones stay small: 31 entered where 9 fit, and three quarters of
-# what was computed had been computed before.
+# Applications are of one kind if their first calls differ by at most this factor. Without it, small
+# agents had taught that large agents stay small: 31 were admitted where 9 fit, and three quarters
+# of the prefill was recomputed.
 ALIKE = 1.5
-# Kinds remembered of a tenant on a model: with so many no length of a context lies outside of all.
+# Kinds remembered for each tenant and model. With this many, every context length is near one.
 MOST_KINDS = 32
-# Weight of the newest observation against all before it.
+# The weight of the newest observation in a running mean.
 _NEWEST = 0.3
 
 
 @dataclass(slots=True)
 class Habits:
-    """Running means over the applications of one kind: tokens of the first call that was seen of
-    it, seconds between calls, tokens in the end, and of these the ones that others had computed
-    before."""
+    """Running means over the applications of one kind.
+
+    `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
+    between two calls. `size` counts an application's tokens at its end, and `shared` those of them
+    that other applications had computed before.
+    """
 
     first: int = 0
     pause_s: float | None = None
@@ -51,40 +56,45 @@ def _mean(known: float | None, seen: float) -> float:
 
 @dataclass(slots=True)
 class Kept:
-    """A context that was not freed: its prompt's length, that prompt's hash, and what it is kept
-    for: a call that the graph knows (`sure`), or one that may come."""
+    """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
+
+    `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`),
+    for a `paused` call that will go on, or for a call that may come.
+    """
 
     engine: str
     prompt: int
     hash: int
     tokens: int
-    sure: bool
+    sure: bool = False
+    paused: bool = False
     pinned: bool = False
 
     def begins(self, tokens: Sequence[int]) -> bool:
-        """Whether a prompt goes on where this one ended."""
+        """Return whether a prompt is longer than this one and begins with it."""
         return len(tokens) > self.prompt and prefix_hash(tokens, self.prompt) == self.hash
 
 
 def prefix_hash(tokens: Sequence[int], length: int) -> int:
-    """Of the first `length` tokens; compared only within one application."""
+    """Return a hash of the first `length` tokens. It is compared within one application only."""
     return hash(tuple(tokens[:length]))
 
 
 @dataclass(slots=True)
 class Application:
-    """One session as the scheduler sees it. `stays` says that calls may come which nobody knows
-    yet; `first` are the tokens of its first call, `size` of its largest one, prompt and output;
-    `busy` counts the calls that have not ended."""
+    """One session as the scheduler sees it.
+
+    `stays` says that it may send calls that nobody knows yet. `first` counts the tokens of its
+    first call, and `size` those of its largest call, prompt and output. `busy` counts the calls
+    that have not ended.
+    """
 
     id: str
     model: str
-    tenant: str
     stays: bool
     arrival: float
     since: float  # when it began to wait for admission
     habits: Habits
-    admitted: bool = False
     busy: int = 0
     first: int = 0
     size: int = 0
@@ -96,23 +106,23 @@ class Application:
 
     @property
     def expected_pause_s(self) -> float:
-        """Between the end of a call and the next one: its own habit, else that of its like."""
+        """The seconds from the end of a call to the next one, by its own habit or its kind's."""
         known = self.pause_s if self.pause_s is not None else self.habits.pause_s
         return UNKNOWN_PAUSE_S if known is None else known
 
     @property
     def own(self) -> float:
-        """Tokens of KV cache that it holds for itself alone."""
+        """The tokens of KV cache that it holds and shares with no other application."""
         return max(0.0, self.size - self.habits.shared)
 
     @property
     def growth(self) -> float:
-        """How many more tokens it will hold in the end, if it is like the others before it."""
+        """How many more tokens it will hold at its end, if it is like others of its kind."""
         last = GROWTH * self.first if self.habits.size is None else self.habits.size
         return max(0.0, last - self.size)
 
     def queued(self, tokens: int, now: float) -> None:
-        """A call of so many tokens has come."""
+        """Take note of a new call of `tokens` tokens."""
         self.first = self.first or tokens
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
@@ -123,29 +133,32 @@ class Application:
         self.busy += 1
 
     def ended(self, now: float, goes_on: bool = False) -> None:
-        """A call has ended, well or badly. Where the application `goes_on` by itself the time until
-        its next call is the server's, and tells nothing of its user or its tools."""
+        """Take note of the end of a call, whether it finished or failed.
+
+        Where the application `goes_on` by itself, the time until its next call is the server's. It
+        is no pause, because it tells nothing about the user or the tools.
+        """
         self.busy -= 1
         if self.busy == 0:
             self.idle_since, self.goes_on = now, goes_on
 
     def is_dormant(self, now: float) -> bool:
-        """Whether it has stayed away so long that its room is given to others."""
+        """Return whether it has been away so long that other applications get its room."""
         if self.idle_since is None:
             return False
         usual = max(self.expected_pause_s, self.habits.pause_s or 0.0)
         return now - self.idle_since > max(DORMANT_S, DORMANT_PAUSES * usual)
 
 
-# An application is dormant after so many of its usual pauses, and not before so many seconds.
+# An application is dormant after this many of its usual pauses, but not before DORMANT_S seconds.
 DORMANT_PAUSES = 4.0
 DORMANT_S = 30.0
 
 
 class Recomputed:
-    """Which share of the prefill, lately, had been computed before and was evicted.
+    """The share of the recent prefill that had been computed before and was evicted.
 
-    The past fades with the tokens computed since: after `horizon` of them it counts 1/e.
+    Old observations fade with the tokens computed since: after `horizon` tokens they weigh 1/e.
     """
 
     def __init__(self) -> None:
@@ -154,11 +167,11 @@ class Recomputed:
 
     @property
     def share(self) -> float | None:
-        """None until something was counted: not every engine tells what lay in its cache."""
+        """The share; None until a prompt is counted: not every engine counts cached tokens."""
         return self._again / self._all if self._all else None
 
     def add(self, usage: Usage, known: int, horizon: float) -> None:
-        """Count a prompt of which `known` tokens had been computed before."""
+        """Count a prompt of which `known` tokens had been computed before, by this application."""
         computed = usage.prompt_tokens - usage.cached_tokens
         fade = math.exp(-computed / horizon)
         again = min(computed, max(0, known - usage.cached_tokens))
@@ -167,8 +180,10 @@ class Recomputed:
 
 
 class Busy:
-    """Which share of the recent time a model's engines had something to do; the past fades with
-    `BUSY_S` seconds."""
+    """The share of the recent time in which a model's engines were busy.
+
+    Old observations fade: after BUSY_S seconds they weigh 1/e.
+    """
 
     def __init__(self) -> None:
         self.share = 1.0
@@ -176,7 +191,7 @@ class Busy:
         self._at: float | None = None
 
     def note(self, busy: float, now: float) -> None:
-        """From now on so many of the engines are busy, as a share."""
+        """Note that this share of the engines is busy from now on."""
         if self._at is not None:
             fade = math.exp(-(now - self._at) / BUSY_S)
             self.share = self.share * fade + self._now * (1 - fade)
@@ -187,7 +202,7 @@ BUSY_S = 10.0
 
 
 class Applications:
-    """All applications with a call that has not ended, or with contexts that are kept."""
+    """All applications that have a call under way or a kept context, and the known kinds."""
 
     def __init__(self) -> None:
         self._known: dict[str, Application] = {}
@@ -205,15 +220,15 @@ class Applications:
     def enter(
         self, id: str, model: str, tenant: str, stays: bool, now: float, first: int
     ) -> Application:
-        """The application, which may be a new one that begins with a call of `first` tokens."""
+        """Return the application. It may be a new one, whose first call has `first` tokens."""
         found = self._known.get(id)
         if found is None:
             habits = self._habits_of(tenant, model, max(1, first))
-            found = self._known[id] = Application(id, model, tenant, stays, now, now, habits)
+            found = self._known[id] = Application(id, model, stays, now, now, habits)
         return found
 
     def _habits_of(self, tenant: str, model: str, first: int) -> Habits:
-        """Those of the kind that begins most like this, which may be a new one."""
+        """Return the habits of the kind with the nearest first call. It may be a new kind."""
         kinds = self._kinds.setdefault((tenant, model), [])
 
         def apart(kind: Habits) -> float:
@@ -229,7 +244,7 @@ class Applications:
         return found
 
     def leave(self, id: str) -> Application | None:
-        """Forget it, but for what others can learn from it."""
+        """Forget an application, after its kind has learned its size."""
         found = self._known.pop(id, None)
         if found is not None and found.stays and found.size:
             found.habits.learn_size(found.size)

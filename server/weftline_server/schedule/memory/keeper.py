@@ -1,40 +1,44 @@
-"""What stays in the engines' KV caches, and which applications may fill them: decided here, from
-what the graph knows and from habits, and performed by the dispatcher.
+"""Memory decides what stays in the engines' KV caches, from the graph and from learned habits.
 
-A finished call's context that a call of the graph will continue is kept, up to a share of the
-cache; one that its session may continue later is left to the engine with the time at which that is
-expected; every other one is freed. What had been kept is freed when what continued it has ended.
+A finished call leaves its context. If a call of the graph will continue it, it is pinned, up to a
+share of the cache. If the session may continue it later, the engine may evict it, and is told when
+that is expected. Every other context is freed. A kept context is freed when the call that continued
+it has ended. Memory returns verbs, and the dispatcher performs them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from weftline_engine.api import Op, Retention, Usage
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.memory.admission import MOST_RECOMPUTED, Pool, admit
 from weftline_server.schedule.memory.applications import (
     Application,
     Applications,
-    Busy,
     Kept,
-    Recomputed,
     prefix_hash,
 )
+from weftline_server.schedule.memory.gate import Gate
+from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+from weftline_server.schedule.placement import PROMPT_KINDS
 
-# Of an engine's pool, what may be pinned: the rest is for the calls that run.
+# At most this share of an engine's pool is pinned. The rest is for the calls that run.
 MOST_PINNED = 0.5
-# When what waits outside for its turn will be read again, in seconds: after all that is inside.
+# The expected pause of an application that waits for admission, in seconds. It will be read after
+# everything that is inside.
 LONG_S = 3600.0
-# Contexts of one application that nobody is known to continue; the newest are the likeliest.
+# At most this many contexts of one application are kept on a guess. The newest are the likeliest.
 MOST_GUESSED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A context's future: its first `tokens` (None: all) will be read in `pause_s` seconds; None
-    where no call of the graph does, but the session may send one."""
+    """The future of a context: its first `tokens` (None: all) will be read in `pause_s` seconds.
+
+    `pause_s` is None where no call of the graph will read it, but the session may send one.
+    """
 
     tokens: int | None = None
     pause_s: float | None = None
@@ -52,189 +56,191 @@ class Outlook(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Advise:
-    """Tell `engine` when `context` will be read, and how much of it."""
+class Pools:
+    """The KV pools of the engines: their sizes, and how much of each is pinned, in tokens."""
 
-    engine: str
-    context: str
-    pause_s: float
-    tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Retain:
-    engine: str
-    context: str
-    retention: Retention
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    engine: str
-    context: str
-
-
-Verb = Advise | Retain | Free
-
-
-@dataclass(slots=True)
-class _Use:
-    """How a model's KV cache has fared, and when an application was last let in beyond what fits
-    or sent out, and when one for its age."""
-
-    recomputed: Recomputed = field(default_factory=Recomputed)
-    busy: Busy = field(default_factory=Busy)
-    changed: float = -1e9
-    forced: float = -1e9
-
-
-class Memory:
-    """One for all engines. `without` may name `retention` and `admission`."""
-
-    def __init__(self, outlook: Outlook, without: frozenset[str] = frozenset()) -> None:
-        self._outlook = outlook
-        self._retains = "retention" not in without
-        self._admits = "admission" not in without
-        self._applications = Applications()
-        self._waiting: dict[str, Application] = {}  # in the order of arrival
-        self._inside: dict[str, Application] = {}
-        self._uses: dict[str, _Use] = {}
-        self._pools: dict[str, int] = {}  # tokens, by engine
-        self._counting: set[str] = set()  # engines
+    def __init__(self) -> None:
+        self.tokens: dict[str, int] = {}
         self._pinned: dict[str, int] = {}
-        self._made: dict[str, PrimitiveId] = {}  # context → the primitive that left it
+        self._counting: set[str] = set()
 
-    def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
-        """An engine takes work; whether it `counts` what of a prompt it found in its cache may be
-        seen only later, of a vLLM that others have started."""
+    def add(self, engine: str, kv_tokens: int | None, counts: bool) -> None:
+        """Add an engine; `counts` if it tells how much of a prompt it found in its cache."""
         if kv_tokens is not None:
-            self._pools[engine] = kv_tokens
+            self.tokens[engine] = kv_tokens
         self._counting.discard(engine)
         if counts:
             self._counting.add(engine)
 
-    def lost(self, engine: str) -> None:
-        """An engine is gone with all its contexts."""
-        self._pools.pop(engine, None)
+    def lose(self, engine: str) -> None:
+        """Remove an engine, with everything that was pinned there."""
+        self.tokens.pop(engine, None)
         self._pinned.pop(engine, None)
         self._counting.discard(engine)
+
+    def saw(self, engine: str, usage: Usage) -> None:
+        """Note that an engine does count, if it found anything in its cache."""
+        if usage.cached_tokens:
+            self._counting.add(engine)
+
+    def counted(self, engine: str) -> int | None:
+        """Return the size of the pool of an engine that counts what it finds; else None."""
+        return self.tokens.get(engine) if engine in self._counting else None
+
+    def pin(self, kept: Kept) -> bool:
+        """Take a context's tokens from what may be pinned. Return False if there is no room."""
+        pool, pinned = self.tokens.get(kept.engine, 0), self._pinned.get(kept.engine, 0)
+        if pinned + kept.tokens > MOST_PINNED * pool:
+            return False
+        self._pinned[kept.engine] = pinned + kept.tokens
+        kept.pinned = True
+        return True
+
+    def unpin(self, kept: Kept) -> None:
+        """Give a context's tokens back, if it was pinned."""
+        if kept.pinned:
+            self._pinned[kept.engine] -= kept.tokens
+
+
+class Memory:
+    """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
+
+    `without` may name `retention` and `admission`, to switch them off.
+    """
+
+    def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
+        self.gate = Gate()
+        self._outlook = outlook
+        self._retains = "retention" not in without
+        self._admits = "admission" not in without
+        self._applications = Applications()
+        self._pools = Pools()
+        self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
+
+    def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
+        """Take note of an engine that takes work.
+
+        `counts` says that it announces how much of a prompt it found in its cache. A vLLM that
+        others have started does not announce this, and may show it only later.
+        """
+        self._pools.add(engine, kv_tokens, counts)
+
+    def lost(self, engine: str) -> None:
+        """Forget an engine that is gone with all its contexts."""
+        self._pools.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
                 self._made.pop(context, None)
 
     def queued(self, op: Op, model: str, stays: bool, now: float) -> list[Verb]:
-        """A primitive waits from now on. What it continues is pinned until it has ended."""
+        """Take note of a call that waits. The context that it continues is pinned until it ends."""
+        if op.kind not in PROMPT_KINDS:
+            return []
         tokens = len(op.tokens or ()) + (op.sampling.max_tokens if op.sampling else 0)
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
         if not one.busy:
             one.since = now
             if one.is_dormant(now):
-                self._inside.pop(one.id, None)
+                self.gate.leave(one.id)
         one.queued(tokens, now)
-        gated = self._admits and stays and self._pools and op.tokens is not None
-        if gated and one.id not in self._inside:
-            self._waiting.setdefault(one.id, one)
+        gated = self._admits and stays and self._pools.tokens and op.tokens is not None
+        if gated and not self.gate.is_inside(one.id):
+            self.gate.wait(one)
             return [Advise(k.engine, c, LONG_S, None) for c, k in one.kept.items() if not k.pinned]
         return self._pin_for(one, op)
 
     def _pin_for(self, one: Application, op: Op) -> list[Verb]:
-        """Pin what `op` will continue."""
+        """Pin the contexts that `op` will continue."""
         found: list[Verb] = []
         for context, kept in one.kept.items():
-            if not kept.pinned and kept.begins(op.tokens or ()) and self._pin(kept):
+            if not kept.pinned and kept.begins(op.tokens or ()) and self._pools.pin(kept):
                 found.append(Retain(kept.engine, context, Retention.KEEP))
         return found
-
-    def may_start(self, application: str) -> bool:
-        return application not in self._waiting
-
-    def admit(self, model: str, pool: int | None, now: float) -> None:
-        """Let applications in, as far as the `pool` tokens of the model's engines go; and out where
-        those inside have grown until they evict each other, whether or not anybody waits."""
-        waiting = [one for one in self._waiting.values() if one.model == model]
-        use = self._use(model)
-        share = use.recomputed.share
-        if not waiting and (share is None or share < MOST_RECOMPUTED):
-            return
-        if pool is None:
-            for one in waiting:
-                del self._waiting[one.id]
-            return
-        for one in [one for one in self._inside.values() if one.is_dormant(now)]:
-            del self._inside[one.id]
-        state = Pool(
-            tokens=pool,
-            recomputed=share,
-            busy=use.busy.share,
-            changed=now - use.changed,
-            forced=now - use.forced,
-        )
-        inside = (one for one in self._inside.values() if one.model == model)
-        decided = admit(waiting, inside, state, now)
-        for one in decided.enter:
-            self._inside[one.id] = self._waiting.pop(one.id)
-        for one in decided.out:
-            del self._inside[one.id]
-        if decided.beyond or decided.out:
-            use.changed = now
-        if decided.forced:
-            use.forced = now
-
-    def ran(self, model: str, busy: float, now: float) -> None:
-        """From now on such a share of the model's engines has something to do."""
-        self._use(model).busy.note(busy, now)
 
     def finished(
         self, engine: str, id: PrimitiveId, op: Op, usage: Usage, now: float
     ) -> list[Verb]:
-        """A primitive has ended well and left its context."""
+        """Decide about the context of a call that ended well."""
+        if op.kind not in PROMPT_KINDS:
+            return []
         one = self._applications.find(op.hints.application)
         if one is None:
             return [Free(engine, op.context)]
         one.ended(now, self._outlook.goes_on(one.id))
-        tokens = usage.prompt_tokens + usage.output_tokens
         if op.tokens is not None:
             self._learn(one, engine, op, usage)
         want = self._outlook.want(id) if self._retains and op.tokens is not None else None
         found = self._demote(one, op)
         if want is None:
             return [*found, Free(engine, op.context)]
-        kept = Kept(
-            engine=engine,
-            prompt=len(op.tokens or ()),
-            hash=prefix_hash(op.tokens or (), len(op.tokens or ())),
-            tokens=tokens if want.tokens is None else want.tokens,
-            sure=want.pause_s is not None,
-        )
-        one.kept[op.context] = kept
-        self._made[op.context] = id
+        tokens = usage.prompt_tokens + usage.output_tokens if want.tokens is None else want.tokens
+        kept = self._keep(one, engine, id, op, tokens)
+        kept.sure = want.pause_s is not None
         pause = one.expected_pause_s if want.pause_s is None else want.pause_s
         found.append(Advise(engine, op.context, pause, want.tokens))
-        if not kept.sure or not self._pin(kept):
+        if not kept.sure or not self._pools.pin(kept):
             found.append(Retain(engine, op.context, Retention.EVICTABLE))
         return [*found, *self._bound(one)]
 
+    def paused(self, engine: str, id: PrimitiveId, op: Op, usage: Usage, now: float) -> list[Verb]:
+        """Keep the context of a call that stopped for a tool, pinned while there is room.
+
+        The tool's time counts as a pause of the application.
+        """
+        one = self._applications.find(op.hints.application)
+        if one is None:
+            return [Free(engine, op.context)]
+        one.ended(now)
+        if op.tokens is not None:
+            self._learn(one, engine, op, usage)
+        found = self._demote(one, op)
+        if not self._retains or op.tokens is None:
+            return [*found, Free(engine, op.context)]
+        kept = self._keep(one, engine, id, op, usage.prompt_tokens + usage.output_tokens)
+        kept.paused = True
+        found.append(Advise(engine, op.context, one.expected_pause_s, None))
+        if not self._pools.pin(kept):
+            found.append(Retain(engine, op.context, Retention.EVICTABLE))
+        return found
+
+    def abandoned(self, context: str) -> list[Verb]:
+        """Free the context of a paused call that was cancelled; nothing if there is none."""
+        made = self._made.get(context)
+        one = None if made is None else self._applications.find(made.session)
+        kept = None if one is None else one.kept.get(context)
+        if one is None or kept is None or not kept.paused:
+            return []
+        return self._free(one, [context])
+
     def dropped(self, engine: str | None, op: Op, now: float) -> list[Verb]:
-        """A primitive has failed or was taken back, from `engine` if it had one."""
+        """Take note of a call that failed or was cancelled, on `engine` if it was on one."""
+        if op.kind not in PROMPT_KINDS:
+            return []
         one = self._applications.find(op.hints.application)
         if one is not None:
             one.ended(now, self._outlook.goes_on(one.id))
         return [] if engine is None else [Free(engine, op.context)]
 
     def closed(self, application: str) -> list[Verb]:
-        """The application has ended, and nothing of it will be read again."""
+        """Free all contexts of an application that has ended."""
         one = self._applications.leave(application)
-        self._waiting.pop(application, None)
-        self._inside.pop(application, None)
+        self.gate.forget(application)
         return [] if one is None else self._free(one, list(one.kept))
 
-    def _use(self, model: str) -> _Use:
-        return self._uses.setdefault(model, _Use())
+    def _keep(self, one: Application, engine: str, id: PrimitiveId, op: Op, tokens: int) -> Kept:
+        prompt = op.tokens or ()
+        kept = one.kept[op.context] = Kept(
+            engine=engine,
+            prompt=len(prompt),
+            hash=prefix_hash(prompt, len(prompt)),
+            tokens=tokens,
+        )
+        self._made[op.context] = id
+        return kept
 
     def _learn(self, one: Application, engine: str, op: Op, usage: Usage) -> None:
-        """Note what the call has shown: sizes, and how much was computed again."""
+        """Learn from a call's sizes, and from how much of it was computed again."""
         assert op.tokens is not None
         known = 0
         if one.prompt is None:
@@ -244,14 +250,13 @@ class Memory:
             known = one.prompt[0]
         one.prompt = len(op.tokens), prefix_hash(op.tokens, len(op.tokens))
         one.size = max(one.size, usage.prompt_tokens + usage.output_tokens)
-        if usage.cached_tokens:
-            self._counting.add(engine)
-        horizon = self._pools.get(engine)
-        if horizon and engine in self._counting:
-            self._use(one.model).recomputed.add(usage, known, horizon)
+        self._pools.saw(engine, usage)
+        horizon = self._pools.counted(engine)
+        if horizon:
+            self.gate.computed(one.model, usage, known, horizon)
 
     def _demote(self, one: Application, op: Op) -> list[Verb]:
-        """Free what this call has continued, and what no call of the graph needs any more."""
+        """Free the contexts that this call continued, and those that the graph no longer needs."""
         ended = []
         for context, kept in one.kept.items():
             want = self._outlook.want(self._made[context])
@@ -262,7 +267,7 @@ class Memory:
         return self._free(one, ended)
 
     def _bound(self, one: Application) -> list[Verb]:
-        guessed = [context for context, kept in one.kept.items() if not kept.sure]
+        guessed = [c for c, kept in one.kept.items() if not kept.sure and not kept.paused]
         return self._free(one, guessed[: max(0, len(guessed) - MOST_GUESSED)])
 
     def _free(self, one: Application, contexts: list[str]) -> list[Verb]:
@@ -270,16 +275,6 @@ class Memory:
         for context in contexts:
             kept = one.kept.pop(context)
             self._made.pop(context, None)
-            if kept.pinned:
-                self._pinned[kept.engine] -= kept.tokens
+            self._pools.unpin(kept)
             found.append(Free(kept.engine, context))
         return found
-
-    def _pin(self, kept: Kept) -> bool:
-        """Take the context's room from what may be pinned; False if there is not so much."""
-        pool, pinned = self._pools.get(kept.engine, 0), self._pinned.get(kept.engine, 0)
-        if pinned + kept.tokens > MOST_PINNED * pool:
-            return False
-        self._pinned[kept.engine] = pinned + kept.tokens
-        kept.pinned = True
-        return True

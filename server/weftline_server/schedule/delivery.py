@@ -1,0 +1,128 @@
+"""Passes what the engines say to the sessions, and gives failed ops another attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from weftline.errors import EngineFailed
+from weftline_engine import api
+from weftline_server.schedule.engines.fleet import Fleet
+from weftline_server.schedule.engines.slot import Slot, Work
+from weftline_server.schedule.memory.keeper import Memory
+from weftline_server.schedule.memory.verbs import Free, perform
+from weftline_server.schedule.queue import Queue
+from weftline_server.schedule.sessions import Sessions
+
+MAX_ATTEMPTS = 3
+
+
+class Delivery:
+    """The fleet's watcher. `place_soon` asks for a placement round."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: Queue,
+        memory: Memory,
+        sessions: Sessions,
+        place_soon: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._queue = queue
+        self._memory = memory
+        self._sessions = sessions
+        self._place_soon = place_soon
+        self._now = clock
+
+    def ready(self, slot: Slot) -> None:
+        """Take note of an engine that takes work."""
+        assert slot.description is not None, "a ready engine has described itself"
+        if slot.takes_prompts:
+            counts = api.Capability.USAGE in slot.description.capabilities
+            self._memory.has_pool(slot.name, slot.description.kv_tokens, counts)
+        self._place_soon()
+
+    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
+        """Pass an engine's events on, except those of ops that are no longer ours."""
+        ended = False
+        for event in events:
+            # The op of such an event may have ended and been freed: only its context counts.
+            if isinstance(event, api.ContextMoved):
+                slot.prefixes.moved(event.context, event.residency, event.tokens)
+                continue
+            work = slot.ops.works.get(event.op)
+            # Events of an old attempt, or of an op that was cancelled meanwhile, are dropped.
+            if work is None or event.attempt != work.op.attempt:
+                continue
+            if isinstance(event, api.Part):
+                slot.ops.answer(event.op)
+                self._sessions.outcome(work.primitive, event)
+            elif isinstance(event, (api.Finished, api.Paused)):
+                ended = True
+                self._finished(slot, work, event)
+            elif isinstance(event, api.Failed):
+                ended = True
+                self._failed(slot, work, event)
+        if ended:
+            self._place_soon()
+
+    def down(self, slot: Slot) -> None:
+        """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
+        self._memory.lost(slot.name)
+        for work in list(slot.ops.works.values()):
+            answered = slot.ops.is_answered(work.op.id)
+            slot.release(work.op.id)
+            if answered or not self._retry(work):
+                self.fail(
+                    work,
+                    EngineFailed.__name__,
+                    f"engine {slot.name} died while it ran this call: {slot.last_error}",
+                )
+        slot.prefixes.clear()
+        self._place_soon()
+
+    def fail(self, work: Work, error: str, message: str) -> None:
+        """End a primitive that no engine has any more; `error` names a type of weftline.errors."""
+        now = self._now()
+        self._memory.dropped(None, work.op, now)
+        failed = api.Failed(
+            op=work.op.id,
+            attempt=work.op.attempt,
+            sequence=0,
+            time=now,
+            error=error,
+            message=message,
+        )
+        self._sessions.outcome(work.primitive, failed)
+
+    def _finished(self, slot: Slot, work: Work, event: api.Finished | api.Paused) -> None:
+        """Release an op that ended well, or that paused: another op will continue its context."""
+        slot.release(work.op.id)
+        tokens = event.usage.prompt_tokens + event.usage.output_tokens
+        # This holds until the engine reports the context itself.
+        slot.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
+        # The session hears of it first: what becomes of the context depends on who waits.
+        self._sessions.outcome(work.primitive, event)
+        ended = self._memory.paused if isinstance(event, api.Paused) else self._memory.finished
+        verbs = ended(slot.name, work.primitive, work.op, event.usage, self._now())
+        perform(verbs, self._fleet.slots)
+
+    def _failed(self, slot: Slot, work: Work, event: api.Failed) -> None:
+        answered = slot.ops.is_answered(work.op.id)
+        slot.release(work.op.id)
+        slot.prefixes.lost(work.op.context)
+        if event.retryable and not answered and self._retry(work):
+            if work.item.has_prompt:
+                perform([Free(slot.name, work.op.context)], self._fleet.slots)
+            return
+        self._sessions.outcome(work.primitive, event)
+        perform(self._memory.dropped(slot.name, work.op, self._now()), self._fleet.slots)
+
+    def _retry(self, work: Work) -> bool:
+        """Queue the work again, unless this was its last attempt."""
+        if work.op.attempt + 1 >= MAX_ATTEMPTS:
+            return False
+        self._queue.add(replace(work, op=replace(work.op, attempt=work.op.attempt + 1)))
+        return True

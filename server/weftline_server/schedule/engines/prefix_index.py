@@ -1,0 +1,166 @@
+"""Which beginnings of prompts an engine's KV cache holds, by its reports or by estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from weftline_engine import api
+
+# At most this many beginnings are remembered of one engine, and at most this many contexts.
+MAX_PREFIXES = 4096
+UNKNOWN_POOL = 1 << 20  # tokens; assumed of an engine that does not announce its KV cache's size
+# The capability of an engine whose `ContextMoved` events tell all that its KV cache loses.
+REPORTS = "reports"
+
+Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's beginnings
+
+
+class KnownPrefixes(Protocol):
+    """The hashes of the beginnings that an engine's KV cache should hold, or will soon hold."""
+
+    @property
+    def hashes(self) -> Collection[str]:
+        """The hashes, as a view that follows later changes."""
+        ...
+
+    def expect(self, context: str, prefixes: Prefixes) -> None:
+        """An op was submitted that will compute `context`, whose prompt begins with `prefixes`."""
+        ...
+
+    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+        """The engine holds the first `tokens` tokens of the context, on the device or the host."""
+        ...
+
+    def lost(self, context: str) -> None:
+        """The op of the context failed or was cancelled."""
+        ...
+
+    def clear(self) -> None:
+        """The engine starts again with an empty cache."""
+        ...
+
+
+def known_prefixes(description: api.Description) -> KnownPrefixes:
+    """Return the index for an engine that reports its contexts, else the estimate."""
+    if REPORTS in description.capabilities:
+        return PrefixIndex()
+    return PrefixEstimate(description.kv_tokens or UNKNOWN_POOL)
+
+
+@dataclass(slots=True)
+class _Context:
+    """A context's beginnings. They all count while it is `coming`, then up to `tokens`."""
+
+    prefixes: Prefixes
+    tokens: int = 0
+    coming: bool = True
+
+    def known(self) -> list[str]:
+        return [hash for hash, length in self.prefixes if self.coming or length <= self.tokens]
+
+
+class PrefixIndex:
+    """For an engine that announces `reports`: exactly what it has reported, plus what will come.
+
+    A beginning counts while any context has it. All beginnings of an op count from its submission
+    until the engine reports its context or the op is lost. Tokens on the host count like those on
+    the device, because copying them back is cheaper than computing them. Beyond `most` beginnings
+    or contexts, the contexts submitted first are forgotten, except those that are still coming.
+    """
+
+    def __init__(self, most: int = MAX_PREFIXES) -> None:
+        self._most = most
+        self._contexts: dict[str, _Context] = {}  # the oldest submission first
+        self._counts: dict[str, int] = {}  # hash → contexts that have it
+
+    @property
+    def hashes(self) -> Collection[str]:
+        return self._counts
+
+    def expect(self, context: str, prefixes: Prefixes) -> None:
+        self._forget(context)
+        if prefixes:
+            self._contexts[context] = _Context(prefixes)
+            self._count(self._contexts[context], 1)
+            self._shrink()
+
+    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+        found = self._contexts.get(context)
+        if found is None:
+            return  # its prompt is not known (any more)
+        self._count(found, -1)
+        found.coming = False
+        found.tokens = 0 if residency is api.Residency.DROPPED else tokens
+        self._count(found, 1)
+        self._shrink()
+
+    def lost(self, context: str) -> None:
+        # The entry stays, so that a later report of what was computed can still be understood.
+        self.moved(context, api.Residency.DROPPED, 0)
+
+    def clear(self) -> None:
+        self._contexts.clear()
+        self._counts.clear()
+
+    def _count(self, context: _Context, step: int) -> None:
+        for hash in context.known():
+            count = self._counts.get(hash, 0) + step
+            if count:
+                self._counts[hash] = count
+            else:
+                del self._counts[hash]
+
+    def _forget(self, context: str) -> None:
+        if (found := self._contexts.pop(context, None)) is not None:
+            self._count(found, -1)
+
+    def _shrink(self) -> None:
+        while len(self._contexts) > self._most or len(self._counts) > self._most:
+            oldest = next((id for id, one in self._contexts.items() if not one.coming), None)
+            if oldest is None:
+                return
+            self._forget(oldest)
+
+
+class PrefixEstimate:
+    """For an engine that does not report its contexts (vLLM, OpenAI endpoints): a guess.
+
+    It assumes an LRU cache of `room` tokens: a beginning is there from its submission until later
+    submissions have filled the cache. Failures and reports do not change the guess.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._own: dict[str, int] = {}  # hash → its tokens beyond the next shorter; oldest first
+        self._tokens = 0  # the sum of these
+
+    @property
+    def hashes(self) -> Collection[str]:
+        return self._own
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all beginnings together."""
+        return self._tokens
+
+    def expect(self, context: str, prefixes: Prefixes) -> None:
+        # The longest beginning enters first, so that of one prompt it is also dropped first.
+        lengths = (0, *(length for _, length in prefixes))
+        for (hash, length), shorter in zip(prefixes[::-1], lengths[-2::-1], strict=True):
+            self._tokens -= self._own.pop(hash, 0)
+            self._own[hash] = length - shorter
+            self._tokens += length - shorter
+        while self._tokens > self._room or len(self._own) > MAX_PREFIXES:
+            self._tokens -= self._own.pop(next(iter(self._own)))
+
+    def moved(self, context: str, residency: api.Residency, tokens: int) -> None:
+        """Does nothing: such an engine's reports are not complete."""
+
+    def lost(self, context: str) -> None:
+        """Does nothing: a part of the prompt was probably computed."""
+
+    def clear(self) -> None:
+        self._own.clear()
+        self._tokens = 0

@@ -1,0 +1,99 @@
+"""The gate to each model's KV cache: which applications wait for room, and which are inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weftline_engine.api import Usage
+from weftline_server.schedule.memory.admission import MOST_RECOMPUTED, Pool, admit
+from weftline_server.schedule.memory.applications import Application, Busy, Recomputed
+
+
+@dataclass(slots=True)
+class _Use:
+    """How a model's KV cache has fared.
+
+    `changed` is when an application was last admitted beyond the room, or evicted. `forced` is when
+    one was last admitted for its age.
+    """
+
+    recomputed: Recomputed = field(default_factory=Recomputed)
+    busy: Busy = field(default_factory=Busy)
+    changed: float = -1e9
+    forced: float = -1e9
+
+
+class Gate:
+    """Admits applications as a whole, for each model on its own."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Application] = {}  # in the order of arrival
+        self._inside: dict[str, Application] = {}
+        self._uses: dict[str, _Use] = {}
+
+    def may_start(self, application: str) -> bool:
+        """Return whether the calls of an application may go to an engine."""
+        return application not in self._waiting
+
+    def is_inside(self, application: str) -> bool:
+        return application in self._inside
+
+    def wait(self, application: Application) -> None:
+        """Hold back the calls of an application until it is admitted."""
+        self._waiting.setdefault(application.id, application)
+
+    def leave(self, application: str) -> None:
+        """Give the room of an application to others."""
+        self._inside.pop(application, None)
+
+    def forget(self, application: str) -> None:
+        """Drop an application that has ended."""
+        self._waiting.pop(application, None)
+        self._inside.pop(application, None)
+
+    def use(self, model: str) -> _Use:
+        """Return the record of a model's KV cache."""
+        return self._uses.setdefault(model, _Use())
+
+    def ran(self, model: str, busy: float, now: float) -> None:
+        """Note the share of the model's engines that are busy from now on."""
+        self.use(model).busy.note(busy, now)
+
+    def computed(self, model: str, usage: Usage, known: int, horizon: float) -> None:
+        """Count a prompt of which `known` tokens had been computed before; see Recomputed.add."""
+        self.use(model).recomputed.add(usage, known, horizon)
+
+    def admit(self, model: str, pool: int | None, now: float) -> None:
+        """Admit applications while they fit into the `pool` tokens of the model's engines.
+
+        Applications are also evicted, whether or not any waits, where those inside have grown until
+        they evict each other. A `pool` of None is of unknown size, and admits everything.
+        """
+        waiting = [one for one in self._waiting.values() if one.model == model]
+        use = self.use(model)
+        share = use.recomputed.share
+        if not waiting and (share is None or share < MOST_RECOMPUTED):
+            return
+        if pool is None:
+            for one in waiting:
+                del self._waiting[one.id]
+            return
+        for one in [one for one in self._inside.values() if one.is_dormant(now)]:
+            del self._inside[one.id]
+        state = Pool(
+            tokens=pool,
+            recomputed=share,
+            busy=use.busy.share,
+            changed=now - use.changed,
+            forced=now - use.forced,
+        )
+        inside = (one for one in self._inside.values() if one.model == model)
+        decided = admit(waiting, inside, state, now)
+        for one in decided.enter:
+            self._inside[one.id] = self._waiting.pop(one.id)
+        for one in decided.out:
+            del self._inside[one.id]
+        if decided.beyond or decided.out:
+            use.changed = now
+        if decided.forced:
+            use.forced = now

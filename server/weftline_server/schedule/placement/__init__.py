@@ -1,0 +1,49 @@
+"""Placement: a pure function from the queue and the engines' loads to what starts where.
+
+There are two policies.
+
+`request` does what an ordinary server does. The order is first come, first served. Each call goes
+to the engine that holds the fewest tokens. Applications, groups and prefixes play no part. Every
+experiment uses this policy as its control.
+
+`app` is Parrot's Algorithm 1 (section 5.4), with one score in place of its cases.
+
+- Order: the application with the least work left goes first, as far as its graph is known. Within
+  an application, the call furthest from the answer goes first. The size of the application counts
+  less the longer a call has waited, so that no call starves.
+- Engine: a call goes to the engine where the fewest tokens must be computed before it ends, and
+  where it slows others least. Tokens of a prefix that is already there cost nothing. A token of a
+  missing prefix costs more than a token of load. This brings calls that share a prefix together,
+  also when all of them are still in the queue. Members of a task group attract each other. Latency
+  calls and throughput calls repel each other.
+- Waiting: when the best engine has the prefix but no room, the call waits for it. On another engine
+  the prefix would be computed again. It would also evict prefixes that other calls come back to,
+  and then these calls would move to other engines, too.
+
+An engine takes only the kinds of op that it announces.
+"""
+
+from weftline_server.schedule.placement.items import (
+    AGING_S,
+    PROMPT_KINDS,
+    EngineLoad,
+    Placement,
+    Queued,
+    common,
+    is_bounded,
+)
+from weftline_server.schedule.placement.round import place
+from weftline_server.schedule.placement.scores import PATIENCE_S, POLICIES
+
+__all__ = [
+    "AGING_S",
+    "PATIENCE_S",
+    "POLICIES",
+    "PROMPT_KINDS",
+    "EngineLoad",
+    "Placement",
+    "Queued",
+    "common",
+    "is_bounded",
+    "place",
+]

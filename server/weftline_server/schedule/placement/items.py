@@ -1,0 +1,121 @@
+"""The data of a placement round: calls that could start, engines and their loads, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, log2
+
+from weftline_engine.api import Hints, Kind
+
+# The weight of the work that an application has left halves with each AGING_S in the queue. One
+# step of priority is worth as much as AGING_S of waiting.
+AGING_S = 10.0
+
+# Kinds whose ops have a prompt and hold KV cache. Any other kind may exist beside them. The
+# `tokens` of an op of another kind only estimate its work.
+PROMPT_KINDS: frozenset[str] = frozenset({Kind.FILL, Kind.GENERATE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A primitive that could start.
+
+    For a kind with a prompt, `tokens` bounds the KV cache that it will hold (prompt and output).
+    For any other kind it estimates the work in tokens. `prefixes` are hashes of the prompt's
+    beginnings, short to long, each with the length of its beginning in tokens.
+    """
+
+    id: str
+    model: str
+    kind: str
+    queued: float  # seconds, monotonic
+    tokens: int
+    hints: Hints
+    prefixes: tuple[tuple[str, int], ...] = ()
+    open: bool = False  # an early fill: the rest of its prompt does not exist yet
+    turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
+
+    def __post_init__(self) -> None:
+        # The work left halves at the same rate for all calls. So their order never changes while
+        # they wait, and the key is computed once instead of in every round.
+        left = log2(self.hints.work_left) if self.hints.work_left > 0 else -inf
+        aged = left + self.hints.priority + self.queued / AGING_S
+        rank = 2 * self.open + self.throughput
+        turn = (rank, aged, self.hints.arrival, -self.hints.depth, self.queued)
+        object.__setattr__(self, "turn", turn)
+
+    @property
+    def has_prompt(self) -> bool:
+        return self.kind in PROMPT_KINDS
+
+    @property
+    def throughput(self) -> bool:
+        return self.hints.criterion == "throughput"
+
+    @property
+    def bounded(self) -> bool:
+        return is_bounded(self.hints) and not self.open
+
+    @property
+    def strict(self) -> bool:
+        return self.bounded and self.hints.criterion == "tpot"
+
+
+def is_bounded(hints: Hints) -> bool:
+    """Return whether a user waits for this very call, so that its steps must stay short.
+
+    Nobody does where only the end of all results counts. Nobody does in a task group either: the
+    group is done when its last member is.
+    """
+    return hints.criterion != "throughput" and not hints.group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """An engine that is ready, and the load it has in hand. All counts are in tokens.
+
+    `kinds` are the kinds of op that it takes. `kv_tokens` limits what runs there at all, and
+    `latency_tokens` limits what runs beside a call that a user waits for (Parrot's Figure 10);
+    None means unlimited. `held` counts the tokens in flight. `bounded` of them belong to calls that
+    hold throughput calls and groups to `latency_tokens`; `strict` of them belong to calls that hold
+    every call to it. Early fills hold `early` tokens more. A beginning that several calls share
+    counts once; the hashes of such beginnings are in `shared`. `latency` and `throughput` count the
+    tokens that calls of each kind had to compute. They leave out the tokens that were in the
+    engine's cache when the call came.
+    """
+
+    name: str
+    model: str
+    kinds: frozenset[str] = PROMPT_KINDS
+    running: int = 0
+    max_running: int = 64
+    held: int = 0
+    early: int = 0
+    latency: int = 0
+    throughput: int = 0
+    bounded: int = 0
+    strict: int = 0
+    kv_tokens: int | None = None
+    latency_tokens: int | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
+    prefixes: Collection[str] = frozenset()  # hashes of the beginnings that its cache should hold
+    shared: Collection[str] = frozenset()  # hashes of the beginnings of its calls in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Start primitive `id` on `engine`."""
+
+    id: str
+    engine: str
+
+
+def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
+    """Return the tokens of the longest beginning that is known together with all shorter ones."""
+    found = 0
+    for hash, tokens in prefixes:
+        if hash not in known:
+            break
+        found = tokens
+    return found

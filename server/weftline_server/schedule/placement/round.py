@@ -1,0 +1,118 @@
+"""A placement round: take the queue in order, and give each call the best engine with room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from weftline_server.schedule.placement.items import EngineLoad, Placement, Queued, common
+from weftline_server.schedule.placement.scores import (
+    COST,
+    ORDER,
+    PATIENCE_S,
+    Candidate,
+    Class,
+    Cost,
+    class_of,
+)
+
+_NO_ROOMS: Mapping[int, float] = {}
+
+
+class _Replicas:
+    """The engines of one model while a placement round adds calls to them."""
+
+    def __init__(self) -> None:
+        self.engines: list[Candidate] = []
+        self.free = 0  # places
+        self._fresh: set[str] = set()
+        self._rooms: dict[Class, dict[int, float]] = {}
+        self._most: dict[Class, float] = {}
+
+    def add(self, engine: Candidate) -> None:
+        self.engines.append(engine)
+        self.free += max(0, engine.load.max_running - engine.running)
+        self._fresh.update(engine.fresh)
+
+    def rooms(self, item: Queued, of: Class) -> Mapping[int, float]:
+        """Return the room for class `of` on each engine that announces the item's kind, by index.
+
+        The result is empty where `item` fits nowhere. So most calls of a long queue are passed over
+        without a look at every engine.
+        """
+        rooms = self._rooms.get(of)
+        if rooms is None:
+            rooms = self._rooms[of] = {
+                index: engine.room(of)
+                for index, engine in enumerate(self.engines)
+                if item.kind in engine.load.kinds
+            }
+        most = self._most.get(of)
+        if most is None:
+            most = self._most[of] = max(rooms.values(), default=-inf)
+        if item.tokens <= most:
+            return rooms
+        # Optimistic bound: assume the roomiest engine holds every shared prefix.
+        return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else _NO_ROOMS
+
+    def best(self, item: Queued, of: Class, cost: Cost, waits: bool) -> int | None:
+        """Return the index of the engine with room where `item` costs least, or None.
+
+        None means that no engine has room, or that `item` should wait (where it `waits`): an engine
+        without room has more of its prefix and costs less.
+        """
+        best, least, running, throughput = None, inf, 0, item.throughput
+        full = []
+        for index, room in self.rooms(item, of).items():
+            engine = self.engines[index]
+            if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
+                full.append(engine)
+                continue
+            score = cost(engine, item, throughput)
+            # The less busy engine wins a tie, then the first by name.
+            if score < least or (score == least and engine.running < running):
+                best, least, running = index, score, engine.running
+        if best is None or not (waits and item.prefixes):
+            return best
+        missing = self.engines[best].missing(item)
+        better = [one for one in full if cost(one, item, throughput) < least]
+        return None if any(one.missing(item) < missing for one in better) else best
+
+    def take(self, index: int, item: Queued) -> None:
+        """Add a call that was placed on engine `index`."""
+        engine = self.engines[index]
+        engine.take(item)
+        self.free -= 1
+        self._fresh.update(hash for hash, _ in item.prefixes)
+        for of, rooms in self._rooms.items():
+            if index in rooms:
+                rooms[index] = engine.room(of)
+        self._most.clear()
+
+
+def place(
+    queue: Iterable[Queued], engines: Sequence[EngineLoad], policy: str, now: float
+) -> list[Placement]:
+    """Place the calls that fit now, the most urgent first; one that does not fit blocks no other.
+
+    `policy` is one of POLICIES; `now` is in seconds of the monotonic clock.
+    """
+    cost = COST[policy]
+    by_model: dict[str, _Replicas] = {}
+    for load in sorted(engines, key=lambda load: load.name):
+        if load.model not in by_model:
+            by_model[load.model] = _Replicas()
+        by_model[load.model].add(Candidate(load))
+    placements = []
+    for item in sorted(queue, key=ORDER[policy]):
+        replicas = by_model.get(item.model)
+        if replicas is None or replicas.free <= 0:
+            if not any(one.free > 0 for one in by_model.values()):
+                break  # every engine is full: the rest of a long queue need not be looked at
+            continue
+        waits = policy == "app" and now - item.queued <= PATIENCE_S
+        best = replicas.best(item, class_of(item, now), cost, waits)
+        if best is not None:
+            replicas.take(best, item)
+            placements.append(Placement(item.id, replicas.engines[best].load.name))
+    return placements

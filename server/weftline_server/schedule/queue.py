@@ -1,0 +1,60 @@
+"""The primitives that wait for an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
+from weftline_server.schedule.engines.fleet import Fleet
+from weftline_server.schedule.engines.slot import Work
+
+# A queued call fails when no engine has taken its kind of work for its model for this long, so that
+# its graph ends.
+UNAVAILABLE_S = 20.0
+
+
+class Queue:
+    """Waiting work by the id of its op, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, Work] = {}
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(self._works.values())
+
+    def add(self, work: Work) -> None:
+        self._works[work.op.id] = work
+
+    def take(self, op: str) -> Work | None:
+        """Remove an op and return its work; None if it does not wait here."""
+        return self._works.pop(op, None)
+
+    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
+        """Append to the prompt of an open op. Return whether it waits here."""
+        work = self._works.get(op)
+        if work is not None:
+            self._works[op] = work.fed(part, last)
+        return work is not None
+
+    def replan(self, changes: Iterable[tuple[PrimitiveId, api.Hints]]) -> None:
+        """Give the primitives that wait here their new hints."""
+        for id, hints in changes:
+            if (work := self._works.get(str(id))) is not None:
+                self._works[str(id)] = replace(work, op=replace(work.op, hints=hints))
+
+    def take_expired(self, fleet: Fleet, now: float) -> list[Work]:
+        """Remove and return the work that no engine has taken for UNAVAILABLE_S."""
+        expired = [
+            work
+            for work in self._works.values()
+            if (since := fleet.waiting_since(work.model, work.item.kind, work.queued)) is not None
+            and now - since >= UNAVAILABLE_S
+        ]
+        for work in expired:
+            del self._works[work.op.id]
+        return expired

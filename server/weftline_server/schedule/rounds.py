@@ -1,0 +1,86 @@
+"""Placement rounds: admit applications, place what waits, and send it to the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from weftline_server.schedule.engines.fleet import Fleet
+from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.schedule.memory.keeper import Memory
+from weftline_server.schedule.placement import place
+from weftline_server.schedule.queue import Queue
+from weftline_server.schedule.sessions import Sent, Sessions
+
+
+class Rounds:
+    """Runs one placement round for all that happens in one turn of the event loop."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: Queue,
+        memory: Memory,
+        sessions: Sessions,
+        policy: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._queue = queue
+        self._memory = memory
+        self._sessions = sessions
+        self._policy = policy
+        self._now = clock
+        self._due = False  # a round will run in this turn of the event loop
+
+    def soon(self) -> None:
+        """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self.run)
+
+    def run(self) -> None:
+        """Place and send everything that can start now."""
+        self._due = False
+        self._queue.replan(self._sessions.replanned())
+        ready = [slot for slot in self._fleet.slots.values() if slot.state is EngineState.READY]
+        models = _by_model(ready)
+        self._admit(models)
+        gate = self._memory.gate
+        queue = [
+            work.item
+            for work in self._queue
+            if gate.may_start(work.op.hints.application) or not work.item.has_prompt
+        ]
+        # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
+        loads = [slot.load() for slot in ready] if queue else []
+        for placement in place(queue, loads, self._policy, self._now()):
+            self._send(placement.id, self._fleet.slots[placement.engine])
+        for model, slots in models.items():
+            busy = sum(bool(slot.ops.works) for slot in slots) / len(slots)
+            gate.ran(model, busy, self._now())
+
+    def _admit(self, models: Mapping[str, Sequence[Slot]]) -> None:
+        """Admit waiting applications to the KV caches, for each model on its own."""
+        for model, slots in models.items():
+            sizes = [slot.description.kv_tokens for slot in slots if slot.description is not None]
+            known = [size for size in sizes if size is not None]
+            pool = sum(known) if len(known) == len(sizes) else None
+            self._memory.gate.admit(model, pool, self._now())
+
+    def _send(self, op: str, slot: Slot) -> None:
+        work = self._queue.take(op)
+        assert work is not None and slot.engine is not None
+        slot.hold(work)
+        slot.engine.submit(work.op_beside(slot.latency_tokens))
+        if not work.op.open:
+            self._sessions.outcome(work.primitive, Sent(slot.name, self._now(), slot.node))
+
+
+def _by_model(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
+    """Group the engines that take prompts, and so have a KV cache, by their model."""
+    found: dict[str, list[Slot]] = {}
+    for slot in slots:
+        if slot.description is not None and slot.takes_prompts:
+            found.setdefault(slot.description.model, []).append(slot)
+    return found
