@@ -30,8 +30,8 @@ import gpu_report
 import gpu_step
 import torch
 
-from weftline_engine.embedded.model import TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig
+from weftline_engine.embedded.model.base import TorchModel
+from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0

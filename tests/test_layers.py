@@ -60,7 +60,17 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_engine.models": (),
     # Loads a model in the engine's own process, with the decoder that this machine can compile.
     "weftline_engine.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
-    "weftline_engine.embedded": ("weftline_engine.api", "weftline_kernels"),
+    "weftline_engine.bookkeeping": ("weftline_engine.api",),
+    "weftline_engine.bookkeeping.kv": ("weftline_engine.api",),
+    "weftline_engine.bookkeeping.schedule": (
+        "weftline_engine.api",
+        "weftline_engine.bookkeeping.kv",
+    ),
+    "weftline_engine.embedded": (
+        "weftline_engine.api",
+        "weftline_engine.bookkeeping",
+        "weftline_kernels",
+    ),
     "weftline_kernels": (),
 }
 OURS = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels", "langchain_weftline")
@@ -140,6 +150,8 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_engine.api", "from weftline_engine.null import NullEngine", False),
         ("weftline_engine.embedded.x", "from weftline_kernels.rope import rope", True),
         ("weftline_engine.embedded.x", "from weftline_server.graph.graph import Graph", False),
+        ("weftline_engine.bookkeeping.x", "from weftline_engine.embedded.step import x", False),
+        ("weftline_engine.bookkeeping.kv.x", "import weftline_engine.bookkeeping.schedule", False),
         ("weftline_engine.null", "from weftline_server.session.call import Call", False),
         ("weftline_kernels.x", "from weftline_engine.api import Op", False),
         ("weftline.client", "from weftline_server.app import create_app", False),
@@ -189,7 +201,8 @@ def test_the_shape_check_finds_what_is_too_long() -> None:
 
 # What must import where nothing can be installed: PYTHONPATH, numpy, torch and triton.
 CORE = (
-    *("weftline_kernels", "weftline_engine.embedded", "weftline_server.session"),
+    *("weftline_kernels", "weftline_engine.embedded", "weftline_engine.bookkeeping"),
+    "weftline_server.session",
     *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.policy"),
 )
 _BARE_IMPORT = """

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, StructTag
 from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
 
-from weftline_engine.embedded.constraint import BadConstraint, Matcher
+from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
 
 # Seen on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s, a regular
 # expression in 0.04 s and its first mask takes 0.34 s more. Meanwhile no step runs.
@@ -25,7 +25,7 @@ _FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["
 
 
 class TokenMatcher:
-    """A `Matcher` of weftline_engine.embedded.constraint."""
+    """A `Matcher` of weftline_engine.embedded.sample.constraint."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher

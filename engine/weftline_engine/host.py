@@ -33,7 +33,7 @@ def main() -> None:
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
     # Imported here, so that a parent that dies during the 2 s of importing torch is noticed.
-    from weftline_engine.embedded.model_config import ModelError
+    from weftline_engine.embedded.model.config import ModelError
     from weftline_engine.loading import load
 
     try:

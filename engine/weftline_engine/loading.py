@@ -9,21 +9,22 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Description
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.constraint import Grammars
-from weftline_engine.embedded.decoders import load_decoder, load_on_device
-from weftline_engine.embedded.device_model import DeviceModel
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Model
-from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.profile import step_profile
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.base import Model
+from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
+from weftline_engine.embedded.model.device_model import DeviceModel
+from weftline_engine.embedded.sample.constraint import Grammars
+from weftline_engine.embedded.step import step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
@@ -50,16 +51,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
-    step = devices.step_tokens(device, options.step_tokens)
-    config = SchedulerConfig(
-        blocks=tokens // options.block_size,
-        block_size=options.block_size,
-        max_running=options.max_running,
-        step_tokens=step,
-        beside_tokens=devices.beside_tokens(device, step),
-        ahead_beside=devices.ahead_beside(device),
-    )
+    config = _scheduling(options, device, per_token)
     core = Core(
         decoder,
         config,
@@ -87,6 +79,25 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         step_profile=step_profile(decoder, core.cache, config),
     )
     return core, description
+
+
+def _scheduling(
+    options: argparse.Namespace, device: torch.device, per_token: int
+) -> SchedulerConfig:
+    """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
+    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
+    step = devices.step_tokens(device, options.step_tokens)
+    try:
+        return SchedulerConfig(
+            blocks=tokens // options.block_size,
+            block_size=options.block_size,
+            max_running=options.max_running,
+            step_tokens=step,
+            beside_tokens=devices.beside_tokens(device, step),
+            ahead_beside=devices.ahead_beside(device),
+        )
+    except ValueError as reason:
+        raise ModelError(str(reason)) from None
 
 
 def _byte_tokenizer(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.embedded.model_config import read_json
+from weftline_engine.embedded.model.config import read_json
 
 
 def tokenizer_texts(directory: Path) -> dict[str, str]:

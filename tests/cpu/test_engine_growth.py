@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine.api import Kind, Op, SamplingParams
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.live import Live
-from weftline_engine.embedded.sequence import Sequence
 
 Make = Callable[..., Any]
 COUNT, BURST = 10_000, 25

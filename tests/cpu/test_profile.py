@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.profile import step_profile
+from weftline_engine.embedded.step import step_profile
 from weftline_engine.process import ProcessEngine
 
 

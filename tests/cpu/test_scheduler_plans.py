@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weftline_engine.api import Kind, Op
-from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Context, Sequence
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Context, Sequence
 
 
 def make_scheduler(blocks: int = 32, step_tokens: int = 40, max_running: int = 8) -> Scheduler:
@@ -220,5 +219,5 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
 
 @pytest.mark.parametrize(("blocks", "step_tokens"), [(0, 40), (4, 8)])
 def test_impossible_bounds_are_refused(blocks: int, step_tokens: int) -> None:
-    with pytest.raises(ModelError):
+    with pytest.raises(ValueError, match=r"smaller than one block|must exceed max_running"):
         make_scheduler(blocks=blocks, step_tokens=step_tokens)

@@ -15,16 +15,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig
+from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.decoders import load_decoder, load_model
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Model, TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig, read_config
-from weftline_engine.embedded.native import NativeDecoder
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
-from weftline_engine.embedded.sequence import Sequence as Planned
+from weftline_engine.embedded.model.base import Model, TorchModel
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig, read_config
+from weftline_engine.embedded.model.decoders import load_decoder, load_model
+from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.step import step_input
 from weftline_kernels.cpu import FLAGS, library
 
 SYSTEM = (

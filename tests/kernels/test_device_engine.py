@@ -13,10 +13,10 @@ from torch import Tensor
 from tests import pretend
 from tests.engines import llama, on_cpu, on_device, opt, requests, run
 from weftline_engine.api import Retention
-from weftline_engine.embedded import device_model
-from weftline_engine.embedded.device_model import DeviceModel, capacity, sizes
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.model import device_model
+from weftline_engine.embedded.model.config import ModelConfig
+from weftline_engine.embedded.model.device_model import DeviceModel, capacity, sizes
 from weftline_kernels import attention_triton, kv_store, rms_norm, rope, silu_mul
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.tiles import cut, split_length

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.embedded.pool import BlockPool
-from weftline_engine.embedded.tree import ContextTree, Node
+from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree, Node
 
 SIZE = 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.embedded.config import Device
-from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.model.config import ModelError
 from weftline_kernels.jit import HAS_TRITON
 
 # 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.

@@ -27,16 +27,16 @@ from weftline_engine.api import (
     Retention,
     Usage,
 )
-from weftline_engine.embedded.admission import Refused, check, check_tokens
-from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.constraint import BadConstraint, Grammars, NoGrammars
+from weftline_engine.bookkeeping.admission import Refused, check, check_tokens
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Context, Phase, Sequence
+from weftline_engine.bookkeeping.text import Detokenizer, StopScanner
 from weftline_engine.embedded.live import Live
-from weftline_engine.embedded.model import Model
-from weftline_engine.embedded.sampler import Logprobs, Sampler
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Context, Phase, Sequence
-from weftline_engine.embedded.text import Detokenizer, StopScanner
-from weftline_engine.embedded.transfer import copy_pages, restore_pages, save_pages, wipe_pages
+from weftline_engine.embedded.memory import copy_pages, restore_pages, save_pages, wipe_pages
+from weftline_engine.embedded.model.base import Model
+from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, NoGrammars
+from weftline_engine.embedded.sample.sampler import Logprobs, Sampler
+from weftline_engine.embedded.step import step_input
 from weftline_kernels.work_list import NEVER_SHARED
 
 

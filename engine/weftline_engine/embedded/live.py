@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline_engine.api import Op, SamplingParams
-from weftline_engine.embedded.constraint import Matcher
-from weftline_engine.embedded.sequence import Context, Sequence
-from weftline_engine.embedded.text import StopScanner, TokenStream
+from weftline_engine.bookkeeping.schedule.sequence import Context, Sequence
+from weftline_engine.bookkeeping.text import StopScanner, TokenStream
+from weftline_engine.embedded.sample.constraint import Matcher
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from weftline_engine.api import Hints, Kind, Op
-from weftline_engine.embedded.tree import Node
+from weftline_engine.bookkeeping.kv.tree import Node
 
 if TYPE_CHECKING:
     from torch import Tensor

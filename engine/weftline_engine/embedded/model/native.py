@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.llama import frequencies, qkv_bias
-from weftline_engine.embedded.model import CPU, StepInput, empty_cache
-from weftline_engine.embedded.model_config import LlamaConfig
+from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig
+from weftline_engine.embedded.model.llama import frequencies, qkv_bias
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.work_list import MIN_PAGES_SAVED
 

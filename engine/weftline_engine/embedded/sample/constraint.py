@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from weftline_engine.embedded.transfer import put
+from weftline_engine.embedded.memory import put
 
 
 class BadConstraint(Exception):

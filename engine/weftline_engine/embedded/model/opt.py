@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.model import CPU, StepInput, TorchModel, widened
-from weftline_engine.embedded.model_config import OptConfig
+from weftline_engine.embedded.model.base import CPU, StepInput, TorchModel, widened
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import OptConfig
 from weftline_kernels.attention import Attention
 from weftline_kernels.operations import TORCH, Operations
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.model_config import ModelError, read_json
+from weftline_engine.embedded.model.config import ModelError, read_json
 
 _DTYPES = {
     "F64": torch.float64,

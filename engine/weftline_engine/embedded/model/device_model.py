@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.model import StepInput, TorchModel
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.model.base import StepInput, TorchModel
+from weftline_engine.embedded.model.config import ModelConfig
 from weftline_kernels.attention_triton import attend, units
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
 from weftline_kernels.staging import Staging

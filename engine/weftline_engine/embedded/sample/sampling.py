@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.transfer import put
+from weftline_engine.embedded.memory import put
 
 # A row's candidates are sorted so far at first: that holds more than 0.99 of the probability of
 # nearly every row, and sorting all 49,152 takes about 10 times as long.

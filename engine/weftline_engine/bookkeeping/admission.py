@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams
-from weftline_engine.embedded.sequence import Context
+from weftline_engine.bookkeeping.schedule.sequence import Context
 
 
 class Refused(Exception):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.transfer import put
+from weftline_engine.embedded.memory import put
 
 
 class Penalties:

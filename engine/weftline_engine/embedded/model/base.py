@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.model.config import ModelConfig
 from weftline_kernels.attention import Attention, TorchAttention
 from weftline_kernels.operations import TORCH, Operations
 from weftline_kernels.work_list import MIN_PAGES_SAVED, WorkList

@@ -1,24 +1,59 @@
-"""Measures at start how a decode step slows down with the tokens in flight (Parrot's Figure 10)."""
+"""Turns a planned step into the tensors that the model runs on, and measures at start what such a
+step takes (Parrot's Figure 10)."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weftline_engine.api import Kind, Op
-from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.model import Model
-from weftline_engine.embedded.scheduler import Chunk, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Sequence
+from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
+from weftline_engine.embedded.model.base import Model, StepInput
+from weftline_kernels.work_list import Rows, build
 
 # Sequences of a chat's length, as many as each power of four, while that takes less than so long.
 TOKENS = 512
 COUNTS = (1, 4, 16, 64)
 BUDGET_S = 0.5
 REPEATS = 3  # of which the quickest counts: noise only adds
+
+
+def step_input(plan: StepPlan, page_size: int, *, min_pages_saved: int) -> StepInput:
+    """Pack the chunks of a plan; `rows_R` are the last rows of those that sample."""
+    counts = np.array([chunk.stop - chunk.start for chunk in plan.chunks])
+    firsts = np.cumsum(counts) - counts
+    tokens = np.fromiter(
+        itertools.chain.from_iterable(
+            chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in plan.chunks
+        ),
+        np.int64,
+        int(counts.sum()),
+    )
+    starts = np.array([chunk.start for chunk in plan.chunks])
+    positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
+    pages = np.concatenate(
+        [
+            np.asarray(chunk.blocks, np.int64)[np.arange(chunk.start, chunk.stop) // page_size]
+            for chunk in plan.chunks
+        ]
+    )
+    parts = [
+        Rows(chunk.blocks, int(first), int(count), chunk.start)
+        for chunk, first, count in zip(plan.chunks, firsts, counts, strict=True)
+    ]
+    samples = np.array([chunk.samples for chunk in plan.chunks])
+    return StepInput(
+        torch.from_numpy(tokens),
+        torch.from_numpy(positions),
+        torch.from_numpy(pages * page_size + positions % page_size),
+        torch.from_numpy((firsts + counts - 1)[samples]),
+        build(parts, page_size, min_pages_saved=min_pages_saved),
+    )
 
 
 @torch.inference_mode()
@@ -42,7 +77,7 @@ def step_profile(
         if len(seconds) > 1 and time.perf_counter() > ends:
             break
     tokens = (count * length for count in counts)
-    return tuple(zip(tokens, accumulate(seconds, max), strict=False))
+    return tuple(zip(tokens, itertools.accumulate(seconds, max), strict=False))
 
 
 def _decoding(number: int, length: int, blocks: int) -> Chunk:

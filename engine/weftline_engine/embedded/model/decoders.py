@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from weftline_engine.embedded.checkpoint import Checkpoint, RandomWeights
-from weftline_engine.embedded.device_model import CudaGraphs, DeviceModel
-from weftline_engine.embedded.llama import LlamaDecoder
-from weftline_engine.embedded.model import CPU, Model, TorchModel
-from weftline_engine.embedded.model_config import (
+from weftline_engine.embedded.model.base import CPU, Model, TorchModel
+from weftline_engine.embedded.model.checkpoint import Checkpoint, RandomWeights
+from weftline_engine.embedded.model.config import (
     LlamaConfig,
     ModelConfig,
     ModelError,
     OptConfig,
     read_config,
 )
-from weftline_engine.embedded.native import NativeDecoder, runs
-from weftline_engine.embedded.opt import OptDecoder
+from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
+from weftline_engine.embedded.model.llama import LlamaDecoder
+from weftline_engine.embedded.model.native import NativeDecoder, runs
+from weftline_engine.embedded.model.opt import OptDecoder
 from weftline_kernels.cpu import NoCompiler, library
 from weftline_kernels.operations import TORCH, TRITON, Operations
 

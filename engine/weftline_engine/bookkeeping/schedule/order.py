@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from weftline_engine.embedded.sequence import Rank, Sequence
+from weftline_engine.bookkeeping.schedule.sequence import Rank, Sequence
 
 # Steps that weigh as much as twice the work left: about 10 s at 25 ms a step, as in the server.
 _AGING_STEPS = 400

@@ -4,7 +4,7 @@ A node is one block: its tokens, and the nodes that continue them. A full node h
 with fewer tokens than a block is the end of some context, and is copied by whoever continues it.
 A holder (a running sequence, a pinned context) holds every node of its path, so a node's count is
 at least its children's, and the nodes that nobody holds can go from the leaves upwards. In which
-order is `weftline_engine.embedded.eviction`'s to say.
+order is `weftline_engine.bookkeeping.kv.eviction`'s to say.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from weftline_engine.embedded.eviction import Leaf, Leaves
-from weftline_engine.embedded.pool import BlockPool
+from weftline_engine.bookkeeping.kv.eviction import Leaf, Leaves
 
 Tokens = tuple[int, ...]
 
@@ -23,6 +22,33 @@ Tokens = tuple[int, ...]
 _MOST_COMPARED = 64
 # Tenants whose roots are kept before the empty ones are looked for.
 _MOST_ROOTS = 1024
+
+
+class BlockPool:
+    """Which KV blocks, 0 .. count - 1, are free. A block has one owner, a node of the tree or a
+    sequence. Sharing is the tree's: its nodes count holders."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))
+        self._taken = bytearray(count)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free block, or None when there is none right now."""
+        if not self._free:
+            return None
+        block = self._free.pop()
+        self._taken[block] = 1
+        return block
+
+    def give(self, block: int) -> None:
+        assert self._taken[block], f"block {block} is given back twice"
+        self._taken[block] = 0
+        self._free.append(block)
 
 
 class Node(Leaf):

@@ -13,17 +13,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.order import PromptBudget, TokenBound, bulk, rank, urgency
-from weftline_engine.embedded.pool import BlockPool
-from weftline_engine.embedded.sequence import Context, Phase, Sequence
-from weftline_engine.embedded.tree import ContextTree, Node
+from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree, Node
+from weftline_engine.bookkeeping.schedule.order import PromptBudget, TokenBound, bulk, rank, urgency
+from weftline_engine.bookkeeping.schedule.sequence import Context, Phase, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Bounds of a step. A longer prompt is computed in chunks, so that others decode meanwhile, of
-    at most `beside_tokens` in all where `order.PromptBudget` says so."""
+    at most `beside_tokens` in all where `order.PromptBudget` says so. Raises ValueError for a
+    pool or a step that is too small."""
 
     blocks: int
     block_size: int = 16
@@ -35,9 +34,9 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         if self.blocks < 1:
-            raise ModelError("the KV pool is smaller than one block; give it more tokens")
+            raise ValueError("the KV pool is smaller than one block; give it more tokens")
         if self.step_tokens <= self.max_running:
-            raise ModelError(
+            raise ValueError(
                 f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
             )
 

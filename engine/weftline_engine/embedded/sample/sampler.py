@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.constraint import Grammars, Matcher, forbid
-from weftline_engine.embedded.model import CPU
-from weftline_engine.embedded.penalties import Penalties
-from weftline_engine.embedded.sampling import SamplingTable, sample
-from weftline_engine.embedded.transfer import put
+from weftline_engine.embedded.memory import put
+from weftline_engine.embedded.model.base import CPU
+from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
+from weftline_engine.embedded.sample.penalties import Penalties
+from weftline_engine.embedded.sample.sampling import SamplingTable, sample
 
 
 class Logprobs(TypedDict, total=False):

@@ -1,0 +1,79 @@
+"""What an engine announces when it is ready, and what it means that it lacks a capability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from weftline_engine.api.ops import Kind
+
+
+class Capability(StrEnum):
+    """What an engine may be able to do beyond taking a prompt and streaming text back."""
+
+    TOKENS = "tokens"
+    CONTEXTS = "contexts"
+    FEED = "feed"
+    RETENTION = "retention"
+    PRIORITY = "priority"
+    SALT = "salt"
+    USAGE = "usage"
+    SAMPLING = "sampling"
+    CONSTRAINTS = "constraints"
+    LOGPROBS = "logprobs"
+
+
+# What it means for a user that an engine lacks one: told at start and in the graph.
+LACKING: Mapping[Capability, str] = MappingProxyType(
+    {
+        Capability.TOKENS: "takes text, which its endpoint tokenises anew for every call",
+        Capability.CONTEXTS: "keeps no contexts: every call sends its whole prompt again",
+        Capability.FEED: "starts no prompt before the whole of it is known",
+        Capability.RETENTION: "decides alone what its KV cache keeps: keep and free are advice",
+        Capability.PRIORITY: "runs calls as it likes: the plan orders only what waits here",
+        Capability.SALT: "does not part the KV caches of tenants",
+        Capability.USAGE: "does not say how much of a prompt came out of a cache",
+        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos and the penalty of"
+        " repetition out",
+        Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex or choice",
+        Capability.LOGPROBS: "returns no log probabilities",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What an engine runs, announced once when it is ready.
+
+    `tokenizer` is the path of a tokenizer.json, None where the engine takes text. `chat_template`
+    is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
+    count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere. An
+    engine that `takes_messages` renders chats itself, by a template that only it knows.
+    `step_profile` was measured at start (Parrot's Figure 10): pairs of the tokens in flight and the
+    seconds of a step in which all their sequences decode, ascending; empty where it is not known.
+    """
+
+    model: str
+    kinds: tuple[Kind, ...] = (Kind.FILL, Kind.GENERATE)
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    context_limit: int = 8192
+    kv_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
+    max_running: int = 64
+    dtype: str | None = None
+    device: str | None = None
+    node: str = ""
+    takes_messages: bool = False
+    capabilities: tuple[Capability, ...] = tuple(Capability)
+    default_sampling: dict[str, float] = field(default_factory=dict)
+    step_profile: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What the engine cannot do, a clause each that reads on from its name."""
+        return tuple(text for one, text in LACKING.items() if one not in self.capabilities)

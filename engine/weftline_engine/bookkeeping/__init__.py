@@ -1,0 +1,1 @@
+"""What an engine knows about its ops, contexts and KV blocks: it decides, and computes nothing."""

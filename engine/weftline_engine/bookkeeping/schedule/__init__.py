@@ -1,0 +1,1 @@
+"""Which sequences a step serves, and with how many tokens."""
