@@ -13,7 +13,7 @@ _MOST_WAITING = 8
 
 
 class ByteDetokenizer:
-    """Starts a stream behind a prompt (the `Detokenizer` of weftline_engine.bookkeeping.text)."""
+    """Starts a stream behind a prompt (the `Detokenizer` of weftline_engine.bookkeeping)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

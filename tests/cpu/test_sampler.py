@@ -84,7 +84,7 @@ def test_a_row_of_nan_counts_nothing() -> None:
     for slot in slots:
         sampler.begin(slot, params, [0])
     logits = torch.tensor([[0.0, 1.0, 0.5, 0.0], [float("nan")] * 4])
-    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, -1]
+    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, None]
     logits[1] = logits[0]
     assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, 1]
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from weftline_engine.api import FinishReason
-from weftline_engine.bookkeeping.text import StopScanner
+from weftline_engine.bookkeeping.output import StopScanner
 from weftline_engine.detokenizer import ByteDetokenizer
 
 Make = Callable[..., Any]

@@ -96,17 +96,17 @@ def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
         engine = on_device(config, Again(), pretended, blocks=34)
         assert isinstance(engine.cache, pretend.OnDevice)
         assert run(engine, ops) == expected
-        context = next(one for one in engine.scheduler.contexts.values() if one.held)
+        context = next(one for one in engine.book.contexts.named.values() if one.held)
         blocks = [node.block for node in context.held]
         before = engine.cache.inner[:, :, :, blocks].clone()
         engine.retain(context.id, Retention.SWAP)
-        assert type(context.stash) is torch.Tensor
-        while engine.scheduler.tree.evict():
+        assert type(context.saved) is torch.Tensor
+        while engine.book.scheduler.tree.evict():
             engine.cache.zero_()
         engine.retain(context.id, Retention.KEEP)
         blocks = [node.block for node in context.held]
         assert torch.equal(engine.cache.inner[:, :, :, blocks], before)
-        engine._probe = lambda logits, names: logits.fill_(float("nan"))
+        engine.probe = lambda logits, names: logits.fill_(float("nan"))
         with pytest.raises(AssertionError, match="not finite"):
             run(engine, [replace(ops[5], id="nan", context="nan")])
 

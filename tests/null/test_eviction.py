@@ -41,7 +41,7 @@ def there(made: ContextTree) -> set[str]:
     found = set()
     for node in made.nodes():
         word, at = "", node
-        while at is not None and at.block >= 0:
+        while at is not None and at.stored:
             word, at = "".join(map(chr, at.tokens)) + word, at.parent
         if not node.children:
             found.add(word)

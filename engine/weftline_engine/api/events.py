@@ -74,9 +74,13 @@ class Part(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
-    """A generate stopped for a tool or more input; its context is alive."""
+    """A generate ended by itself with a text that contains `reason`, one of its `pause_on`.
+
+    Its context stays, as after `Finished`, for an op that continues it with the tool's answer.
+    """
 
     reason: str
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,8 @@ class SamplingParams:
     {"regex": "..."} or {"choice": ["...", ...]}, or what the server makes of tools,
     {"structural_tag": {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator",
     "otherwise", "stop_after_first"}}; it goes before `min_tokens` and `ignore_eos`.
+    An output that ends by itself and contains a string of `pause_on` ends with `Paused` instead of
+    `Finished`; its text is the same.
     """
 
     max_tokens: int
@@ -55,6 +57,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logprobs: int | None = None
     constraint: str | None = None
+    pause_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

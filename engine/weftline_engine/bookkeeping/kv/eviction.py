@@ -1,10 +1,10 @@
-"""In which order leaves of the context tree leave it: by their next use, as far as it is foreseen.
+"""The order in which leaves of the context tree are evicted: by their predicted next use.
 
-First goes what nobody has asked for twice nor named, the longest unused of it before the others.
-Then what will be used last (Belady 1966; for agents KVFlow, 2025). A use that was foreseen and did
-not come moves away again as fast as it had come near: after as long again nobody bets on it. So the
-distance to now, on either side, is the order, and an application that never comes back frees its
-room without anybody deciding that it is dead.
+Leaves without a prediction go first, the least recently used before the others. Then goes the leaf
+whose next use is farthest away (Belady 1966; for agents KVFlow, 2025). A missed prediction counts
+as increasingly distant: the order is the distance between the predicted time and now, on either
+side. So an application that never comes back frees its blocks, and no timeout decides that it is
+dead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import heapq
 import itertools
 from typing import Generic, TypeVar
 
-# Weight of the newest interval between two uses, against all earlier ones.
+# Weight of the newest interval between two uses; the earlier ones share the rest.
 _NEWEST = 0.5
 
 
 class Leaf:
-    """What is known of a node's uses: `read` is the last one in seconds, `gap` the usual time
-    between two, `wanted` by whom and when it will be read. `used` numbers the moments at which one
-    became free, in their order."""
+    """What is known about a node's uses. `read` is the time of the last one in seconds, `gap` the
+    usual time between two. `wanted` maps the names of contexts to when they will read it. `used` is
+    a counter's value at the node's last release: the smaller, the longer ago."""
 
     __slots__ = ("gap", "read", "stamp", "used", "wanted")
 
@@ -29,7 +29,7 @@ class Leaf:
         self.read = 0.0
         self.gap: float | None = None
         self.wanted: dict[str, float] = {}
-        self.stamp = 0  # of its newest entry among the leaves
+        self.stamp = 0  # of its newest entry in the heaps
 
     @property
     def is_free(self) -> bool:
@@ -41,20 +41,20 @@ class Leaf:
         self.read = now
 
     def next_use(self, now: float) -> float | None:
-        """When it will be read: as it is wanted, else by its habit; None where neither is known."""
+        """When it will be read: as announced in `wanted`, else by `gap`. None if unknown."""
         if self.wanted:
             return min(self.wanted.values(), key=lambda at: abs(at - now))
         return None if self.gap is None else self.read + self.gap
 
 
 L = TypeVar("L", bound=Leaf)
-# When it is expected (or the number of its last use), a number that no two share, it.
+# The expected second (or the counter of the last use), a unique number, the leaf.
 Entry = tuple[float, int, L]
 
 
 class Leaves(Generic[L]):
-    """Leaves that may go. An entry is outdated once its leaf was added again or is not free; of
-    `most` entries the outdated ones are thrown away.
+    """The leaves that may be evicted. An entry is outdated once its leaf was added again or is not
+    free any more. Outdated entries are removed when a heap has `most` entries.
 
     Without `predicts` the order is that of the last use (LRU), whatever is known.
     """
@@ -64,11 +64,11 @@ class Leaves(Generic[L]):
         self._most = max(most, 64)
         self._stamps = itertools.count(1)
         self._unknown: list[Entry[L]] = []
-        self._late: list[Entry[L]] = []  # by minus the expected second: the last one is first
+        self._late: list[Entry[L]] = []  # by minus the expected second: the latest is first
         self._overdue: list[Entry[L]] = []  # by the expected second
 
     def add(self, leaf: L, now: float) -> None:
-        """Enter `leaf`, or bring what is known of it up to date."""
+        """Enter `leaf`, or update its place."""
         leaf.stamp = stamp = next(self._stamps)
         at = leaf.next_use(now) if self._predicts else None
         if at is None:
@@ -78,7 +78,7 @@ class Leaves(Generic[L]):
             self._push(self._overdue, (at, stamp, leaf))
 
     def take(self, now: float) -> L | None:
-        """The leaf that goes first; None when there is none."""
+        """Remove and return the leaf to evict first. None if there is none."""
         if self._top(self._unknown) is not None:
             return heapq.heappop(self._unknown)[2]
         late, overdue = self._top(self._late), self._top(self._overdue)

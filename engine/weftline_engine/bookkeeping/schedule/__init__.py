@@ -1,1 +1,2 @@
-"""Which sequences a step serves, and with how many tokens."""
+"""The plan of a step: which sequences it serves, in which order, and with how many tokens and
+blocks."""

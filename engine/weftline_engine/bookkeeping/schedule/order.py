@@ -1,6 +1,6 @@
-"""Who comes first in a step, and how many tokens it may have: what the hints decide, as numbers.
+"""The order of sequences in a step, and how many tokens each may have, computed from the hints.
 
-Advice only orders: every sequence is computed exactly, whatever its hints say.
+Hints only change the order: every sequence is computed exactly, whatever its hints say.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ from collections.abc import Iterable
 
 from weftline_engine.bookkeeping.schedule.sequence import Rank, Sequence
 
-# Steps that weigh as much as twice the work left: about 10 s at 25 ms a step, as in the server.
+# Arriving this many steps later counts as much as twice the work left: about 10 s at 25 ms a step,
+# as in the server.
 _AGING_STEPS = 400
-# Doublings by which throughput stands back. It overtakes what came 6,400 steps later.
+# Doublings of work by which throughput comes after latency. A throughput sequence still comes
+# before a latency one that arrives 6,400 steps later.
 _STAND_BACK = 16.0
-# The weight of a place further from the application's end, in the same unit.
+# The weight of one level of depth in the application's graph, in the same unit.
 _DEPTH = 0.5
 
 
 def urgency(sequence: Sequence) -> Rank:
-    """The smaller, the sooner, as of the last `rank`."""
+    """The sort key that the last `rank` gave: the smaller, the sooner."""
     return sequence.rank
 
 
 def rank(sequences: Iterable[Sequence]) -> None:
     """Set the rank of all sequences in the engine.
 
-    An open one (its prompt may wait for another's output) stands behind the complete ones. Then
-    the application with the least work left is first, and in it the call that is deepest. Age is
-    not time waited but the step of arrival, against which late comers start behind: the order of
-    two sequences changes with their hints alone, so they cannot preempt each other in turn, and
-    nothing is overtaken for ever.
+    Open sequences come after complete ones: their prompts may wait for the others' output. Then the
+    application with the least work left is first, and within it the deepest call. Age counts as the
+    step of arrival, not as the time waited. So the order of two sequences changes only with their
+    hints, they cannot preempt each other in turn, and no sequence is overtaken for ever.
     """
     scored = [(one, _group(one), _score(one)) for one in sequences]
     first: dict[tuple[str, bool], tuple[float, int]] = {}
@@ -42,12 +43,12 @@ def rank(sequences: Iterable[Sequence]) -> None:
 
 
 def bulk(sequence: Sequence) -> bool:
-    """Whether its application waits for all of many results, and not for this one."""
+    """Whether it is for throughput: its application waits for many results together."""
     return sequence.hints.criterion == "throughput"
 
 
 def _group(sequence: Sequence) -> tuple[str, bool]:
-    # Without an application each stands for itself.
+    # A sequence without an application is one of its own.
     return sequence.hints.application or f"\0{sequence.arrival}", bulk(sequence)
 
 
@@ -58,16 +59,19 @@ def _score(sequence: Sequence) -> float:
 
 
 class TokenBound:
-    """The tokens of a step's sequences: at most what its strictest latency sequence bears beside
-    it, and without one any number. How many of these sequences bear each other the server knows,
-    which counts what they share once: here they are let in, and hold up the others."""
+    """Limits the tokens of a step's sequences to what its strictest latency sequence allows beside
+    it. Without such a sequence there is no limit.
+
+    Latency sequences with a bound are always allowed: the server decides how many of them run
+    together, and counts their common tokens once. Here they only keep out the others.
+    """
 
     def __init__(self) -> None:
         self._tokens = 0
         self._most = math.inf
 
     def allows(self, sequence: Sequence) -> bool:
-        """Whether one more may join; the first always may."""
+        """Whether this sequence may join the step; the first always may."""
         if sequence.hints.token_bound is not None and not bulk(sequence):
             return True
         return not self._tokens or self._tokens + len(sequence.tokens) <= self._most
@@ -80,24 +84,27 @@ class TokenBound:
 
 
 class PromptBudget:
-    """The prompt tokens of a step. An application with more to do than fits into one gets few of
-    them, `beside`, behind another one that decodes: it ends late in any case, and the other is done
-    the sooner, the shorter its steps are."""
+    """Divides the prompt tokens of a step.
+
+    An application with more work than fits into one step gets only `beside` tokens behind another
+    application that decodes. It ends late in any case, and the other ends sooner if its steps are
+    short.
+    """
 
     def __init__(self, tokens: int, beside: int) -> None:
         self._step = self._left = tokens
         self._beside = beside
-        self._decodes: tuple[str, bool] | None = None  # the first application that does
+        self._decodes: tuple[str, bool] | None = None  # the first application that decodes
 
     def allow(self, sequence: Sequence) -> int:
-        """How many of its prompt a sequence may compute, after all that are more urgent."""
+        """How many prompt tokens this sequence may compute, after all more urgent ones."""
         first = self._decodes
         if first is None or first == _group(sequence) or sequence.hints.work_left <= self._step:
             return self._left
         return min(self._left, self._beside)
 
     def spend(self, sequence: Sequence, tokens: int) -> None:
-        """It computes so many of its prompt; 0 where it decodes."""
+        """The sequence computes `tokens` of its prompt; 0 if it decodes."""
         self._left -= tokens
         self._beside -= tokens
         if tokens == 0 and self._decodes is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import SamplingParams
+from weftline_engine.bookkeeping import Logprobs
 from weftline_engine.embedded.memory import put
 from weftline_engine.embedded.model.base import CPU
 from weftline_engine.embedded.sample.constraint import Grammars, Matcher, forbid
@@ -22,19 +22,12 @@ from weftline_engine.embedded.sample.penalties import Penalties
 from weftline_engine.embedded.sample.sampling import SamplingTable, sample
 
 
-class Logprobs(TypedDict, total=False):
-    """The fields of a Part that say how likely its token was."""
-
-    logprobs: tuple[float, ...]
-    top_tokens: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A token for each row, -1 where its logits are not finite, and what is asked about it."""
+    """A token for each row, None if its logits are not finite, and the log probabilities that its
+    op asks for."""
 
-    tokens: list[int]
+    tokens: list[int | None]
     logprobs: list[Logprobs]
 
 
@@ -103,7 +96,7 @@ class Sampler:
             found = _logprobs(plain_WV, tokens_R[which_W], rows.logprobs[which_W])
             for row, one in zip(which_W.tolist(), found, strict=True):
                 said[row] = one
-        return Chosen(tokens_R.tolist(), said)
+        return Chosen([one if one >= 0 else None for one in tokens_R.tolist()], said)
 
 
 def _logprobs(
