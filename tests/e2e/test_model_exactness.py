@@ -108,7 +108,7 @@ def generate(name: str, tokens: Sequence[int], parent: str | None = None) -> Op:
 
 def run(core: Core, *ops: Op) -> tuple[list[list[int]], list[Finished]]:
     """Tokens and ends of the generates among these ops."""
-    tokens: dict[str, list[int]] = {op.id: [] for op in ops if op.kind is Kind.GENERATE}
+    tokens: dict[str, list[int]] = {op.id: [] for op in ops if op.kind == Kind.GENERATE}
     finished: dict[str, Finished] = {}
     for op in ops:
         core.submit(op)

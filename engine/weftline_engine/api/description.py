@@ -23,6 +23,7 @@ class Capability(StrEnum):
     SAMPLING = "sampling"
     CONSTRAINTS = "constraints"
     LOGPROBS = "logprobs"
+    REPORTS = "reports"
 
 
 # What it means for a user that an engine lacks one: told at start and in the graph.
@@ -39,6 +40,7 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
         " repetition out",
         Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex or choice",
         Capability.LOGPROBS: "returns no log probabilities",
+        Capability.REPORTS: "does not say what its KV cache holds of a context",
     }
 )
 
@@ -56,7 +58,7 @@ class Description:
     """
 
     model: str
-    kinds: tuple[Kind, ...] = (Kind.FILL, Kind.GENERATE)
+    kinds: tuple[str, ...] = (Kind.FILL, Kind.GENERATE)
     tokenizer: str | None = None
     chat_template: str | None = None
     bos_token: str = ""

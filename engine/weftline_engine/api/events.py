@@ -85,10 +85,12 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
-    """The op ended well; its context stays until it is freed."""
+    """The op ended well; its context stays until it is freed. `value` is the JSON result of an op
+    whose kind is not about prompts."""
 
     reason: FinishReason
     usage: Usage
+    value: object | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a primitive does."""
+    """The kinds of ops that work on prompts. Engines may announce others, by names of their own."""
 
     FILL = "fill"  # compute the KV cache of given tokens
     GENERATE = "generate"  # the same, and then decode
 
 
 class Retention(StrEnum):
-    """What should become of a context between its ops."""
+    """What becomes of the KV cache of a context between its ops."""
 
     KEEP = "keep"
     EVICTABLE = "evictable"
@@ -22,25 +23,28 @@ class Retention(StrEnum):
     DROP = "drop"
 
 
-# Alternatives that a request may see for each token, as in OpenAI's API.
+# The most alternatives that a request may ask for at each token, as in OpenAI's API.
 MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to decode, every value decided (the server has filled in the defaults).
+    """How to decode. The server has filled in all defaults.
 
-    `temperature` 0 is greedy; `top_k` 0 is off. `stop` strings end the text before them. `seed`
-    None lets the engine choose one. `min_p` leaves out what is less likely than this share of the
-    likeliest. The penalties of presence and frequency count the output (OpenAI's), that of
-    repetition the prompt too, and divides (Keskar et al. 2019; 1 is off). `logprobs` asks for the
-    log probability of each token and for so many alternatives, at most MOST_LOGPROBS; None is off.
-    `constraint` is the JSON text of what the output must be: {"json_schema": {...}},
-    {"regex": "..."} or {"choice": ["...", ...]}, or what the server makes of tools,
-    {"structural_tag": {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator",
-    "otherwise", "stop_after_first"}}; it goes before `min_tokens` and `ignore_eos`.
-    An output that ends by itself and contains a string of `pause_on` ends with `Paused` instead of
-    `Finished`; its text is the same.
+    `temperature` 0 is greedy; `top_k` 0 is off. The text ends before the first of the `stop`
+    strings. Without a `seed` the engine chooses one. `min_p` leaves out tokens that are less likely
+    than this share of the likeliest. The presence and frequency penalties count the output, as
+    OpenAI's do. The repetition penalty counts the prompt too, and divides (Keskar et al. 2019); 1
+    is off. `logprobs` asks for the log probability of each token, and for this many alternatives,
+    at most MOST_LOGPROBS; None is off.
+
+    `constraint` is the JSON text of the form that the output must have: {"json_schema": {...}},
+    {"regex": "..."} or {"choice": ["...", ...]}. For tools the server sends {"structural_tag":
+    {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator", "otherwise",
+    "stop_after_first"}}. A constraint overrides `min_tokens` and `ignore_eos`.
+
+    If an output ends by itself and its text contains one of `pause_on`, the op ends with `Paused`
+    instead of `Finished`. Its text is the same. Only engines with RETENTION pause.
     """
 
     max_tokens: int
@@ -62,15 +66,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """Advice about an op: never needed for a right result.
+    """Advice about an op. A right result never depends on it.
 
-    `group` names the calls that should finish together; `depth` is the longest distance to a sink
-    (0 for an answer that a user waits for); `arrival` is the application's, in seconds of the
-    monotonic clock; `work_left` the tokens that the application has still to compute, as far as its
-    graph is known; `token_bound` those that may be in flight beside this op where an op without a
-    bound is among them; `priority`
-    the client's, lower first, a step as much as ten seconds of waiting. After the op's end the
-    context that it made will be continued in `expected_pause` seconds, or `kept_tokens` of it.
+    `group` names the calls that should finish together. `depth` is the longest distance to a sink;
+    0 is an answer that a user waits for. `arrival` is when the application came, in seconds of the
+    monotonic clock. `work_left` counts the tokens that the application has still to compute, as far
+    as its graph is known. `priority` is the client's: lower goes first, and one step counts as much
+    as ten seconds of waiting.
+
+    `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
+    After the op's end its context, or the first `kept_tokens` of it, will be continued in
+    `expected_pause` seconds. `expected_output` predicts the number of output tokens.
     """
 
     application: str = ""
@@ -88,16 +94,17 @@ class Hints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One primitive. `context` is the id of the context that it makes out of `parent` (None: the
-    empty one) and the payload; both ids are the server's, for one incarnation of the engine.
+    """One primitive. It makes `context` out of `parent` (None: the empty context) and the payload.
+    The server chooses the ids of contexts; they hold for one incarnation of the engine.
 
-    The payload is `tokens`, the ids that follow the parent's, or `text` where the engine announces
-    no tokenizer, or `messages`, pairs of role and content, where it renders chats by itself. An
-    `open` op waits for more by feed. `salt` parts the caches of tenants.
+    The payload is one of three. `tokens` are the ids that follow the parent's. Engines that
+    announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
+    chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
+    `inputs`. Ops with different `salt` share no cache.
     """
 
     id: str
-    kind: Kind
+    kind: str
     context: str
     attempt: int = 0
     parent: str | None = None
@@ -105,6 +112,7 @@ class Op:
     text: str | None = None
     messages: tuple[tuple[str, str], ...] | None = None
     sampling: SamplingParams | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
     salt: str = ""
     open: bool = False
     hints: Hints = field(default_factory=Hints)
