@@ -1,6 +1,6 @@
-"""Loads what the embedded engine's child runs, and describes it.
+"""Loads the model of the embedded engine's child process, and describes the engine.
 
-Stands outside `embedded`, which knows no tokenizer.
+It is not part of `embedded`, which knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weftline_engine.models.cache import default_home
 
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
-    """The engine and what it announces. Raises ModelError with a sentence for the user."""
+    """The engine and its description. Raises ModelError with a sentence for the user."""
     devices.use_cores()
     device = devices.choose(options.device, options.dtype)
     directory: Path = options.model
@@ -101,7 +101,7 @@ def _scheduling(
 
 
 def _byte_tokenizer(folder: Path) -> Path:
-    """The tokenizer of a dummy model that has none: 256 tokens, a byte each."""
+    """A tokenizer for a dummy model without one: 256 tokens, one for each byte."""
     marks = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={mark: at for at, mark in enumerate(marks)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -112,7 +112,7 @@ def _byte_tokenizer(folder: Path) -> Path:
 
 
 def _grammars(path: Path, vocabulary: int, eos: Sequence[int]) -> Grammars | None:
-    """What follows constraints; None where llguidance is not installed."""
+    """The grammars that follow constraints. None if llguidance is not installed."""
     try:
         from weftline_engine.grammars import TokenGrammars
     except ModuleNotFoundError as missing:

@@ -4,9 +4,9 @@
     retain(context, keep|evictable|swap|drop)   free(context)
 
 Parrot's Fill, Generate and FreeContext are submit of kind fill, submit of kind generate, and free.
-Verbs never block and never fail: what goes wrong comes back as an event. Hints are advice; the
-engine keeps its own queue and never waits for the server inside a step. This package knows neither
-torch nor the server, so that every engine and both ends of every transport can share it.
+Verbs never block and never fail; errors come back as events. Hints are advice: the engine keeps its
+own queue, and never waits for the server inside a step. This package imports neither torch nor the
+server, so every engine and both ends of every transport can share it.
 """
 
 from weftline_engine.api.description import (

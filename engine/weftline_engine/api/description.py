@@ -1,4 +1,4 @@
-"""What an engine announces when it is ready, and what it means that it lacks a capability."""
+"""What an engine announces when it is ready, and the consequences of a capability it lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weftline_engine.api.ops import Kind
 
 
 class Capability(StrEnum):
-    """What an engine may be able to do beyond taking a prompt and streaming text back."""
+    """Abilities of an engine beyond taking a prompt and streaming text back."""
 
     TOKENS = "tokens"
     CONTEXTS = "contexts"
@@ -26,7 +26,7 @@ class Capability(StrEnum):
     REPORTS = "reports"
 
 
-# What it means for a user that an engine lacks one: told at start and in the graph.
+# The consequence for a user if an engine lacks one, shown at start and in the graph.
 LACKING: Mapping[Capability, str] = MappingProxyType(
     {
         Capability.TOKENS: "takes text, which its endpoint tokenises anew for every call",
@@ -49,12 +49,12 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
 class Description:
     """What an engine runs, announced once when it is ready.
 
-    `tokenizer` is the path of a tokenizer.json, None where the engine takes text. `chat_template`
-    is Jinja text of the model's publisher (never of a request). `context_limit` and `kv_tokens`
-    count tokens; `kv_bytes_per_token` bytes. `node` names the machine of an engine elsewhere. An
-    engine that `takes_messages` renders chats itself, by a template that only it knows.
-    `step_profile` was measured at start (Parrot's Figure 10): pairs of the tokens in flight and the
-    seconds of a step in which all their sequences decode, ascending; empty where it is not known.
+    `tokenizer` is the path of a tokenizer.json; None if the engine takes text. `chat_template` is
+    Jinja text of the model's publisher, never of a request. `context_limit` and `kv_tokens` count
+    tokens, `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
+    `takes_messages` renders chats with a template of its own. `step_profile` is measured at start
+    (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
+    all their sequences decode. It is empty if unknown.
     """
 
     model: str
@@ -77,5 +77,5 @@ class Description:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What the engine cannot do, a clause each that reads on from its name."""
+        """The consequences of what the engine lacks, as clauses that follow its name."""
         return tuple(text for one, text in LACKING.items() if one not in self.capabilities)

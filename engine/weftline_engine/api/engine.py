@@ -11,14 +11,14 @@ from weftline_engine.api.ops import Hints, Op, Retention
 
 
 class EngineDied(Exception):
-    """The engine is gone, with every op it had; raised by `Engine.events`."""
+    """The engine has ended with every op it had. Raised by `Engine.events`."""
 
 
 class Engine(Protocol):
     """An engine as the server sees it. All verbs return at once; results are events."""
 
     async def start(self) -> Description:
-        """Load what it takes, and describe it. Raises EngineDied with a reason for the user."""
+        """Load the model, and describe the engine. Raises EngineDied with a reason for the user."""
         ...
 
     def submit(self, op: Op) -> None: ...
@@ -34,7 +34,7 @@ class Engine(Protocol):
     def free(self, context: str) -> None: ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """The events of one step at a time, until `close`. Raises EngineDied if it ends else."""
+        """The events of one step at a time, until `close`. Raises EngineDied if the engine dies."""
         ...
 
     async def close(self) -> None: ...
@@ -42,8 +42,8 @@ class Engine(Protocol):
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """An engine with metrics of its own, which the server passes on under their own names."""
+    """An engine with metrics of its own. The server passes them on under their names."""
 
     async def metrics(self) -> bytes:
-        """Prometheus's text format; nothing where they are not to be had now."""
+        """Prometheus's text format; empty if they are not available now."""
         ...

@@ -24,10 +24,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an op took, in tokens, and when, in seconds of the monotonic clock.
+    """The tokens of an op, and its times in seconds of the monotonic clock.
 
-    `started` is the op's first step, `filled` the end of its prompt. `cached_tokens` of the prompt
-    came out of the KV cache, the others were computed.
+    `started` is the time of the op's first step, `filled` the end of its prompt. `cached_tokens` of
+    the prompt came out of the KV cache; the others were computed.
     """
 
     prompt_tokens: int
@@ -39,10 +39,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What every event says: the op and its attempt, a number, the time.
+    """The fields of every event: the op, its attempt, a number and the time.
 
-    `sequence` counts the events of the whole engine, of all its ops, by one from 1. A cancelled op
-    ends with `Failed`, whose error is "Cancelled"; an op that had ended says nothing more.
+    `sequence` counts all events of the engine from 1. A cancelled op ends with `Failed`, whose
+    error is "Cancelled". After an op's end only `ContextMoved` events carry its id.
     """
 
     op: str
@@ -58,10 +58,11 @@ class Accepted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Event):
-    """Generated tokens from `offset` on, and the text that they complete (perhaps none yet).
+    """Generated tokens from `offset` on, and the text that they complete, which may be empty.
 
-    Where the op asks for them: the natural log of each token's probability by the model alone, and
-    the likeliest tokens with theirs, best first, those of the first token before the second's.
+    If the op asks for log probabilities, `logprobs` holds the natural log of each token's
+    probability by the model alone. `top_tokens` are the likeliest tokens, best first, with their
+    `top_logprobs`; those of the first token come before those of the second.
     """
 
     offset: int
@@ -95,7 +96,8 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The op ended badly: `error` names a type of weftline.errors; a retryable one may be tried."""
+    """The op ended badly. `error` names a type of weftline.errors; a `retryable` op may be tried
+    again."""
 
     error: str
     message: str
@@ -104,7 +106,13 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMoved(Event):
-    """The KV cache of `context` is now elsewhere; `tokens` of it are left."""
+    """How much of a context the engine still has, where that changed since the last such event.
+
+    `tokens` is a number of leading tokens: whole KV blocks, or all that was computed. A resident
+    context is found by every op with the same beginning. A freed context is reported until nothing
+    is left of it, and then as dropped with 0 tokens; a dropped one may be counted on for nothing.
+    `op` and `attempt` are those of the op that made the context.
+    """
 
     context: str
     residency: Residency
@@ -113,8 +121,8 @@ class ContextMoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability(Event):
-    """Whether the engine wants work now (an open breaker says no, and why); `op` is "". One that is
-    `leaving` finishes what it has and ends."""
+    """Whether the engine wants work now, and the `reason` if not, such as an open breaker. `op` is
+    "". An engine that is `leaving` finishes its ops and ends."""
 
     available: bool
     reason: str = ""

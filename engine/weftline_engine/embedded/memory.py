@@ -1,7 +1,7 @@
-"""What goes between the host's memory and the device's: small arrays, and pages of the KV cache.
+"""Copies small arrays and pages of the KV cache between host memory and device memory.
 
-Pages are dimension 3 of a cache. On the CPU both memories are the same, and nothing is copied that
-need not be.
+Pages are dimension 3 of a cache. On the CPU both memories are the same, and nothing is copied
+needlessly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def put(values: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
-    """`values` as a tensor on the device; does not wait for what the device is doing."""
+    """`values` as a tensor on the device. Does not wait for the device's current work."""
     return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
 
 
@@ -34,12 +34,12 @@ def wipe_pages(cache: Tensor, pages: Sequence[int]) -> None:
 
 
 def save_pages(cache: Tensor, pages: Sequence[int]) -> Tensor:
-    """These pages in the host's memory, in a tensor of their own."""
+    """Copy these pages into a new tensor in host memory."""
     found = cache.index_select(3, put(pages, cache.device))
     if found.device.type == "cpu":
         return found
-    # Pinned, so that the copy runs beside the next steps. Whoever overwrites the pages or brings
-    # them back does so on the same stream, and therefore later.
+    # Pinned, so that the copy runs beside the next steps. Later writes to the pages, and their
+    # restoring, are on the same stream, so they come after it.
     saved = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     return saved.copy_(found, non_blocking=True)
 
@@ -47,6 +47,6 @@ def save_pages(cache: Tensor, pages: Sequence[int]) -> Tensor:
 def restore_pages(cache: Tensor, saved: Tensor, pairs: Pairs) -> None:
     """Copy page source of `saved` to page target of the cache for each (source, target)."""
     sources, targets = zip(*pairs, strict=True)
-    # All of it first, in the order of the stream: it may not have arrived in the host's memory.
+    # Copied as a whole, in the order of the stream: the host may not have all of it yet.
     found = saved.to(cache.device, non_blocking=True).index_select(3, put(sources, cache.device))
     cache[:, :, :, put(targets, cache.device)] = found

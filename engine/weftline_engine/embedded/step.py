@@ -16,11 +16,11 @@ from weftline_engine.bookkeeping.schedule.sequence import Sequence
 from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_kernels.work_list import Rows, build
 
-# Sequences of a chat's length, as many as each power of four, while that takes less than so long.
+# Sequences have the length of a chat. Their number grows by powers of four, for at most BUDGET_S.
 TOKENS = 512
 COUNTS = (1, 4, 16, 64)
 BUDGET_S = 0.5
-REPEATS = 3  # of which the quickest counts: noise only adds
+REPEATS = 3  # the quickest counts, because noise only adds
 
 
 def step_input(plan: StepPlan, page_size: int, *, min_pages_saved: int) -> StepInput:
@@ -62,14 +62,16 @@ def step_profile(
 ) -> tuple[tuple[int, float], ...]:
     """Pairs of tokens in flight and seconds of a step, ascending in both.
 
-    The keys and values are whatever the pool holds: only time matters. The pages that the steps
-    write belong to nobody, and what they leave there is finite.
+    The keys and values are whatever the pool holds: only the time matters. The steps write into
+    free pages, and leave finite numbers there.
     """
     length = min(TOKENS, config.blocks * config.block_size, decoder.config.context_limit)
     blocks = -(-length // config.block_size)
     counts = [n for n in COUNTS if n <= config.max_running and n * blocks <= config.blocks]
     seconds: list[float] = []
-    _seconds(decoder, cache, config, (_decoding(0, length, blocks),))  # the weights come to memory
+    _seconds(
+        decoder, cache, config, (_decoding(0, length, blocks),)
+    )  # brings the weights into memory
     ends = time.perf_counter() + BUDGET_S
     for count in counts:
         chunks = tuple(_decoding(number, length, blocks) for number in range(count))

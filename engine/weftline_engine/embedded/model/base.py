@@ -1,4 +1,4 @@
-"""What the engine asks of a model, and what the decoders written in torch have in common.
+"""The interface of a model, and the common base of the decoders in torch.
 
 T = packed tokens, N = query heads, K = KV heads, H = head size, V = vocabulary, L = layers,
 P = pages, S = tokens a page, R = rows whose logits are wanted.
@@ -35,8 +35,8 @@ class StepInput:
 
 
 class Model(Protocol):
-    """What the engine runs: a forward pass over a KV cache of its own layout, where dimension 3
-    counts the pages. `min_pages_saved` is from where on a shared item pays (work_list.build)."""
+    """A forward pass over a KV cache. The model chooses the layout of the cache, but dimension 3
+    counts its pages. Sharing pays from `min_pages_saved` pages on (see work_list.build)."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -48,17 +48,17 @@ class Model(Protocol):
     def min_pages_saved(self) -> int: ...
 
     def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
-        """Compute a step whose tensors lie in the host's memory: fills the tokens' KV slots and
-        returns logits (R, V) on the device, in float32 or wider."""
+        """Compute a step, given as tensors in host memory. Fills the tokens' KV slots, and returns
+        logits (R, V) on the device, in float32 or wider."""
         ...
 
     def new_cache(self, pages: int, page_size: int) -> Tensor:
-        """An empty KV cache. Zeroed: a page's unused rows must be finite."""
+        """An empty KV cache. It is zeroed, because unused rows of a page must be finite."""
         ...
 
 
 class TorchModel(ABC):
-    """A decoder in torch: weights on a device, and `compute`; the KV cache is the caller's."""
+    """A decoder in torch: its weights on a device, and `compute`. The caller owns the KV cache."""
 
     min_pages_saved = MIN_PAGES_SAVED
 
@@ -77,11 +77,11 @@ class TorchModel(ABC):
 
     @abstractmethod
     def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
-        """`forward` of a step whose tensors lie on the device. Nothing in it waits for the device
-        or depends on a value there, so that a CUDA graph can capture it.
+        """`forward` of a step whose tensors are on the device. It never waits for the device or
+        depends on a value there, so a CUDA graph can capture it.
 
-        All of a layer's keys and values are stored before its attention, so a row may read what
-        another row of the same step writes.
+        A layer stores all its keys and values before its attention, so a row may read the keys and
+        values of another row of the same step.
         """
 
     def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class TorchModel(ABC):
 
 
 def widened(logits_RV: Tensor) -> Tensor:
-    """In float32 at least, which is what sampling needs."""
+    """The logits in float32 or wider, as sampling needs them."""
     return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
 
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that cost no memory until they are written: numpy asks the kernel for them."""
+    """Zeros that take no memory until they are written, because numpy maps them lazily."""
     count = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

@@ -19,7 +19,7 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# A header lists names and shapes; a longer one than this is no header.
+# A header lists names and shapes. Anything longer than this is not a header.
 _MOST_HEADER = 100 * 1024 * 1024
 
 
@@ -48,14 +48,14 @@ class Checkpoint:
 
 
 class RandomWeights(Checkpoint):
-    """Any tensor that is asked for, random, the same in every run: for benchmarks.
+    """Random tensors of any name and shape, the same in every run: for benchmarks.
 
-    The numbers repeat after 2^20, for drawing 7 billion takes minutes. Matrices keep the scale of
-    what they multiply, norms are 1 and biases 0, so that activations stay finite.
+    The numbers repeat after 2^20, because drawing 7 billion takes minutes. Matrices keep the scale
+    of their inputs, norms are 1 and biases 0, so that activations stay finite.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """On `device` if given: 13 GB of a 7B model are there sooner than they are copied."""
+        """On `device` if given: making 13 GB of a 7B model there is faster than copying them."""
         drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
         self._drawn = drawn.to(device)
 
@@ -115,6 +115,6 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data: mmap.mmap, base:
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     with warnings.catch_warnings():
-        # The map is read-only and so are we; torch can only say that it cannot promise that.
+        # The map is read-only, and nothing writes to it; torch warns that it cannot enforce that.
         warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=base + begin).view(shape)

@@ -1,4 +1,4 @@
-"""What a model is, read from the config.json of a Hugging Face directory."""
+"""The configuration of a model, read from the config.json of a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: plain where `factor` is 1, else with Llama 3.1's scaling."""
+    """Rotary embedding: plain if `factor` is 1, else with Llama 3.1's scaling."""
 
     theta: float
     factor: float = 1.0
@@ -26,7 +26,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder, in the words of its attention and MLP."""
+    """The sizes of a decoder's attention and MLP."""
 
     architecture: str
     vocabulary: int
@@ -43,12 +43,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Llama and those that differ from it in a detail."""
+    """Llama, and models that differ from it in a detail."""
 
     rope: Rope
     norm_eps: float
     qkv_bias: bool
-    qk_norm: bool  # RMSNorm of every query and key head before it is turned
+    qk_norm: bool  # RMSNorm of every query and key head before the rotary embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ ARCHITECTURES = (*LLAMA_LIKE, "OPTForCausalLM")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ModelError where there is none."""
+    """Read a JSON object from a file. Raises ModelError if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def _only(name: str, raw: Mapping[str, Any], **values: Any) -> None:
-    """Refuse what is set to anything but these values."""
+    """Raise ModelError if one of these keys has another value."""
     for key, only in values.items():
         if raw.get(key, only) != only:
             raise ModelError(f"{key} {raw[key]!r} is not supported in a {name}; only {only!r} is")
@@ -153,7 +153,8 @@ def _opt(name: str, raw: Mapping[str, Any], eos: tuple[int, ...]) -> OptConfig:
 
 
 def _context_limit(raw: Mapping[str, Any]) -> int:
-    """Positions the model was made for. Within its sliding window, attention is plain attention."""
+    """The positions that the model was trained for, at most its sliding window: within the window
+    its attention is plain attention."""
     limit = int(raw["max_position_embeddings"])
     window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
     return limit if window is None else min(limit, int(window))

@@ -1,4 +1,4 @@
-"""Chooses the decoder of a model: the one in C for bfloat16 on the CPU, torch's for all others."""
+"""Chooses the decoder of a model: in C for bfloat16 on the CPU, in torch for all others."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from weftline_kernels.operations import TORCH, TRITON, Operations
 def load_decoder(
     directory: Path, dtype: str, page_size: int, builds: Path, *, dummy: bool = False
 ) -> Model:
-    """The model of a Hugging Face directory on the CPU; what is compiled is kept in `builds`.
-    A `dummy` needs nothing but config.json: its weights are random.
+    """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
+    A `dummy` has random weights, and needs only config.json.
 
     Raises ModelError. Without a compiler bfloat16 runs in torch, and a line on stderr says so.
     """
@@ -64,7 +64,7 @@ def torch_model(
     device: torch.device = CPU,
     operations: Operations = TORCH,
 ) -> TorchModel:
-    """The decoder in torch of any model that can be run. Raises ModelError."""
+    """The decoder in torch for this configuration. Raises ModelError."""
     match config:
         case LlamaConfig():
             return LlamaDecoder(config, weights, dtype, device, operations)
@@ -74,8 +74,8 @@ def torch_model(
 
 
 def _current(builds: Path) -> ctypes.CDLL:
-    """The built C decoder. When a new one was built, those of older sources go: each change of a
-    source, a flag or a compiler would otherwise leave one more. Who runs one keeps it open."""
+    """The compiled C decoder. A new build removes the older ones, because every change of a source,
+    a flag or a compiler leaves one more. Running engines keep their open file."""
     before = set(builds.glob("decoder-*.so"))
     found = library(builds)
     if set(builds.glob("decoder-*.so")) - before:

@@ -1,7 +1,7 @@
-"""A model on a CUDA device: its decode steps are captured graphs, all other steps are launched.
+"""A model on a CUDA device: decode steps replay captured graphs, all other steps launch kernels.
 
-A decode step of LLaMA-7B is some 400 kernels of a few microseconds, which the host launches more
-slowly than the device runs them. Captured once for each size of batch, they start at once.
+A decode step of LLaMA-7B has some 400 kernels of a few microseconds. The host launches them more
+slowly than the device runs them. A graph, captured once for each batch size, starts them together.
 T = packed tokens, B = rows of a captured step, R = rows whose logits are wanted, V = vocabulary.
 """
 
@@ -24,25 +24,25 @@ from weftline_kernels.staging import Staging
 from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, block_rows, cut, split_length
 from weftline_kernels.work_list import WorkList
 
-# Takes what computes a step on buffers that stay; returns what computes it again on what these
-# hold then, into the same logits.
+# Takes a function that computes a step on fixed buffers. Returns one that computes it again on the
+# buffers' new contents, into the same logits.
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-# A shared item costs partial results of its queries and their merge, but no launch: less than
-# reading 8 pages again, which are 2 MB of LLaMA-7B's and take half a microsecond.
+# A shared item costs partial results of its queries and their merge, but no launch. That is less
+# than reading 8 pages again: 2 MB of LLaMA-7B's cache, half a microsecond.
 MIN_PAGES_SAVED = 8
-_LEVELS = 8  # of the context tree; a step that shares at more is launched
-_SLOTS_A_ROW = 64  # partial results, which take 1 MB a row of LLaMA-7B
+_LEVELS = 8  # of the context tree; a step that shares at more levels is launched
+_SLOTS_A_ROW = 64  # partial results; they take 1 MB a row of LLaMA-7B
 
 
 class CudaGraphs:
-    """`Capture` on a CUDA device. The graphs share their temporary memory: they run in turn."""
+    """`Capture` on a CUDA device. The graphs share their temporary memory, so they run in turn."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        compute()  # compiles the kernels, and lets cuBLAS take its workspace
+        compute()  # compiles the kernels, and lets cuBLAS allocate its workspace
         torch.cuda.synchronize()
         gc.collect()
         graph = torch.cuda.CUDAGraph()
@@ -57,7 +57,7 @@ class CudaGraphs:
 
 
 class DeviceModel:
-    """A `Model` around a decoder in torch whose weights lie on a device."""
+    """A `Model` that runs a decoder in torch, whose weights are on the device."""
 
     min_pages_saved = MIN_PAGES_SAVED
 
@@ -72,24 +72,24 @@ class DeviceModel:
         self._cache: Tensor | None = None
 
     def new_cache(self, pages: int, page_size: int) -> Tensor:
-        """An empty KV cache (L, 2, K, P, S, H), for which `warm` captures the decode steps."""
+        """An empty KV cache (L, 2, K, P, S, H). `warm` captures the decode steps over it."""
         return self.network.new_cache(pages, page_size)
 
     @torch.inference_mode()
     def warm(self, cache: Tensor) -> None:
-        """Capture the decode steps of every size over this cache, the largest first: the smaller
-        ones find its temporary memory free."""
+        """Capture the decode steps of every size over this cache, the largest first, so that the
+        smaller ones reuse its temporary memory."""
         self._cache, self._captured = cache, {}
         for rows in reversed(self._sizes):
             self._captured[rows] = CapturedStep(self.network, rows, cache, self._capture)
 
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
-        """`Model.forward`; the logits hold until the next one."""
+        """`Model.forward`; the logits are valid until the next call."""
         page_size = cache.shape[4]
         split = split_length(step.work, self.config.kv_heads, units(self.device), page_size)
         tiles = cut(step.work, page_size, self._group, split)
         rows = len(step.tokens_T)
-        # Where each sequence computes one token, the rows wanted are all rows, in their order.
+        # If each sequence computes one token, the wanted rows are all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
             captured = self._captured[min(size for size in self._sizes if size >= rows)]
             if captured.tiles.capacity.holds(tiles):
@@ -111,7 +111,7 @@ class DeviceModel:
 
 
 class CapturedStep:
-    """One token for each of up to `rows` sequences: buffers, and a graph that reads them."""
+    """A captured step of one token for up to `rows` sequences: its buffers and its graph."""
 
     def __init__(self, network: TorchModel, rows: int, cache: Tensor, capture: Capture) -> None:
         config, device = network.config, network.device
@@ -129,16 +129,16 @@ class CapturedStep:
         step = StepInput(tokens_B, positions_B, slots_B, every_B, nothing)
         self._send(*(np.zeros(0, np.int64),) * 3)
         attention = partial(_attend, self.tiles, network.scale)
-        # Computes what is loaded: logits (B, V), in memory that the next replay overwrites.
+        # Computes the loaded step: logits (B, V), in memory that the next replay overwrites.
         self.replay = capture(lambda: network.compute(step, attention, cache))
 
     def load(self, step: StepInput, tiles: Tiles) -> None:
-        """Make this step, of at most `rows` tokens, the next to be replayed."""
+        """Load this step, of at most `rows` tokens, for the next replay."""
         self._send(step.tokens_T.numpy(), step.positions_T.numpy(), step.slots_T.numpy())
         self.tiles.load(tiles)
 
     def _send(self, *parts_T: npt.NDArray[np.int64]) -> None:
-        """Rows behind the step's are token 0, are stored nowhere and stand in no tile."""
+        """Copy a step to the buffers. Rows beyond it are token 0, without a slot or a tile."""
         packed = np.zeros((3, self._rows), np.int64)
         packed[2] = -1
         for row, values_T in zip(packed, parts_T, strict=True):
@@ -161,11 +161,11 @@ def sizes(max_running: int) -> tuple[int, ...]:
 def capacity(
     config: ModelConfig, rows: int, pages: int, page_size: int, multiprocessors: int
 ) -> Capacity:
-    """What nearly every decode step of so many rows needs; one that needs more is launched."""
+    """The capacity that nearly every decode step of `rows` rows needs. A larger one is launched."""
     tokens = rows * min(config.context_limit, pages * page_size)
     balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
     return Capacity(
-        # An item is cut in tiles that balance the device, of 2,048 tokens at most.
+        # Items are cut into tiles that balance the device, of at most 2,048 tokens.
         tiles=4 * (balanced + 2 * rows) + tokens // 2048,
         pages=tokens // page_size + rows,
         queries=_LEVELS * rows,

@@ -1,4 +1,4 @@
-"""The forward pass of a Llama, and of those that differ from it in a detail.
+"""The forward pass of Llama, and of models that differ from it in a detail.
 
 T = packed tokens, C = hidden, N = query heads, K = KV heads, H = head size, M = MLP channels,
 V = vocabulary, L = layers, P = pages, S = tokens a page, R = rows whose logits are wanted.
@@ -117,7 +117,7 @@ class LlamaDecoder(TorchModel):
 
 
 def qkv_bias(weights: Checkpoint, config: LlamaConfig, index: int) -> Tensor | None:
-    """The biases of a layer's q, k and v as one vector, None where the model has none."""
+    """The biases of a layer's q, k and v as one vector. None if the model has none."""
     if not config.qkv_bias:
         return None
     counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
@@ -128,7 +128,7 @@ def qkv_bias(weights: Checkpoint, config: LlamaConfig, index: int) -> Tensor | N
 
 
 def frequencies(rope: Rope, head_size: int) -> Tensor:
-    """Angle per position of each pair of components; Llama 3.1 slows down the long waves."""
+    """The angle per position of each pair of components. Llama 3.1 slows down the long waves."""
     plain_F = 1.0 / (rope.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     if rope.factor == 1.0:
         return plain_F

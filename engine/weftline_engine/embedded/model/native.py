@@ -1,8 +1,8 @@
-"""The decoder in C (weftline_kernels.cpu) behind the torch one's interface, for bfloat16 weights.
+"""The decoder in C (weftline_kernels.cpu) for bfloat16 weights, with the interface of a `Model`.
 
-Activations stay float32 from the embedding to the logits, so it is more exact than bfloat16
-throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = pages, H = head size,
-F = H / 2, X = rows of a weight, Y = its columns.
+Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
+uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = pages,
+H = head size, F = H / 2, X = rows of a weight, Y = its columns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def runs(config: LlamaConfig, page_size: int) -> bool:
 
 
 class NativeDecoder:
-    """Packed weights and config of a model, and `forward`; the KV cache is the caller's."""
+    """The packed weights and the config of a model, and `forward`. The caller owns the KV cache."""
 
     device = CPU
     min_pages_saved = MIN_PAGES_SAVED
@@ -88,8 +88,8 @@ class NativeDecoder:
         self._model = _CModel(
             **{name: getattr(config, name) for name in _SIZES},
             eps=config.norm_eps,
-            # A copy: the mapped file, of the same size as what is packed here, goes with its last
-            # tensor.
+            # A copy: the mapped file is as large as the packed weights, and is released with its
+            # last tensor.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
             norm=self._keep(weights.take("model.norm.weight", (hidden,)).float()),
             head=self._keep(pack(head)),
@@ -121,7 +121,7 @@ class NativeDecoder:
         )
 
     def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
-        """What only some models have: biases (padded to whole panels), norms of query and key."""
+        """The parts that only some models have: biases, padded to whole panels, and head norms."""
         config, extras = self.config, {}
         bias_X = qkv_bias(weights, config, index)
         if bias_X is not None:
@@ -185,9 +185,9 @@ class NativeDecoder:
         return logits_RV
 
     def _room(self, name: str, count: int) -> int:
-        """The address of scratch memory for so many numbers, kept for the next step."""
+        """The address of scratch memory for `count` numbers; it is kept for the next step."""
         if name not in self._scratch or len(self._scratch[name]) < count:
-            # Zeros: what pads a row meets padded weights, 0, and must be finite.
+            # Zeros: a row's padding is multiplied by padded weights, 0, and must be finite.
             self._scratch[name] = np.zeros(count, np.float32)
         return self._scratch[name].ctypes.data
 
@@ -208,7 +208,7 @@ def pack(weight_XY: Tensor) -> Tensor:
     rows, columns = weight_XY.shape
     padded = torch.zeros(-(-rows // _PANEL) * _PANEL, columns + columns % 2, dtype=torch.bfloat16)
     padded[:rows, :columns] = weight_XY
-    # As 32-bit words, each two columns of a row: a transposition of words is 4 times as fast.
+    # As 32-bit words of two columns each: transposing words is 4 times as fast.
     words = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
     return words.transpose(1, 2).contiguous()
 

@@ -18,14 +18,14 @@ from weftline_engine.embedded.model.config import OptConfig
 from weftline_kernels.attention import Attention
 from weftline_kernels.operations import TORCH, Operations
 
-# The table of positions begins with two rows that no token uses.
+# The first two rows of the position table are not used by any token.
 _FIRST_POSITION = 2
-_EPS = 1e-5  # no config.json of OPT names another
+_EPS = 1e-5  # no config.json of OPT has another value
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix and its bias, which only OPT's descendants leave out."""
+    """A matrix and its bias; only models derived from OPT have no bias."""
 
     weight_XY: Tensor
     bias_X: Tensor | None
@@ -36,7 +36,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Mean and variance of each row to 0 and 1, then a weight and a bias a channel."""
+    """Normalises each row to mean 0 and variance 1; then a weight and a bias per channel."""
 
     weight_C: Tensor
     bias_C: Tensor
@@ -58,7 +58,8 @@ class Layer:
 
 
 class OptDecoder(TorchModel):
-    """OPT of every size: 350M norms after attention and MLP, and projects its embedding."""
+    """OPT of every size. The 350M model normalises after attention and MLP, and projects its
+    embedding."""
 
     config: OptConfig
 
@@ -95,7 +96,7 @@ class OptDecoder(TorchModel):
         return LayerNorm(self._take(f"{name}.weight", hidden), self._take(f"{name}.bias", hidden))
 
     def _linear(self, names: list[str], rows: int, columns: int) -> Linear:
-        """These projections as one."""
+        """These projections as one matrix."""
         weight = torch.cat([self._take(f"{name}.weight", rows, columns) for name in names])
         if not self.config.bias:
             return Linear(weight, None)

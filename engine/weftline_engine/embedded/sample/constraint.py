@@ -1,6 +1,6 @@
-"""What an output must be, as the engine sees it: a mask over the vocabulary for each next token.
+"""Constraints on outputs, as the engine sees them: a mask over the vocabulary for each next token.
 
-The engine knows no grammar; whoever runs it passes `Grammars`.
+The engine knows no grammar; its host passes `Grammars`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from weftline_engine.embedded.memory import put
 
 
 class BadConstraint(Exception):
-    """A constraint cannot be kept; the message is one sentence for the user."""
+    """A constraint cannot be followed; the message is one sentence for the user."""
 
 
 class Matcher(Protocol):
-    """How far an output has come in its constraint."""
+    """The state of an output within its constraint."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing may follow but the end."""
+        """Whether only the end may follow."""
         ...
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Why the output cannot go on; empty while it can."""
         ...
 
 
 class Grammars(Protocol):
-    """Reads constraints (the JSON text of SamplingParams.constraint) and follows outputs."""
+    """Compiles constraints, the JSON text of SamplingParams.constraint, and follows outputs."""
 
     def compile(self, constraint: str) -> Matcher:
         """Raises BadConstraint."""
         ...
 
     def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:
-        """Which tokens may come next, a bit each, the lowest first: (matchers, words)."""
+        """The allowed next tokens as bits, the lowest first: (matchers, words of 32 bits)."""
         ...
 
     def advance(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> None:
-        """Each of these outputs has one more token."""
+        """Add one token to each of these outputs."""
         ...
 
 
@@ -63,7 +63,7 @@ class NoGrammars:
 
 
 def forbid(logits_RV: Tensor, rows: Sequence[int], masks_RW: npt.NDArray[np.int32]) -> None:
-    """Set to -inf in these rows what their masks (32 tokens a word W) do not allow."""
+    """Set to -inf the logits that the rows' masks do not allow; W = words of 32 tokens."""
     bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
     allowed_RV = put(bits[:, : logits_RV.shape[1]], logits_RV.device).bool()
     index_R = put(rows, logits_RV.device)

@@ -1,4 +1,4 @@
-"""Makes tokens less likely that have occurred: the penalties of presence, frequency, repetition.
+"""The presence, frequency and repetition penalties, which make tokens that occurred less likely.
 
 R = rows of a step, W = those of them with penalties, P = requests with penalties, V = vocabulary,
 X = tokens of these that have occurred.
@@ -18,8 +18,8 @@ from weftline_engine.embedded.memory import put
 
 
 class Penalties:
-    """How often each token occurred in the requests that have penalties; a row for each of them,
-    made when the first asks (5 bytes a token of the vocabulary, 250 kB for 49,152)."""
+    """Counts the tokens of the requests that have penalties, in a row for each. A row takes 5 bytes
+    a token of the vocabulary, 250 kB for 49,152; the first is allocated when a request needs it."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class Penalties:
     def begin(
         self, slot: int, params: SamplingParams, prompt: Sequence[int], vocabulary: int
     ) -> None:
-        """Enter a request before its first token, where it has penalties."""
+        """Enter a request before its first token, if it has penalties."""
         weights = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         if weights == (0.0, 0.0, 1.0):
             return
@@ -53,11 +53,11 @@ class Penalties:
             self._row_of[slot] = -1
 
     def apply(self, logits_RV: Tensor, slots: npt.NDArray[np.int64]) -> None:
-        """Change the logits of the rows that have penalties: repetition first, as others do."""
+        """Change the logits of the rows with penalties: repetition first, as in other engines."""
         which_W, rows_W = self._find(slots)
         if not len(which_W):
             return
-        # Only what has occurred, some hundred tokens a request.
+        # Only the tokens that have occurred, some hundred in each request.
         at_X, token_X = self._seen_PV[rows_W].nonzero(as_tuple=True)
         row_X, state_X = which_W[at_X], rows_W[at_X]
         presence_X, frequency_X, repetition_X = self._weights_P3[state_X].T
@@ -68,14 +68,14 @@ class Penalties:
         logits_RV[row_X, token_X] = x_X.to(logits_RV.dtype)
 
     def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Each of these requests has produced a token (-1: none)."""
+        """Count a token for each of these requests; -1 is none."""
         which_W, rows_W = self._find(np.where(tokens >= 0, slots, len(self._row_of)))
         tokens_W = put(tokens, self._device)[which_W]
         self._output_PV[rows_W, tokens_W] += 1
         self._seen_PV[rows_W, tokens_W] = True
 
     def _find(self, slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Which of the slots have penalties, and their rows here."""
+        """The indices of the slots that have penalties, and their rows in the tables."""
         rows = np.full(len(slots), -1)
         known = slots < len(self._row_of)
         rows[known] = self._row_of[slots[known]]
@@ -83,7 +83,7 @@ class Penalties:
         return put(which, self._device), put(rows[which], self._device)
 
     def _grow(self, vocabulary: int) -> None:
-        """Twice the rows, or the first four."""
+        """Double the rows, or make the first four."""
         size = len(self._output_PV)
         more = max(4, size)
         shape = (more, vocabulary)

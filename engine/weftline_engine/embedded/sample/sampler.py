@@ -1,4 +1,4 @@
-"""From a step's logits to its tokens: penalties, bans, the draw, and log probabilities.
+"""Turns a step's logits into tokens: penalties, constraints, the draw, and log probabilities.
 
 R = rows, W = rows whose log probabilities are wanted, V = vocabulary, A = alternatives.
 """
@@ -32,7 +32,7 @@ class Chosen:
 
 
 class Sampler:
-    """The running generates' sampling parameters and counts, by slot."""
+    """The sampling parameters and token counts of the running generates, by slot."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Sampler:
     def add(self, params: SamplingParams, seed: int, matcher: Matcher | None = None) -> int:
         """Enter a request; returns its slot, which `remove` gives back."""
         if matcher is not None:
-            # When the constraint allows only the end, a ban of that would leave nothing.
+            # If the constraint allows only the end, banning the end would leave no token.
             params = replace(params, min_tokens=0)
         slot = self._table.add(params, seed)
         if matcher is not None:
@@ -60,7 +60,7 @@ class Sampler:
         return slot
 
     def begin(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
-        """The request's prompt is complete, and its first token comes next."""
+        """Prepare for the first token of a request, whose prompt is complete."""
         self._penalties.begin(slot, params, prompt, self._vocabulary)
 
     def remove(self, slot: int) -> None:
@@ -69,11 +69,11 @@ class Sampler:
         self._matchers.pop(slot, None)
 
     def choose(self, logits_RV: Tensor, slots: Sequence[int], produced: Sequence[int]) -> Chosen:
-        """The next token of each row; `produced` counts those before. May change `logits_RV`."""
+        """The next token of each row; `produced` counts the ones before. May change `logits_RV`."""
         at_R = np.asarray(slots, np.int64)
         rows = self._table.rows(slots, produced)
         which_W = np.flatnonzero(rows.logprobs >= 0)
-        # Of the model alone, before penalties and bans change it.
+        # By the model alone, before penalties and constraints change the logits.
         plain_WV: Tensor | None = None
         if len(which_W):
             wanted_WV = logits_RV[put(which_W, logits_RV.device)]
@@ -102,7 +102,7 @@ class Sampler:
 def _logprobs(
     plain_WV: Tensor, tokens_W: npt.NDArray[np.int64], counts_W: npt.NDArray[np.int64]
 ) -> list[Logprobs]:
-    """Of each row's token and its so many likeliest, all rows at once."""
+    """The log probabilities of each row's token and of its `counts_W` likeliest tokens."""
     index_W1 = put(tokens_W, plain_WV.device).clamp(min=0)[:, None]
     own_W = plain_WV.gather(1, index_W1)[:, 0].tolist()
     most = min(int(counts_W.max()), plain_WV.shape[1])

@@ -1,4 +1,4 @@
-"""Chooses the next token of every row of a step at once: greedy, or by temperature, min_p, top_k,
+"""Chooses the next tokens of all rows of a step at once: greedy, or by temperature, min_p, top_k,
 top_p and seed.
 
 R = rows, V = vocabulary, Z = candidates of a row in falling order of probability.
@@ -17,20 +17,20 @@ from torch import Tensor
 from weftline_engine.api import SamplingParams
 from weftline_engine.embedded.memory import put
 
-# A row's candidates are sorted so far at first: that holds more than 0.99 of the probability of
-# nearly every row, and sorting all 49,152 takes about 10 times as long.
+# At first only this many candidates of a row are sorted. In nearly every row they hold more than
+# 0.99 of the probability, and sorting all 49,152 takes about 10 times as long.
 _CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The parameters of a step's rows, each arrays over R; `uniform` is a random number each."""
+    """The parameters of a step's rows, as arrays over R; `uniform` holds random numbers."""
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
     min_p: npt.NDArray[np.float32]
-    logprobs: npt.NDArray[np.int64]  # alternatives wanted, -1 for nothing
+    logprobs: npt.NDArray[np.int64]  # alternatives wanted; -1: no log probabilities at all
     uniform: npt.NDArray[np.float64]
     banned: npt.NDArray[np.bool_]
 
@@ -49,7 +49,7 @@ _ROW = np.dtype(
 
 
 class SamplingTable:
-    """A row of parameters for each running generate, so that a step gathers and never loops."""
+    """A row of parameters for each running generate; a step gathers its rows without a loop."""
 
     def __init__(self, capacity: int) -> None:
         self._free = list(range(capacity - 1, -1, -1))
@@ -110,9 +110,10 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A token for each row; -1 where the row's logits are not finite. May change `logits_RV`.
+    """A token for each row; -1 if the row's logits are not finite. May change `logits_RV`.
 
-    `stop_ids` cannot be chosen in the rows that `rows.banned` marks (they have min_tokens to go).
+    In the rows that `rows.banned` marks, which have not reached min_tokens, `stop_ids` cannot be
+    chosen.
     """
     device = logits_RV.device
     if len(stop_ids) and rows.banned.any():
@@ -124,13 +125,13 @@ def sample(logits_RV: Tensor, rows: Rows, stop_ids: Sequence[int]) -> npt.NDArra
     for part, draw in ((drawn[~cut], _draw_any), (drawn[cut], _draw_cut)):
         if len(part):
             token_R[put(part, device)] = draw(logits_RV, rows, part)
-    # What was drawn for a row that is not finite means nothing, as its logits do.
+    # A draw from logits that are not finite is meaningless.
     tokens: npt.NDArray[np.int64] = torch.where(best_R.isfinite(), token_R, -1).cpu().numpy()
     return tokens
 
 
 def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """The highest logit of each row, NaN where it has one, and its token."""
+    """The highest logit of each row (NaN if the row has one) and its token."""
     if logits_RV.device.type != "cpu":
         best_R, token_R = logits_RV.max(dim=-1)
         return best_R, token_R
@@ -140,7 +141,7 @@ def _best(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
-    """Draw from all of the vocabulary."""
+    """Draw from the whole vocabulary."""
     temperature_R = put(rows.temperature[part].astype(np.float64), logits_RV.device)
     x_RV = logits_RV[put(part, logits_RV.device)].double() / temperature_R[:, None]
     p_RV = torch.softmax(x_RV, dim=-1)
@@ -148,10 +149,10 @@ def _draw_any(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
 
 
 def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tensor:
-    """Draw from what reaches `min_p` of the likeliest, of that from the `top_k` likeliest, and of
-    these from the fewest that reach `top_p`.
+    """Draw from the tokens that have at least `min_p` of the likeliest one's probability; of these
+    from the `top_k` likeliest; of these from the fewest whose probabilities add up to `top_p`.
 
-    Sorts some candidates first, and all of them for the rows where that was too few.
+    Sorts some candidates first, and then all of them for the rows for which these were too few.
     """
     device = logits_RV.device
     tokens_R = torch.empty(len(part), dtype=torch.int64, device=device)
@@ -171,7 +172,7 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
         x_RZ = x_RZ.masked_fill(outside_RZ | (x_RZ < least_R1), float("-inf"))
         total_R = torch.logsumexp(x_RZ, -1)
         if (limits_R[todo] > count).any():
-            # The sum over what top_k leaves: all of the vocabulary where it is off.
+            # The sum over the tokens that top_k leaves; the whole vocabulary if it is off.
             wide_RV = x_RV.double() / temperature_R1
             all_R = torch.logsumexp(wide_RV.masked_fill(wide_RV < least_R1, float("-inf")), -1)
             total_R = torch.where(limit_R > count, all_R, total_R)
@@ -179,11 +180,11 @@ def _draw_cut(logits_RV: Tensor, rows: Rows, part: npt.NDArray[np.intp]) -> Tens
         top_p_R = put(rows.top_p[chosen].astype(np.float64), device)
         before_RZ = p_RZ.cumsum(-1) - p_RZ
         kept_RZ = p_RZ.masked_fill(before_RZ >= top_p_R[:, None], 0.0)
-        # Behind one that cannot come stands nothing that can.
+        # No candidate behind an impossible one is possible.
         whole_R = (limit_R <= count) | (p_RZ[:, -1] == 0) | (count == vocabulary)
         enough = whole_R | (p_RZ.sum(-1) >= top_p_R)
         index_R = _invert(kept_RZ, put(rows.uniform[chosen], device))
-        # Those that need more candidates are drawn again, with all of them.
+        # Rows that need more candidates are drawn again, with all of them.
         tokens_R[put(todo, device)] = ids_RZ.gather(1, index_R[:, None])[:, 0]
         todo = todo[~enough.cpu().numpy()]
         if not len(todo):
