@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from weftline_engine.api import Failed, Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.checkpoint import RandomWeights
-from weftline_engine.embedded.decoders import torch_model
-from weftline_engine.embedded.device_model import Capture, DeviceModel
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Model, TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig, ModelConfig, OptConfig, Rope
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.base import Model, TorchModel
+from weftline_engine.embedded.model.checkpoint import RandomWeights
+from weftline_engine.embedded.model.config import LlamaConfig, ModelConfig, OptConfig, Rope
+from weftline_engine.embedded.model.decoders import torch_model
+from weftline_engine.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96

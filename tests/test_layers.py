@@ -20,12 +20,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    *("client", "server", "engine", "kernels", "integrations/langchain", "integrations/llamaindex"),
+    "client",
+    "server",
+    "engine",
+    "kernels",
+    "integrations/langchain",
+    "integrations/llamaindex",
 )
 
 CONTRACT = (
-    *("weftline.errors", "weftline.protocol", "weftline.sampling", "weftline.template"),
-    *("weftline.tools", "weftline.transforms"),
+    "weftline.errors",
+    "weftline.protocol",
+    "weftline.sampling",
+    "weftline.template",
+    "weftline.tools",
+    "weftline.transforms",
 )
 _CLIENT = ("weftline",)
 _ADAPTER = ("weftline",)
@@ -60,7 +69,8 @@ _SERVER = {
     )
     for at, layer in enumerate(_LAYERS)
 }
-# The runtime has one face: those above it import nothing else of it.
+# The runtime has one face: the layers above import nothing else of it. Logs render a prompt anew.
+_SERVER["weftline_server.observe"] += ("weftline_server.runtime.prompting",)
 for _layer in ("observe", "http"):
     _SERVER[f"weftline_server.{_layer}"] = tuple(
         "weftline_server.runtime.service" if name == "weftline_server.runtime" else name
@@ -90,7 +100,17 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     # Loads a model in the engine's own process, with the decoder that this machine can compile.
     "weftline_engine.loading": (*CONTRACT, "weftline_engine", "weftline_kernels"),
-    "weftline_engine.embedded": ("weftline_engine.api", "weftline_kernels"),
+    "weftline_engine.bookkeeping": ("weftline_engine.api",),
+    "weftline_engine.bookkeeping.kv": ("weftline_engine.api",),
+    "weftline_engine.bookkeeping.schedule": (
+        "weftline_engine.api",
+        "weftline_engine.bookkeeping.kv",
+    ),
+    "weftline_engine.embedded": (
+        "weftline_engine.api",
+        "weftline_engine.bookkeeping",
+        "weftline_kernels",
+    ),
     "weftline_kernels": (),
 }
 OURS = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels", "langchain_weftline")
@@ -172,6 +192,8 @@ def test_imports_go_one_way(path: Path) -> None:
         ("weftline_engine.api", "from weftline_engine.null import NullEngine", False),
         ("weftline_engine.embedded.x", "from weftline_kernels.rope import rope", True),
         ("weftline_engine.embedded.x", "from weftline_server.graph.graph import Graph", False),
+        ("weftline_engine.bookkeeping.x", "from weftline_engine.embedded.step import x", False),
+        ("weftline_engine.bookkeeping.kv.x", "import weftline_engine.bookkeeping.schedule", False),
         ("weftline_engine.null", "from weftline_server.session.call import Call", False),
         ("weftline_kernels.x", "from weftline_engine.api import Op", False),
         ("weftline.client", "from weftline_server.app import create_app", False),
@@ -186,8 +208,13 @@ def test_a_reversed_import_is_found(module: str, line: str, allowed: bool) -> No
 
 # Packages that must import on a machine with PYTHONPATH, numpy, torch and triton alone.
 CORE = (
-    *("weftline_kernels", "weftline_engine.embedded", "weftline_server.session"),
-    *("weftline_server.graph", "weftline_server.passes", "weftline_server.schedule.placement"),
+    "weftline_kernels",
+    "weftline_engine.bookkeeping",
+    "weftline_engine.embedded",
+    "weftline_server.graph",
+    "weftline_server.passes",
+    "weftline_server.session",
+    "weftline_server.schedule.placement",
 )
 _BARE_IMPORT = """
 import importlib, pkgutil, sys

@@ -28,10 +28,10 @@ from bench.gpu import llama
 from bench.simulator.programs import Program, Step, by_client, chain, map_reduce, perform
 from bench.simulator.world import World, serving
 from weftline_engine import api
-from weftline_engine.embedded.device_model import DeviceModel
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import TorchModel
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.base import TorchModel
+from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.simulated import words_tokenizer
 from weftline_server.prompt import prompter
 

@@ -29,8 +29,8 @@ import torch
 
 from bench.gpu import apps, attention, llama
 from bench.gpu.results import kernel_hashes, write
-from weftline_engine.embedded.model import TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig
+from weftline_engine.embedded.model.base import TorchModel
+from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from weftline_engine.api import Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.checkpoint import RandomWeights
-from weftline_engine.embedded.decoders import torch_model
-from weftline_engine.embedded.device_model import (
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.embedded.engine import Core
+from weftline_engine.embedded.model.base import StepInput, TorchModel
+from weftline_engine.embedded.model.checkpoint import RandomWeights
+from weftline_engine.embedded.model.config import LlamaConfig, Rope
+from weftline_engine.embedded.model.decoders import torch_model
+from weftline_engine.embedded.model.device_model import (
     CapturedStep,
     CudaGraphs,
     DeviceModel,
 )
-from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import StepInput, TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig, Rope
-from weftline_engine.embedded.scheduler import SchedulerConfig
 from weftline_kernels.attention_triton import units
 from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import cut, split_length

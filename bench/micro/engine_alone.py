@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from weftline_engine.api import Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.decoders import load_decoder
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.models.cache import default_home
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-# Prompt tokens before an output that decide how its first token reads (a leading space or not).
+# The prompt tokens before an output that decide whether its first token has a leading space.
 _CONTEXT = 4
-# A character has at most 4 bytes, and so 4 tokens; more that read as U+FFFD are just bad bytes.
+# A character has at most 4 bytes, and so 4 tokens. More tokens that read as U+FFFD are bad bytes.
 _MOST_WAITING = 8
 
 
 class ByteDetokenizer:
-    """Starts a stream behind a prompt (the `Detokenizer` of weftline_engine.embedded.text)."""
+    """Starts a stream behind a prompt (the `Detokenizer` of weftline_engine.bookkeeping)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +25,7 @@ class ByteDetokenizer:
 class ByteStream:
     """Decodes a short window twice, with and without the new tokens; the difference is the text.
 
-    A character whose bytes are not all there reads as U+FFFD, and waits for the rest.
+    An incomplete character reads as U+FFFD, and waits for its other bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class ByteStream:
         if not unsent or (whole and after.endswith("\ufffd") and unsent < _MOST_WAITING):
             return ""
         before = self._tokenizer.decode(self._window[: self._sent])
-        # What was sent last is the context of what comes next.
+        # The tokens sent last are the context of the next ones.
         self._window = self._window[self._sent :]
         self._sent = len(self._window)
         return after[len(before) :]

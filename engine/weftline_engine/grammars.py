@@ -13,19 +13,19 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, StructTag
 from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
 
-from weftline_engine.embedded.constraint import BadConstraint, Matcher
+from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
 
-# Seen on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s, a regular
-# expression in 0.04 s and its first mask takes 0.34 s more. Meanwhile no step runs.
+# Measured on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s. A
+# regular expression compiles in 0.04 s, and its first mask takes 0.34 s. No step runs meanwhile.
 MOST_BYTES = 64 * 1024
-# Enough to write eight levels below each other. Without an end SmolLM2, which had to write an empty
+# Enough for eight levels of indentation. Without this bound SmolLM2, which had to write an empty
 # object, wrote 160 tokens of spaces.
 _SPACE = r"[ \n\t]{0,40}"
 _FORM = 'a constraint is {"json_schema": ...}, {"regex": "..."} or {"choice": ["...", ...]}'
 
 
 class TokenMatcher:
-    """A `Matcher` of weftline_engine.embedded.constraint."""
+    """A `Matcher` of weftline_engine.embedded.sample.constraint."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
@@ -40,10 +40,10 @@ class TokenMatcher:
 
 
 class TokenGrammars:
-    """The `Grammars` of a tokenizer.json, for so many tokens, of which `eos` end.
+    """The `Grammars` of a tokenizer.json with `vocabulary` tokens, of which `eos` end an output.
 
-    The tokenizer is read when the first constraint comes (1.3 s were seen for 49,152 tokens): most
-    servers never see one, and a model whose tokenizer llguidance cannot read serves all else.
+    The tokenizer is read at the first constraint (1.3 s for 49,152 tokens), because most servers
+    never get one. If llguidance cannot read it, only requests with constraints fail.
     """
 
     def __init__(self, tokenizer: str, vocabulary: int, eos: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class TokenGrammars:
         self._vocabulary = vocabulary
 
     def compile(self, constraint: str) -> TokenMatcher:
-        """Raises BadConstraint for what is no constraint, too long or too complex."""
+        """Raises BadConstraint if the text is not a constraint, or is too long or too complex."""
         if len(constraint.encode()) > MOST_BYTES:
             raise BadConstraint(f"the constraint is longer than {MOST_BYTES} bytes")
         matcher = LLMatcher(self._tokenizer(), _grammar(constraint), log_level=0)
@@ -87,14 +87,14 @@ class TokenGrammars:
 
 
 def _json(schema: dict[str, Any] | bool) -> str:
-    """The text of a schema whose values are written with little space between their parts."""
+    """The text of a schema whose values have at most `_SPACE` between their parts."""
     if not isinstance(schema, dict):
         return json.dumps(schema)
     return json.dumps({"x-guidance": {"whitespace_pattern": _SPACE}, **schema})
 
 
 def _grammar(constraint: str) -> str:
-    """llguidance's text for a constraint. Raises BadConstraint where it has another form."""
+    """llguidance's text for a constraint. Raises BadConstraint if it has another form."""
     try:
         value: Any = json.loads(constraint)
     except (ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ def _grammar(constraint: str) -> str:
         case {"choice": [_, *_] as texts, **rest} if not rest:
             if not all(isinstance(text, str) and text for text in texts):
                 raise BadConstraint("every choice must be a text that is not empty")
-            # JSON's strings are those of the grammar's language.
+            # The grammar's language has the strings of JSON.
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
         case {"structural_tag": dict() as tags, **rest} if not rest:
             return _tagged(tags)
@@ -123,11 +123,12 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _tagged(form: dict[str, Any]) -> str:
-    """JSON values between fixed texts, as tool calls are. Raises BadConstraint.
+    """The grammar of JSON values between fixed texts, such as tool calls. Raises BadConstraint.
 
-    `tags` are {"begin", "schema", "end"}. With `trigger` the text is free until it comes, and then
-    one of the tags; else the text is the tags, parted by `separator`, or `otherwise` (a
-    constraint with a JSON schema, a pattern or a choice). `stop_after_first` leaves it at one.
+    `tags` are {"begin", "schema", "end"}. With a `trigger` the text is free until the trigger
+    appears, and one of the tags follows. Without it the text consists of tags with `separator`
+    between them, or is `otherwise`: a JSON schema, a pattern or a choice. `stop_after_first` allows
+    only one tag.
     """
     match form:
         case {"tags": [_, *_] as tags}:

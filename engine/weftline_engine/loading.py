@@ -1,6 +1,6 @@
-"""Loads what the embedded engine's child runs, and describes it.
+"""Loads the model of the embedded engine's child process, and describes the engine.
 
-Stands outside `embedded`, which knows no tokenizer.
+It is not part of `embedded`, which knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from weftline_engine.api import Description
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.constraint import Grammars
-from weftline_engine.embedded.decoders import load_decoder, load_on_device
-from weftline_engine.embedded.device_model import DeviceModel
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Model
-from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.profile import step_profile
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.base import Model
+from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
+from weftline_engine.embedded.model.device_model import DeviceModel
+from weftline_engine.embedded.sample.constraint import Grammars
+from weftline_engine.embedded.step import step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
-    """The engine and what it announces. Raises ModelError with a sentence for the user."""
+    """The engine and its description. Raises ModelError with a sentence for the user."""
     devices.use_cores()
     device = devices.choose(options.device, options.dtype)
     directory: Path = options.model
@@ -50,16 +51,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
-    step = devices.step_tokens(device, options.step_tokens)
-    config = SchedulerConfig(
-        blocks=tokens // options.block_size,
-        block_size=options.block_size,
-        max_running=options.max_running,
-        step_tokens=step,
-        beside_tokens=devices.beside_tokens(device, step),
-        ahead_beside=devices.ahead_beside(device),
-    )
+    config = _scheduling(options, device, per_token)
     core = Core(
         decoder,
         config,
@@ -89,8 +81,27 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     return core, description
 
 
+def _scheduling(
+    options: argparse.Namespace, device: torch.device, per_token: int
+) -> SchedulerConfig:
+    """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
+    tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
+    step = devices.step_tokens(device, options.step_tokens)
+    try:
+        return SchedulerConfig(
+            blocks=tokens // options.block_size,
+            block_size=options.block_size,
+            max_running=options.max_running,
+            step_tokens=step,
+            beside_tokens=devices.beside_tokens(device, step),
+            ahead_beside=devices.ahead_beside(device),
+        )
+    except ValueError as reason:
+        raise ModelError(str(reason)) from None
+
+
 def _byte_tokenizer(folder: Path) -> Path:
-    """The tokenizer of a dummy model that has none: 256 tokens, a byte each."""
+    """A tokenizer for a dummy model without one: 256 tokens, one for each byte."""
     marks = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={mark: at for at, mark in enumerate(marks)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -101,7 +112,7 @@ def _byte_tokenizer(folder: Path) -> Path:
 
 
 def _grammars(path: Path, vocabulary: int, eos: Sequence[int]) -> Grammars | None:
-    """What follows constraints; None where llguidance is not installed."""
+    """The grammars that follow constraints. None if llguidance is not installed."""
     try:
         from weftline_engine.grammars import TokenGrammars
     except ModuleNotFoundError as missing:

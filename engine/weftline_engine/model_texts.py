@@ -1,11 +1,11 @@
-"""What a model's directory says beside its weights: template, special tokens, sampling, context."""
+"""The texts of a model's directory: chat template, special tokens and default sampling."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.embedded.model_config import read_json
+from weftline_engine.embedded.model.config import read_json
 
 
 def tokenizer_texts(directory: Path) -> dict[str, str]:
@@ -26,12 +26,12 @@ def tokenizer_texts(directory: Path) -> dict[str, str]:
 
 
 def default_sampling(directory: Path) -> dict[str, float]:
-    """The publisher's temperature, top_p and top_k, where it gives them."""
+    """The publisher's temperature, top_p and top_k, if given."""
     raw = _read(directory / "generation_config.json")
     keys = ("temperature", "top_p", "top_k")
     return {key: float(raw[key]) for key in keys if isinstance(raw.get(key), (int, float))}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is no such file. Raises ModelError."""
+    """The JSON object in `path`; empty if there is no such file. Raises ModelError."""
     return read_json(path) if path.is_file() else {}

@@ -174,7 +174,7 @@ class NullEngine:
         self._emit(api.Finished(**self._head(op), reason=reason, usage=usage))
 
     def _reply(self, op: api.Op, text: str) -> str | None:
-        if op.kind is api.Kind.FILL:
+        if op.kind == api.Kind.FILL:
             return ""
         if self._config.mode is NullMode.ECHO:
             return text

@@ -109,6 +109,53 @@ class EngineContract:
         given_up = await target.end("given-up")
         assert given_up.failed is not None and given_up.failed.error == "Cancelled"
 
+    async def test_a_tool_call_pauses_and_goes_on(self, target: Target) -> None:
+        """The same text as without pausing; then the tool's answer alone is sent, and the text is
+        that of one op with the whole prompt."""
+        if not target.can(api.Capability.RETENTION):
+            pytest.skip("this engine does not pause")
+        question = target.questions[1]
+        pieces = target.answers[question]
+        stop = (pieces[5] + pieces[6])[1:]
+        called = pieces[2]
+        op = target.op(question, name="calls", stop=(stop,), pause_on=("never said", called))
+        target.engine.submit(op)
+        heard = await target.end("calls")
+        whole = target.answer(question)
+        assert heard.text == whole[: whole.index(stop)]
+        assert heard.finished is None and heard.paused is not None
+        assert heard.paused.reason == called
+        output = tuple(token for part in heard.parts for token in part.tokens)
+        assert heard.paused.usage.output_tokens == len(output)
+        target.engine.update("calls", api.Hints(expected_pause=1.0))
+        tool = (target.op(target.questions[2]).tokens or ())[-20:]
+        more = replace(target.op(question), tokens=tool, parent=op.context)
+        alone = replace(target.op(question), tokens=(*(op.tokens or ()), *output, *tool))
+        (went_on,) = await target.run(more)
+        target.engine.free(op.context)
+        (expected,) = await target.run(alone)
+        assert went_on.finished is not None and went_on.text == expected.text
+        usage = went_on.finished.usage
+        assert usage.prompt_tokens == len(alone.tokens or ())
+        # No step of the first op had computed the last token of its output.
+        assert usage.cached_tokens >= len(op.tokens or ()) + len(output) - 1
+
+    async def test_it_reports_what_is_left_of_a_context(self, target: Target) -> None:
+        """A context is reported when its op ends, and says no more when it is freed."""
+        if not target.can(api.Capability.REPORTS):
+            pytest.skip("this engine does not report its contexts")
+        op = target.op(target.questions[3], name="reported")
+        (heard,) = await target.run(op)
+        (moved,) = (event for event in heard.events if isinstance(event, api.ContextMoved))
+        assert (moved.context, moved.residency) == (op.context, api.Residency.RESIDENT)
+        assert moved.tokens == len(op.tokens or ()) + 11  # the last of 12 was not computed
+
+    async def test_an_unknown_kind_is_refused(self, target: Target) -> None:
+        if not target.can(api.Capability.REPORTS):
+            pytest.skip("the server sends no other kinds to this engine")
+        (heard,) = await target.run(replace(target.op(target.questions[0]), kind="embed"))
+        assert heard.failed is not None and heard.failed.error == "InvalidRequest"
+
     async def test_cancel_ends_one_and_spares_its_neighbour(self, target: Target) -> None:
         """An op is cancelled twice in the middle of its text. It reports that once, and its place
         is free.

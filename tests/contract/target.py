@@ -26,6 +26,7 @@ class Heard:
 
     parts: list[api.Part] = field(default_factory=list)
     finished: api.Finished | None = None
+    paused: api.Paused | None = None
     failed: api.Failed | None = None
     events: list[api.Event] = field(default_factory=list)
 
@@ -99,7 +100,9 @@ class Target:
         return self._heard[op]
 
     async def end(self, op: str) -> Heard:
-        return await self.until(op, lambda heard: bool(heard.finished or heard.failed))
+        return await self.until(
+            op, lambda heard: bool(heard.finished or heard.paused or heard.failed)
+        )
 
     async def run(self, *ops: api.Op) -> list[Heard]:
         """Submit these together, wait for all, and free their contexts."""
@@ -122,6 +125,8 @@ class Target:
                             heard.parts.append(event)
                         case api.Finished():
                             heard.finished = event
+                        case api.Paused():
+                            heard.paused = event
                         case api.Failed():
                             heard.failed = event
                 self._news.notify_all()

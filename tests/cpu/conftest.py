@@ -25,10 +25,10 @@ from weftline_engine.api import (
     Part,
     SamplingParams,
 )
-from weftline_engine.embedded.decoders import load_model
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import TorchModel
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model.base import TorchModel
+from weftline_engine.embedded.model.decoders import load_model
 
 keep_to_own_cores()
 

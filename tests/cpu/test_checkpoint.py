@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.decoders import load_model
-from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.embedded.model.decoders import load_model
 
 
 @pytest.fixture

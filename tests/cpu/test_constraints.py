@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from weftline_engine.api import FinishReason
-from weftline_engine.embedded.constraint import BadConstraint
+from weftline_engine.embedded.sample.constraint import BadConstraint
 from weftline_engine.grammars import MOST_BYTES, TokenGrammars
 
 Make = Callable[..., Any]

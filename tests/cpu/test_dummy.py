@@ -17,7 +17,7 @@ from weftline.local import local_server
 from weftline_engine.api import Part
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_engine.embedded.devices import choose
-from weftline_engine.embedded.model_config import ModelError
+from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.loading import load
 
 OPT = {

@@ -124,15 +124,31 @@ def test_a_streamed_prompt_equals_a_whole_one(
     prompt = prompts[0]
     bench.submit([generate("op", prompt[:5], open=True)])
     bench.step()
-    assert bench.core.scheduler.running[0].computed == 0
+    assert bench.core.book.scheduler.running[0].computed == 0
     bench.core.feed("op", 5, prompt[5:20], False)
     bench.core.feed("op", 5, prompt[5:20], False)
     bench.step()
-    assert bench.core.scheduler.running[0].computed == 16
+    assert bench.core.book.scheduler.running[0].computed == 16
     assert not bench.core.busy
     bench.core.feed("op", 20, prompt[20:], True)
     assert bench.run() == []
     assert bench.outcomes["op"].tokens == expected[0]
+
+
+def test_a_streamed_prompt_that_begins_within_a_context_equals_a_whole_one(
+    make_bench: Make, generate: Make, fill: Make, prompts: list[tuple[int, ...]]
+) -> None:
+    """What is known of it at first ends inside a block of the context. The step that copies the
+    block has nothing to compute."""
+    prompt = prompts[0][:37]
+    expected = make_bench().run(generate("op", prompt))[0].tokens
+    bench = make_bench()
+    bench.run(fill("context", prompt[:20]))
+    bench.submit([generate("op", prompt[:20], open=True)])
+    bench.step()
+    bench.core.feed("op", 20, prompt[20:], True)
+    bench.run()
+    assert bench.outcomes["op"].tokens == expected
 
 
 def test_thirty_two_requests_finish_on_eight_blocks(
@@ -185,7 +201,7 @@ def test_a_swapped_context_comes_back_bit_by_bit(
     bench = make_bench(blocks=8)
     bench.run(generate("first", tokens_of(1, 40)))
     core = bench.core
-    context = core.scheduler.contexts["first.context"]
+    context = core.book.contexts.named["first.context"]
 
     def contents() -> Any:
         return core.cache[:, :, :, [node.block for node in context.held]].clone()
@@ -193,7 +209,7 @@ def test_a_swapped_context_comes_back_bit_by_bit(
     before = contents()
     core.retain("first.context", "swap")
     assert bench.step()[-1].residency == "host"
-    assert (context.held, core.scheduler.tree.available) == ([], 8)
+    assert (context.held, core.book.scheduler.tree.available) == ([], 8)
     bench.run(generate("other", tokens_of(3, 112)))
     core.free("other.context")
     core.cache.zero_()
@@ -201,7 +217,7 @@ def test_a_swapped_context_comes_back_bit_by_bit(
     moved = bench.step()[-1]
     assert (moved.context, moved.residency, moved.tokens) == ("first.context", "resident", 51)
     assert torch.equal(contents(), before)
-    assert core.scheduler.tree.available == 8 - len(context.held)
+    assert core.book.scheduler.tree.available == 8 - len(context.held)
 
 
 def test_new_advice_changes_who_is_served_and_not_what(
@@ -235,7 +251,7 @@ def test_attention_without_the_tree_gives_the_same_tokens(
     found = {}
     for shared in (True, False):
         bench = make_bench(tree_attention=shared)
-        decoder, merged = bench.core.decoder, steps.setdefault(shared, [])
+        decoder, merged = bench.core.worker.decoder, steps.setdefault(shared, [])
         forward = type(decoder).forward
 
         def watched(

@@ -77,7 +77,7 @@ def test_nan_in_the_cache_reaches_nobody(make_bench: Make, generate: Make, token
     bench.step()
     assert bench.run() == []
     assert bench.outcomes["bad"].failed.error == "EngineFailed"
-    bench.core._probe = None
+    bench.core.probe = None
     assert bench.run(generate("op", prompt))[0].tokens == expected
 
 
@@ -91,7 +91,7 @@ def test_cancel_takes_effect_before_the_next_step(make_bench: Make, generate: Ma
     assert bench.outcomes["a"].failed.error == "Cancelled"
     bench.run()
     assert len(bench.outcomes["b"].tokens) == 12
-    assert bench.core.scheduler.contexts.keys() == {"b.context"}
+    assert bench.core.book.contexts.named.keys() == {"b.context"}
 
 
 def test_freeing_everything_empties_the_cache(
@@ -101,8 +101,8 @@ def test_freeing_everything_empties_the_cache(
     for i in range(20):
         bench.run(generate(f"op{i}", tokens_of(i, 30)))
         bench.core.free(f"op{i}.context")
-    scheduler = bench.core.scheduler
-    assert (scheduler.tree.available, scheduler.contexts) == (32, {})
+    scheduler = bench.core.book.scheduler
+    assert (scheduler.tree.available, scheduler.contexts.named) == (32, {})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_step_that_breaks_fails_its_ops_only(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.core.decoder, "forward", forward)
+        patch.setattr(bench.core.worker.decoder, "forward", forward)
         failed = bench.run(generate("a", [1]), generate("b", [2]))
     assert [outcome.failed.error for outcome in failed] == ["EngineFailed", "EngineFailed"]
     assert bench.run(generate("c", [3]))[0].finished is not None

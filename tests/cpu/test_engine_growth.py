@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine.api import Kind, Op, SamplingParams
+from weftline_engine.bookkeeping import Live
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.live import Live
-from weftline_engine.embedded.sequence import Sequence
 
 Make = Callable[..., Any]
 COUNT, BURST = 10_000, 25
@@ -42,11 +42,11 @@ def make_op(number: int, draw: random.Random) -> Op:
 
 def sizes(core: Core) -> dict[str, int]:
     """Everything that could grow with the number of requests seen."""
-    sampler, scheduler = core._sampler, core.scheduler
+    sampler, scheduler = core.worker.sampler, core.book.scheduler
     return {
-        "live": len(core._live) + len(core._held) + len(core._events),
+        "live": len(core.book.ops) + len(core.book.ops._children) + len(core.book._log),
         "queued": len(scheduler.running) + len(scheduler.waiting),
-        "contexts": len(scheduler.contexts),
+        "contexts": len(scheduler.contexts.named),
         "slots taken": len(sampler._table._rows) - len(sampler._table._free),
         "penalties taken": len(sampler._penalties._output_PV) - len(sampler._penalties._free),
         "matchers": len(sampler._matchers),

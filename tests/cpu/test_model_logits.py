@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
-from weftline_engine.embedded.decoders import load_model
-from weftline_engine.embedded.model import StepInput
+from weftline_engine.embedded.model.base import StepInput
+from weftline_engine.embedded.model.decoders import load_model
 from weftline_kernels.work_list import Rows, build
 
 TINY: dict[str, Any] = {}

@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2Config, Qwen3Config
 
-from weftline_engine.embedded import native as decoder
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.decoders import load_decoder
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.llama import LlamaDecoder
-from weftline_engine.embedded.model import Model, StepInput
-from weftline_engine.embedded.model_config import LlamaConfig, read_config
-from weftline_engine.embedded.native import NativeDecoder
-from weftline_engine.embedded.scheduler import SchedulerConfig
+from weftline_engine.embedded.model import native as decoder
+from weftline_engine.embedded.model.base import Model, StepInput
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig, read_config
+from weftline_engine.embedded.model.decoders import load_decoder
+from weftline_engine.embedded.model.llama import LlamaDecoder
+from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
 from weftline_kernels.cpu.items import flatten, queries_of_task

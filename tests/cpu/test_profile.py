@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_engine.embedded.profile import step_profile
+from weftline_engine.embedded.step import step_profile
 from weftline_engine.transport.process import ProcessEngine
 
 
@@ -23,7 +23,7 @@ def test_it_has_a_point_for_each_batch_that_fits(
     """Batches of 1, 4 and 16 sequences; more tokens never take less time."""
     bench = make_bench(blocks=blocks, max_running=max_running)
     core = bench.core
-    profile = step_profile(core.decoder, core.cache, core.config)
+    profile = step_profile(core.worker.decoder, core.cache, core.config)
     assert tuple(point for point, _ in profile) == tokens
     seconds = [second for _, second in profile]
     assert seconds == sorted(seconds) and seconds[0] > 0
@@ -37,7 +37,7 @@ def test_it_changes_no_answer(
     """What the measurement leaves in the pool's pages is never read."""
     fresh, measured = make_bench(), make_bench()
     core = measured.core
-    step_profile(core.decoder, core.cache, core.config)
+    step_profile(core.worker.decoder, core.cache, core.config)
     ops = [generate(str(i), tokens_of(i, 40)) for i in range(6)]
     assert [one.tokens for one in measured.run(*ops)] == [one.tokens for one in fresh.run(*ops)]
 

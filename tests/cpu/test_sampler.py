@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from weftline_engine.api import FinishReason, Kind, Op, Part, SamplingParams
-from weftline_engine.embedded.constraint import NoGrammars
-from weftline_engine.embedded.sampler import Sampler
+from weftline_engine.embedded.sample.constraint import NoGrammars
+from weftline_engine.embedded.sample.sampler import Sampler
 
 Make = Callable[..., Any]
 GREEDY = SamplingParams(max_tokens=9, temperature=0)
@@ -84,7 +84,7 @@ def test_a_row_of_nan_counts_nothing() -> None:
     for slot in slots:
         sampler.begin(slot, params, [0])
     logits = torch.tensor([[0.0, 1.0, 0.5, 0.0], [float("nan")] * 4])
-    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, -1]
+    assert sampler.choose(logits.clone(), slots, [0, 0]).tokens == [1, None]
     logits[1] = logits[0]
     assert sampler.choose(logits.clone(), slots, [1, 1]).tokens == [2, 1]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import SamplingParams
-from weftline_engine.embedded.sampling import SamplingTable, sample, uniforms
+from weftline_engine.embedded.sample.sampling import SamplingTable, sample, uniforms
 
 ROWS = 6
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weftline_engine.api import Hints, Kind, Op
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Sequence
+from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
 
 
 def make_scheduler(
@@ -24,7 +25,8 @@ def make_scheduler(
             max_running=max_running,
             ahead_beside=ahead_beside,
             beside_tokens=beside_tokens,
-        )
+        ),
+        Backend(),
     )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from weftline_engine.api import Kind, Op
-from weftline_engine.embedded.model_config import ModelError
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Context, Sequence
+from weftline_engine.api import Kind, Op, Residency
+from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
 
 
 def make_scheduler(blocks: int = 32, step_tokens: int = 40, max_running: int = 8) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
             blocks=blocks, block_size=4, step_tokens=step_tokens, max_running=max_running
-        )
+        ),
+        Backend(),
     )
 
 
@@ -93,7 +94,7 @@ def test_prompts_that_go_on_from_the_same_copy_are_computed_once() -> None:
     scheduler = make_scheduler()
     first = add(scheduler, "first", list(range(1, 7)), kind=Kind.FILL)
     run(scheduler)
-    scheduler.finish(first, Context("first", "", "first", 1))
+    scheduler.finish(first, scheduler.contexts.add(first.op))
     both = [add(scheduler, name, list(range(1, 7))) for name in "ab"]
     for one in both:
         one.open = True
@@ -136,7 +137,7 @@ def test_a_fork_inside_a_block_copies_it() -> None:
     scheduler = make_scheduler()
     parent = add(scheduler, "parent", [1, 2, 3, 4, 5, 6], Kind.FILL)
     blocks = run(scheduler).chunks[0].blocks
-    scheduler.finish(parent, Context("parent", "", "parent", 0))
+    scheduler.finish(parent, scheduler.contexts.add(parent.op))
     for name, tail in (("left", [7]), ("right", [8])):
         child = add(scheduler, name, [1, 2, 3, 4, 5, 6, *tail])
         plan = scheduler.plan()
@@ -196,13 +197,15 @@ def test_a_pinned_context_goes_only_when_nothing_else_can_run() -> None:
     scheduler = make_scheduler(blocks=4)
     first = add(scheduler, "first", list(range(1, 17)), Kind.FILL)
     run(scheduler)
-    context = scheduler.contexts["first"] = Context("first", "", "first", 0)
+    context = scheduler.contexts.add(first.op)
     scheduler.finish(first, context)
     add(scheduler, "second", list(range(20, 30)))
-    plan = scheduler.plan()
-    assert plan.dropped == (context,)
-    assert ranges(plan) == [("second", 0, 10, True)]
+    assert scheduler.contexts.reports() == [context]
+    assert context.state == (Residency.RESIDENT, 16)
+    assert ranges(scheduler.plan()) == [("second", 0, 10, True)]
     assert (context.held, context.tokens) == ([], tuple(range(1, 17)))
+    assert scheduler.contexts.reports() == [context]
+    assert context.state == (Residency.RESIDENT, 4)
 
 
 def test_the_least_recently_used_leaf_is_evicted_first() -> None:
@@ -220,5 +223,5 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
 
 @pytest.mark.parametrize(("blocks", "step_tokens"), [(0, 40), (4, 8)])
 def test_impossible_bounds_are_refused(blocks: int, step_tokens: int) -> None:
-    with pytest.raises(ModelError):
+    with pytest.raises(ValueError, match=r"smaller than one block|must exceed max_running"):
         make_scheduler(blocks=blocks, step_tokens=step_tokens)

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, Op
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig, StepPlan
-from weftline_engine.embedded.sequence import Context, Phase, Sequence
+from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.kv.contexts import Context
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 
 SIZE = 4
 
@@ -49,7 +51,7 @@ def holders(sequences: Iterable[Sequence], contexts: Iterable[Context]) -> Count
 def check_books(scheduler: Scheduler) -> None:
     """Every block is free, in the tree or a sequence's own; every node counts its holders."""
     sequences = [*scheduler.running, *scheduler.waiting]
-    expected = holders(sequences, scheduler.contexts.values())
+    expected = holders(sequences, scheduler.contexts.named.values())
     nodes = list(scheduler.tree.nodes())
     assert [node.holders for node in nodes] == [expected[id(node)] for node in nodes]
     assert scheduler.tree.evictable == sum(node.holders == 0 for node in nodes)
@@ -69,7 +71,7 @@ class World:
             ahead_beside=ahead_beside,
             beside_tokens=3,
         )
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, Backend())
         self.meaning = Meaning(blocks)
         self.left: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
@@ -90,7 +92,7 @@ class World:
         op = Op(id=name, kind=kind, context=name, salt=salt, hints=hints)
         tokens = list(prompt)
         if parent is not None:
-            tokens = [*self.scheduler.contexts[parent].tokens, *prompt]
+            tokens = [*self.scheduler.contexts.named[parent].tokens, *prompt]
         sequence = Sequence(op, self.count, tokens=tokens, prompt=len(tokens), open=open)
         self.count += 1
         self.left[name] = list(output)
@@ -124,7 +126,7 @@ class World:
 
     def _finish(self, sequence: Sequence) -> None:
         name = sequence.op.id
-        context = self.scheduler.contexts[name] = Context(name, sequence.op.salt, name, 0)
+        context = self.scheduler.contexts.add(sequence.op)
         self.cached[name] = sequence.cached
         self.scheduler.finish(sequence, context)
         assert sequence.phase is Phase.DONE
@@ -150,7 +152,7 @@ ACTIONS = ("add", "add", "fork", "step", "step", "feed", "update", "cancel", "fr
 
 def act(world: World, data: st.DataObject) -> None:
     """One thing that a server may do, or a step."""
-    contexts = sorted(world.scheduler.contexts)
+    contexts = sorted(world.scheduler.contexts.named)
     queued = [*world.scheduler.running, *world.scheduler.waiting]
     match data.draw(st.sampled_from(ACTIONS)):
         case "add":
@@ -165,7 +167,7 @@ def act(world: World, data: st.DataObject) -> None:
             )
         case "fork" if contexts:
             parent = data.draw(st.sampled_from(contexts))
-            found = world.scheduler.contexts[parent]
+            found = world.scheduler.contexts.named[parent]
             if len(found.tokens) <= 4 * SIZE:
                 world.add(
                     [1, *data.draw(letters)[:8]],
@@ -183,7 +185,8 @@ def act(world: World, data: st.DataObject) -> None:
         case "cancel" if queued:
             world.scheduler.drop(data.draw(st.sampled_from(queued)))
         case "free" if contexts:
-            world.scheduler.free(world.scheduler.contexts[data.draw(st.sampled_from(contexts))])
+            named = world.scheduler.contexts.named
+            world.scheduler.contexts.free(named[data.draw(st.sampled_from(contexts))])
         case _:
             world.step()
 
@@ -210,8 +213,8 @@ def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_to
             break
         world.step()
     assert world.idle
-    for context in list(world.scheduler.contexts.values()):
-        world.scheduler.free(context)
+    for context in list(world.scheduler.contexts.named.values()):
+        world.scheduler.contexts.free(context)
     assert world.scheduler.tree.available == blocks
 
 

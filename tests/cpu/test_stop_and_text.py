@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from weftline_engine.api import FinishReason
+from weftline_engine.bookkeeping.output import StopScanner
 from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.text import StopScanner
 
 Make = Callable[..., Any]
 

@@ -17,7 +17,9 @@ OP = api.Op(
     attempt=2,
     parent="p",
     tokens=(1, 2, 3),
-    sampling=api.SamplingParams(max_tokens=5, seed=None, stop=("é", "\n"), temperature=1),
+    sampling=api.SamplingParams(
+        max_tokens=5, seed=None, stop=("é", "\n"), temperature=1, pause_on=("(",)
+    ),
     salt="s",
     hints=api.Hints(application="x", token_bound=4, expected_pause=0.5),
 )
@@ -37,6 +39,14 @@ MESSAGES: list[Any] = [
     api.Part(**HEAD, offset=0, tokens=(9,), text="海"),
     api.Paused(**HEAD, reason="tool", usage=USAGE),
     api.Finished(**HEAD, reason=api.FinishReason.STOP, usage=USAGE),
+    api.Finished(
+        **HEAD,
+        reason=api.FinishReason.FILLED,
+        usage=USAGE,
+        value={"vectors": [[0.5, 1]], "n": None},
+    ),
+    wire.Submit(api.Op(id="e", kind="embed", context="f", inputs={"texts": ["a", "b"]})),
+    api.Description(model="m", kinds=("embed",)),
     api.Failed(**HEAD, error="EngineFailed", message="why", retryable=True),
     api.ContextMoved(**HEAD, context="c", residency=api.Residency.HOST, tokens=12),
 ]
@@ -50,7 +60,7 @@ def test_every_message_comes_back_equal() -> None:
     assert found == MESSAGES
     submitted = found[0]
     assert isinstance(submitted, wire.Submit)
-    assert submitted.op.kind is api.Kind.GENERATE
+    assert submitted.op.kind == api.Kind.GENERATE
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_every_message_comes_back_equal() -> None:
         b'[{"is": "Retain", "context": "c", "retention": "burn"}]',
         b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": [true], "text": null, "last": true}]',
         b'[{"is": "Feed", "op": "a", "offset": 0, "tokens": 3, "text": null, "last": true}]',
+        b'[{"is": "Submit", "op": {"id": "a", "kind": "k", "context": "c", "inputs": [1]}}]',
         b"[" * 100_000,
     ],
 )

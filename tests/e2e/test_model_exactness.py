@@ -16,16 +16,17 @@ from transformers import AutoModelForCausalLM
 
 from tests.sizes import sized
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
+from weftline_engine.bookkeeping import Backend
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig
+from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.detokenizer import ByteDetokenizer
-from weftline_engine.embedded.batch import step_input
-from weftline_engine.embedded.checkpoint import Checkpoint
-from weftline_engine.embedded.decoders import load_decoder, load_model
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model import Model, TorchModel
-from weftline_engine.embedded.model_config import LlamaConfig, read_config
-from weftline_engine.embedded.native import NativeDecoder
-from weftline_engine.embedded.scheduler import Scheduler, SchedulerConfig
-from weftline_engine.embedded.sequence import Sequence as Planned
+from weftline_engine.embedded.model.base import Model, TorchModel
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig, read_config
+from weftline_engine.embedded.model.decoders import load_decoder, load_model
+from weftline_engine.embedded.model.native import NativeDecoder
+from weftline_engine.embedded.step import step_input
 from weftline_kernels.cpu import FLAGS, library
 
 SYSTEM = (
@@ -113,8 +114,8 @@ def generate(name: str, tokens: Sequence[int], parent: str | None = None) -> Op:
 
 
 def run(core: Core, *ops: Op) -> tuple[list[list[int]], list[Finished]]:
-    """Run these ops; the tokens and the ends of the generate ops among them."""
-    tokens: dict[str, list[int]] = {op.id: [] for op in ops if op.kind is Kind.GENERATE}
+    """Tokens and ends of the generates among these ops."""
+    tokens: dict[str, list[int]] = {op.id: [] for op in ops if op.kind == Kind.GENERATE}
     finished: dict[str, Finished] = {}
     for op in ops:
         core.submit(op)
@@ -263,7 +264,7 @@ def test_bfloat16_is_no_worse_than_transformers(
 
 def all_logits(decoder: Model, text: list[int]) -> Tensor:
     """The logits at every position, computed in chunks of 32 tokens on the paged cache."""
-    scheduler = Scheduler(SchedulerConfig(blocks=64, step_tokens=32, max_running=1))
+    scheduler = Scheduler(SchedulerConfig(blocks=64, step_tokens=32, max_running=1), Backend())
     cache = decoder.new_cache(64, 16)
     op = Op(id="op", kind=Kind.FILL, context="op")
     scheduler.add(Planned(op, 0, tokens=list(text), prompt=len(text)))
@@ -271,7 +272,7 @@ def all_logits(decoder: Model, text: list[int]) -> Tensor:
     while plan := scheduler.plan():
         if not plan.chunks:
             break
-        step = step_input(plan, 16, min_pages_saved=decoder.min_pages_saved)
+        step = step_input(plan, 16, min_blocks_saved=decoder.min_blocks_saved)
         every = torch.arange(len(step.tokens_T))
         parts.append(decoder.forward(replace(step, rows_R=every), cache))
         scheduler.apply(plan)

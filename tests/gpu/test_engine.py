@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.engines import llama, on_cpu, on_device, opt, requests, run
 from weftline_engine.api import ContextMoved, Kind, Op, Retention
-from weftline_engine.embedded.device_model import CudaGraphs
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.model.config import ModelConfig
+from weftline_engine.embedded.model.device_model import CudaGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def test_bfloat16_is_as_near_as_its_rounding(device: torch.device) -> None:
         on_device(llama(width=64), CudaGraphs(), device, torch.bfloat16),
     )
     for engine, found in zip(engines, seen, strict=True):
-        engine._probe = lambda logits, ops, found=found: found.append(logits.double().cpu())
+        engine.probe = lambda logits, ops, found=found: found.append(logits.double().cpu())
         run(engine, requests(tokens=1))
     expected, found = (torch.cat(side) for side in seen)
     assert ((found - expected).abs().mean() / expected.std()) < 0.03
@@ -54,19 +54,20 @@ def test_a_context_in_host_memory_comes_back_bit_by_bit(device: torch.device) ->
     """Its pages are wiped while it is away."""
     engine = on_device(llama(width=64), CudaGraphs(), device, torch.bfloat16)
     run(engine, [Op(id="f", kind=Kind.FILL, context="c", tokens=tuple(range(1, 60)))])
-    context = engine.scheduler.contexts["c"]
+    context = engine.book.contexts.named["c"]
 
     def contents() -> Tensor:
         return engine.cache[:, :, :, [node.block for node in context.held]].cpu()
 
     before = contents()
     engine.retain("c", Retention.SWAP)
+    moved = [event for event in engine.step() if isinstance(event, ContextMoved)]
     assert context.held == []
-    assert context.stash is not None and context.stash.is_pinned()
-    while engine.scheduler.tree.evict():
+    assert isinstance(context.saved, Tensor) and context.saved.is_pinned()
+    while engine.book.scheduler.tree.evict():
         engine.cache.zero_()
     engine.retain("c", Retention.KEEP)
-    moved = [event for event in engine.step() if isinstance(event, ContextMoved)]
+    moved += [event for event in engine.step() if isinstance(event, ContextMoved)]
     assert [event.residency for event in moved] == ["host", "resident"]
     assert torch.equal(contents(), before)
 

@@ -33,8 +33,16 @@ class Odd:
 
 
 BAD_VALUES: tuple[Any, ...] = (
-    *({}, {"y": "soup"}, "soup", 5, None, ["soup"], {"x": None}, {"x": ["soup", 1]}),
-    *({"x": Odd()}, {"x": HumanMessage("soup")}),
+    {},
+    {"y": "soup"},
+    "soup",
+    5,
+    None,
+    ["soup"],
+    {"x": None},
+    {"x": ["soup", 1]},
+    {"x": Odd()},
+    {"x": HumanMessage("soup")},
 )
 
 

@@ -104,8 +104,10 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
         metrics=metrics,
     )
     runs = [
-        *(run("theirs", 0, app("a", 0, 4)), run("ours", 0, app("a", 0, 2))),
-        *(run("theirs", 1, app("a", 0, 40)), run("ours", 1, app("a", 0, 20))),
+        run("theirs", 0, app("a", 0, 4)),
+        run("ours", 0, app("a", 0, 2)),
+        run("theirs", 1, app("a", 0, 40)),
+        run("ours", 1, app("a", 0, 20)),
         run("ours", 2, app("a", 0, 9, error="lost")),
     ]
     theirs, ours = rows(workload, runs, "theirs")

@@ -333,17 +333,18 @@ async def test_callbacks_see_the_run(llm: ChatWeftline) -> None:
     compiled.invoke(7, {"callbacks": [seen]})
     await compiled.ainvoke(7, {"callbacks": [seen], "run_name": "mine"})
     assert seen.events == [
-        *("start CompiledRunnableSequence", "start load", "end", "start ChatPromptTemplate"),
-        *(
-            "end",
-            "end",
-            "start mine",
-            "start load",
-            "end",
-            "start ChatPromptTemplate",
-            "end",
-            "end",
-        ),
+        "start CompiledRunnableSequence",
+        "start load",
+        "end",
+        "start ChatPromptTemplate",
+        "end",
+        "end",
+        "start mine",
+        "start load",
+        "end",
+        "start ChatPromptTemplate",
+        "end",
+        "end",
     ]
 
 

@@ -175,9 +175,25 @@ def watched(llm: ChatWeftline) -> Chain:
 
 
 ALL: list[Callable[[ChatWeftline], Chain]] = [
-    *(between, last, of_a_message, of_a_prompt, retrieval, tools, mapped, mapped_twice),
-    *(many_at_once, opened, whole_object, branches, routed, chosen_by_a_function, history),
-    *(generated, mustache, formatted, watched),
+    between,
+    last,
+    of_a_message,
+    of_a_prompt,
+    retrieval,
+    tools,
+    mapped,
+    mapped_twice,
+    many_at_once,
+    opened,
+    whole_object,
+    branches,
+    routed,
+    chosen_by_a_function,
+    history,
+    generated,
+    mustache,
+    formatted,
+    watched,
 ]
 
 

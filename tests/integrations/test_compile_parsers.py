@@ -140,8 +140,11 @@ def test_which_parsers_run_in_the_server(echo_url: str) -> None:
         if "the client makes an object" in step.why:
             made.append(type(parser).__name__)
     assert made == [
-        *("EnumOutputParser", "DatetimeOutputParser", "YamlOutputParser"),
-        *("FinishedOutputParser", "PydanticOutputParser"),
+        "EnumOutputParser",
+        "DatetimeOutputParser",
+        "YamlOutputParser",
+        "FinishedOutputParser",
+        "PydanticOutputParser",
     ]
 
 

@@ -33,7 +33,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/langchain/parsers.md").read_
 PACKAGES = ("langchain_core.output_parsers", "langchain_classic.output_parsers")
 MORE = ("agents", "evaluation", "chains.flare.prompts", "chains.router.llm_router")
 ELSEWHERE = (
-    *("chains.query_constructor.base", "retrievers.multi_query"),
+    "chains.query_constructor.base",
+    "retrievers.multi_query",
     "retrievers.document_compressors.chain_extract",
 )
 TEXT = ChatPromptTemplate.from_template("\n{text}\n")  # the null engine echoes it

@@ -13,10 +13,10 @@ from torch import Tensor
 from tests import pretend
 from tests.engines import llama, on_cpu, on_device, opt, requests, run
 from weftline_engine.api import Retention
-from weftline_engine.embedded import device_model
-from weftline_engine.embedded.device_model import DeviceModel, capacity, sizes
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model_config import ModelConfig
+from weftline_engine.embedded.model import device_model
+from weftline_engine.embedded.model.config import ModelConfig
+from weftline_engine.embedded.model.device_model import DeviceModel, capacity, sizes
 from weftline_kernels import attention_triton, kv_store, rms_norm, rope, silu_mul
 from weftline_kernels.jit import INTERPRETED
 from weftline_kernels.tiles import cut, split_length
@@ -96,17 +96,17 @@ def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
         engine = on_device(config, Again(), pretended, blocks=34)
         assert isinstance(engine.cache, pretend.OnDevice)
         assert run(engine, ops) == expected
-        context = next(one for one in engine.scheduler.contexts.values() if one.held)
+        context = next(one for one in engine.book.contexts.named.values() if one.held)
         blocks = [node.block for node in context.held]
         before = engine.cache.inner[:, :, :, blocks].clone()
         engine.retain(context.id, Retention.SWAP)
-        assert type(context.stash) is torch.Tensor
-        while engine.scheduler.tree.evict():
+        assert type(context.saved) is torch.Tensor
+        while engine.book.scheduler.tree.evict():
             engine.cache.zero_()
         engine.retain(context.id, Retention.KEEP)
         blocks = [node.block for node in context.held]
         assert torch.equal(engine.cache.inner[:, :, :, blocks], before)
-        engine._probe = lambda logits, names: logits.fill_(float("nan"))
+        engine.probe = lambda logits, names: logits.fill_(float("nan"))
         with pytest.raises(AssertionError, match="not finite"):
             run(engine, [replace(ops[5], id="nan", context="nan")])
 
@@ -128,8 +128,8 @@ def test_padding_reaches_no_other_row() -> None:
     expected = run(on_device(llama(layers=1), Again(), CPU), ops)
     assert not any(0 in tokens for tokens in expected)
     engine = on_device(llama(layers=1), Again(), CPU)
-    assert isinstance(engine.decoder, DeviceModel)
-    engine.decoder.network.embedding_VC[0] = float("nan")  # type: ignore[attr-defined]
+    assert isinstance(engine.worker.decoder, DeviceModel)
+    engine.worker.decoder.network.embedding_VC[0] = float("nan")  # type: ignore[attr-defined]
     assert run(engine, ops) == expected
     assert engine.cache.isfinite().all()
 

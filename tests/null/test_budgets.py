@@ -96,7 +96,7 @@ async def test_seconds(serve: Serve) -> None:
     refused(
         await server.http.put(f"/v1/session/{session}/variable/a", json={"value": 1}), "seconds"
     )
-    server.service.sweep()
+    server.driver.sweep()
     assert (await server.get(session, "x")).json()["error"]["type"] == "UnknownSession"
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.embedded.pool import BlockPool
-from weftline_engine.embedded.tree import ContextTree, Node
+from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree, Node
 
 SIZE = 2
 
@@ -42,7 +41,7 @@ def there(made: ContextTree) -> set[str]:
     found = set()
     for node in made.nodes():
         word, at = "", node
-        while at is not None and at.block >= 0:
+        while at is not None and at.stored:
             word, at = "".join(map(chr, at.tokens)) + word, at.parent
         if not node.children:
             found.add(word)

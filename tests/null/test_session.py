@@ -170,9 +170,12 @@ def test_a_failure_reaches_everything_below_at_once() -> None:
     play = Play(call("a", writes="x"), call("b", "x", "y"), call("c", "y", "z"), call("d", "", "w"))
     play.send("a")
     assert play.fail("a") == [
-        *(ev.Stop("a/0"), ev.Notify("x")),
-        *(ev.Stop("b/0"), ev.Notify("y")),  # for the part that was filled early
-        *(ev.Stop("c/0"), ev.Notify("z")),
+        ev.Stop("a/0"),
+        ev.Notify("x"),
+        ev.Stop("b/0"),  # for the part that was filled early
+        ev.Notify("y"),
+        ev.Stop("c/0"),
+        ev.Notify("z"),
     ]
     error = play.session.variable("z").error
     assert isinstance(error, EngineFailed) and error.call == "a"

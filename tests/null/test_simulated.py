@@ -102,11 +102,12 @@ def test_cancel_feed_and_free_are_those_of_the_contract() -> None:
         engine.retain("open", api.Retention.EVICTABLE)
         engine.free("open")
         await asyncio.sleep(10.0)
-        assert not engine.scheduler.contexts
+        assert not engine.book.contexts.named
         await engine.close()
         return said
 
-    assert run(main) == ["Failed", "Finished"]
+    moved = "ContextMoved"
+    assert run(main) == ["Accepted", "Accepted", "Failed", "Finished", moved, moved]
 
 
 AGENTS = Agents(

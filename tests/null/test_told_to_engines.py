@@ -94,7 +94,7 @@ def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -
         made.driver.cancel(session, first.id)
         assert made.driver.dispatcher.running() == {"e0": (0, 0), "e1": (0, 0)}
         await asyncio.sleep(1.0)
-        assert [engine.scheduler.contexts for engine in made.engines] == [{}, {}]
+        assert [engine.book.contexts.named for engine in made.engines] == [{}, {}]
         assert not made.driver._early._early and not made.driver._prepared
 
     played(story)

@@ -1,4 +1,4 @@
-"""What the user of the embedded engine decides; imports no torch, so that a server may hold it."""
+"""The settings of the embedded engine. Imports no torch, because the server holds them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
-    """What the child runs.
+    """What the child process runs.
 
-    `kv_tokens` None: what `kv_fraction` of the memory holds that is free once the weights are
-    there. That is 0.85 of a GPU's, and on the CPU a third, but not more than 65,536 tokens.
-    `cores`: those that it computes on, so that several engines of a machine share none; empty: all
-    that there are. `tree_attention` reads the keys and values of a common beginning once a step,
-    for all sequences.
+    Without `kv_tokens` the KV cache takes `kv_fraction` of the memory that is free after the
+    weights are loaded. The default is 0.85 of a GPU's, and on the CPU a third, but at most 65,536
+    tokens. It computes on `cores`, so that engines of one machine can share none; empty means all
+    cores. `tree_attention` reads the keys and values of a common prefix once a step for all
+    sequences.
     """
 
     model: Path
-    name: str | None = None  # how it is announced; None: the directory's name
+    name: str | None = None  # the announced name; None: the directory's name
     dtype: Precision | str = Precision.BFLOAT16
     device: Device | str = Device.AUTO
     kv_tokens: int | None = None
@@ -79,10 +79,22 @@ class EmbeddedConfig:
     def arguments(self, fd: int) -> list[str]:
         """The child's command line."""
         words = [
-            *("--fd", str(fd), "--model", str(self.model), "--dtype", str(self.dtype)),
-            *("--block-size", str(self.block_size), "--max-running", str(self.max_running)),
-            *("--load-format", str(self.load_format), "--device", str(self.device)),
-            *("--seed", str(self.seed)),
+            "--fd",
+            str(fd),
+            "--model",
+            str(self.model),
+            "--dtype",
+            str(self.dtype),
+            "--block-size",
+            str(self.block_size),
+            "--max-running",
+            str(self.max_running),
+            "--load-format",
+            str(self.load_format),
+            "--device",
+            str(self.device),
+            "--seed",
+            str(self.seed),
         ]
         for option in ("kv_tokens", "kv_fraction", "step_tokens", "name"):
             value = getattr(self, option)

@@ -78,7 +78,7 @@ class OpenAIEngine(RemoteEngine):
         )
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
-        if op.kind is not api.Kind.GENERATE or op.parent is not None:
+        if op.kind != api.Kind.GENERATE or op.parent is not None:
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
         chat = op.messages is not None or self._config.dialect is Dialect.CHAT
         path = "/chat/completions" if chat else "/completions"

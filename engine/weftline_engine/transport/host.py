@@ -34,7 +34,7 @@ def main() -> None:
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
     # Importing torch takes 2 s. The listening thread already notices if the parent dies meanwhile.
-    from weftline_engine.embedded.model_config import ModelError
+    from weftline_engine.embedded.model.config import ModelError
     from weftline_engine.loading import load
 
     try:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -226,6 +226,10 @@ def _reader(hint: Any) -> Reader:
         if item in (int, str):
             return lambda value: _all(item, value)
         return lambda value: tuple(map(_reader(item), value))
+    if hint is object:
+        return lambda value: value
+    if origin is Mapping:
+        return lambda value: dict(_only((dict,), value))
     if origin is dict:
         return lambda value: {str(key): arguments[1](one) for key, one in value.items()}
     if dataclasses.is_dataclass(hint):

@@ -200,7 +200,7 @@ class VLLMEngine(RemoteEngine):
 
     async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
         tokens = op.tokens or ()
-        if op.kind is api.Kind.FILL:
+        if op.kind == api.Kind.FILL:
             answer = await self.endpoint.post("/completions", self._fill_body(tokens, op.salt))
             counts = counts_of(answer) or Counts(len(tokens))
             yield Piece(reason=api.FinishReason.FILLED, counts=replace(counts, output=0))
@@ -246,7 +246,7 @@ class VLLMEngine(RemoteEngine):
 
 def capabilities(child: bool, priority: bool) -> tuple[api.Capability, ...]:
     """Return what vLLM can do. Only a child of ours is sure to report its cached tokens."""
-    lacks = {api.Capability.RETENTION}
+    lacks = {api.Capability.RETENTION, api.Capability.REPORTS}
     if not child:
         lacks.add(api.Capability.USAGE)
     if not priority:

@@ -1,4 +1,4 @@
-/* The model and a step as the caller lays them out (weftline_engine.embedded.native). */
+/* The model and a step as the caller lays them out (weftline_engine.embedded.model.native). */
 #pragma once
 
 #include "product.h"

@@ -102,7 +102,7 @@ class Service:
             self.start_error = error
             await self._driver.dispatcher.close()
             raise
-        self._sweeper = asyncio.create_task(_sweep_forever(self))
+        self._sweeper = asyncio.create_task(_sweep_forever(self._driver))
 
     async def drain(self, within_s: float) -> None:
         """Take no new work, let calls end within `within_s` seconds, then close every session."""
@@ -130,10 +130,6 @@ class Service:
     def observe(self, *observers: TaskObserver) -> None:
         """Tell `observers` about every task that ends from now on."""
         self._driver.observers += observers
-
-    def sweep(self) -> None:
-        """Close the sessions that are idle for too long or too old."""
-        self._driver.sweep()
 
     def open(self, tenant: str, *, stays: bool = True) -> Session:
         """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
@@ -234,7 +230,7 @@ class Service:
         )
 
 
-async def _sweep_forever(service: Service) -> None:
+async def _sweep_forever(driver: Driver) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
-        service.sweep()
+        driver.sweep()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
@@ -79,15 +78,12 @@ class Execution:
                     self.planning.want(var, task.criteria)
         return [action for run in fresh for action in self._advance(run, now)]
 
-    def set(self, variable: Variable, value: Any, now: float) -> list[ev.Action]:
-        """Give a variable its value, and start the primitives that waited for it."""
-        variable.set(value)
-        return [ev.Notify(variable.id), *self._feed(variable.id, now)]
-
-    def unset(self, variable: Variable, error: WeftlineError, now: float) -> list[ev.Action]:
-        """Fail a variable that no primitive writes, and with it all that waits for it."""
-        variable.fail(error)
-        return [ev.Notify(variable.id), *self._feed(variable.id, now)]
+    def settled(self, variable: Variable, now: float) -> list[ev.Action]:
+        """Start the primitives that waited for a variable of the client, or fail them with it."""
+        actions: list[ev.Action] = [ev.Notify(variable.id)]
+        for id in self.graph.consumers.get(variable.id, ()):
+            actions += self._advance(self.primitives[id], now)
+        return actions
 
     def prepared(self, event: ev.PrimitivePrepared) -> list[ev.Action]:
         """Charge the tokens of a prompt to the budget; fail the task where they exceed it."""
@@ -233,10 +229,6 @@ class Execution:
         self._move(run, RunState.QUEUED)
         run.step = Step(queued=now)
         return [ev.Run(run.id)]
-
-    def _feed(self, variable: str, now: float) -> list[ev.Action]:
-        consumers = self.graph.consumers.get(variable, ())
-        return [a for id in consumers for a in self._advance(self.primitives[id], now)]
 
     def _fill(self, run: PrimitiveRun) -> list[ev.Action]:
         """The known part of a waiting prompt can be filled before the rest of it exists."""

@@ -152,7 +152,8 @@ class Session:
             raise AlreadySet(f"variable {id!r} already has a value or a producer", param=id)
         self.spent.take_value(event.value, event.now - self.opened)
         variable = self.execution.variables.setdefault(id, Variable(id))
-        return self.execution.set(variable, event.value, event.now)
+        variable.set(event.value)
+        return self.execution.settled(variable, event.now)
 
     def _read(self, event: ev.VariableRead) -> list[ev.Action]:
         self.variable(event.variable).reads += 1
@@ -177,7 +178,8 @@ class Session:
         if task is not None:
             return self._cancel(ev.TaskCancelled(now=event.now, task=task.task.id))
         error = Cancelled(f"variable {variable.id!r} was cancelled", param=variable.id)
-        return self.execution.unset(variable, error, event.now)
+        variable.fail(error)
+        return self.execution.settled(variable, event.now)
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.closed = True

@@ -11,8 +11,6 @@ from weftline_engine import api
 # At most this many beginnings are remembered of one engine, and at most this many contexts.
 MAX_PREFIXES = 4096
 UNKNOWN_POOL = 1 << 20  # tokens; assumed of an engine that does not announce its KV cache's size
-# The capability of an engine whose `ContextMoved` events tell all that its KV cache loses.
-REPORTS = "reports"
 
 Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's beginnings
 
@@ -44,7 +42,7 @@ class KnownPrefixes(Protocol):
 
 def known_prefixes(description: api.Description) -> KnownPrefixes:
     """Return the index for an engine that reports its contexts, else the estimate."""
-    if REPORTS in description.capabilities:
+    if api.Capability.REPORTS in description.capabilities:
         return PrefixIndex()
     return PrefixEstimate(description.kv_tokens or UNKNOWN_POOL)
 

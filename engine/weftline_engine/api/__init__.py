@@ -1,0 +1,68 @@
+"""The engine contract (Parrot section 7): six verbs down, a stream of events up.
+
+    submit(op)   feed(op, offset, part, last)   update(op, hints)   cancel(op)
+    retain(context, keep|evictable|swap|drop)   free(context)
+
+Parrot's Fill, Generate and FreeContext are submit of kind fill, submit of kind generate, and free.
+Verbs never block and never fail; errors come back as events. Hints are advice: the engine keeps its
+own queue, and never waits for the server inside a step. This package imports neither torch nor the
+server, so every engine and both ends of every transport can share it.
+"""
+
+from weftline_engine.api.description import (
+    LACKING,
+    Capability,
+    Description,
+)
+from weftline_engine.api.engine import (
+    Engine,
+    EngineDied,
+    HasMetrics,
+)
+from weftline_engine.api.events import (
+    Accepted,
+    Availability,
+    ContextMoved,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Part,
+    Paused,
+    Residency,
+    Usage,
+)
+from weftline_engine.api.ops import (
+    MOST_LOGPROBS,
+    Hints,
+    Kind,
+    Op,
+    Retention,
+    SamplingParams,
+)
+
+__all__ = [
+    "LACKING",
+    "MOST_LOGPROBS",
+    "Accepted",
+    "Availability",
+    "Capability",
+    "ContextMoved",
+    "Description",
+    "Engine",
+    "EngineDied",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "HasMetrics",
+    "Hints",
+    "Kind",
+    "Op",
+    "Part",
+    "Paused",
+    "Residency",
+    "Retention",
+    "SamplingParams",
+    "Usage",
+]

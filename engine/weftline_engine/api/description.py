@@ -1,0 +1,81 @@
+"""What an engine announces when it is ready, and the consequences of a capability it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from weftline_engine.api.ops import Kind
+
+
+class Capability(StrEnum):
+    """Abilities of an engine beyond taking a prompt and streaming text back."""
+
+    TOKENS = "tokens"
+    CONTEXTS = "contexts"
+    FEED = "feed"
+    RETENTION = "retention"
+    PRIORITY = "priority"
+    SALT = "salt"
+    USAGE = "usage"
+    SAMPLING = "sampling"
+    CONSTRAINTS = "constraints"
+    LOGPROBS = "logprobs"
+    REPORTS = "reports"
+
+
+# The consequence for a user if an engine lacks one, shown at start and in the graph.
+LACKING: Mapping[Capability, str] = MappingProxyType(
+    {
+        Capability.TOKENS: "takes text, which its endpoint tokenises anew for every call",
+        Capability.CONTEXTS: "keeps no contexts: every call sends its whole prompt again",
+        Capability.FEED: "starts no prompt before the whole of it is known",
+        Capability.RETENTION: "decides alone what its KV cache keeps: keep and free are advice",
+        Capability.PRIORITY: "runs calls as it likes: the plan orders only what waits here",
+        Capability.SALT: "does not part the KV caches of tenants",
+        Capability.USAGE: "does not say how much of a prompt came out of a cache",
+        Capability.SAMPLING: "leaves top_k, min_p, min_tokens, ignore_eos and the penalty of"
+        " repetition out",
+        Capability.CONSTRAINTS: "holds outputs to a JSON schema at most, to no regex or choice",
+        Capability.LOGPROBS: "returns no log probabilities",
+        Capability.REPORTS: "does not say what its KV cache holds of a context",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What an engine runs, announced once when it is ready.
+
+    `tokenizer` is the path of a tokenizer.json; None if the engine takes text. `chat_template` is
+    Jinja text of the model's publisher, never of a request. `context_limit` and `kv_tokens` count
+    tokens, `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
+    `takes_messages` renders chats with a template of its own. `step_profile` is measured at start
+    (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
+    all their sequences decode. It is empty if unknown.
+    """
+
+    model: str
+    kinds: tuple[str, ...] = (Kind.FILL, Kind.GENERATE)
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
+    context_limit: int = 8192
+    kv_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
+    max_running: int = 64
+    dtype: str | None = None
+    device: str | None = None
+    node: str = ""
+    takes_messages: bool = False
+    capabilities: tuple[Capability, ...] = tuple(Capability)
+    default_sampling: dict[str, float] = field(default_factory=dict)
+    step_profile: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The consequences of what the engine lacks, as clauses that follow its name."""
+        return tuple(text for one, text in LACKING.items() if one not in self.capabilities)

@@ -1,0 +1,118 @@
+"""What the server tells an engine: ops and how to decode them, advice, and retention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The kinds of ops that work on prompts. Engines may announce others, by names of their own."""
+
+    FILL = "fill"  # compute the KV cache of given tokens
+    GENERATE = "generate"  # the same, and then decode
+
+
+class Retention(StrEnum):
+    """What becomes of the KV cache of a context between its ops."""
+
+    KEEP = "keep"
+    EVICTABLE = "evictable"
+    SWAP = "swap"
+    DROP = "drop"
+
+
+# The most alternatives that a request may ask for at each token, as in OpenAI's API.
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to decode. The server has filled in all defaults.
+
+    `temperature` 0 is greedy; `top_k` 0 is off. The text ends before the first of the `stop`
+    strings. Without a `seed` the engine chooses one. `min_p` leaves out tokens that are less likely
+    than this share of the likeliest. The presence and frequency penalties count the output, as
+    OpenAI's do. The repetition penalty counts the prompt too, and divides (Keskar et al. 2019); 1
+    is off. `logprobs` asks for the log probability of each token, and for this many alternatives,
+    at most MOST_LOGPROBS; None is off.
+
+    `constraint` is the JSON text of the form that the output must have: {"json_schema": {...}},
+    {"regex": "..."} or {"choice": ["...", ...]}. For tools the server sends {"structural_tag":
+    {"tags": [{"begin", "schema", "end"}, ...], "trigger" or "separator", "otherwise",
+    "stop_after_first"}}. A constraint overrides `min_tokens` and `ignore_eos`.
+
+    If an output ends by itself and its text contains one of `pause_on`, the op ends with `Paused`
+    instead of `Finished`. Its text is the same. Only engines with RETENTION pause.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    constraint: str | None = None
+    pause_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Advice about an op. A right result never depends on it.
+
+    `group` names the calls that should finish together. `depth` is the longest distance to a sink;
+    0 is an answer that a user waits for. `arrival` is when the application came, in seconds of the
+    monotonic clock. `work_left` counts the tokens that the application has still to compute, as far
+    as its graph is known. `priority` is the client's: lower goes first, and one step counts as much
+    as ten seconds of waiting.
+
+    `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
+    After the op's end its context, or the first `kept_tokens` of it, will be continued in
+    `expected_pause` seconds. `expected_output` predicts the number of output tokens.
+    """
+
+    application: str = ""
+    group: str = ""
+    depth: int = 0
+    arrival: float = 0.0
+    work_left: int = 0
+    criterion: str = "latency"
+    priority: int = 0
+    token_bound: int | None = None
+    expected_output: int | None = None
+    expected_pause: float | None = None
+    kept_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One primitive. It makes `context` out of `parent` (None: the empty context) and the payload.
+    The server chooses the ids of contexts; they hold for one incarnation of the engine.
+
+    The payload is one of three. `tokens` are the ids that follow the parent's. Engines that
+    announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
+    chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
+    `inputs`. Ops with different `salt` share no cache.
+    """
+
+    id: str
+    kind: str
+    context: str
+    attempt: int = 0
+    parent: str | None = None
+    tokens: tuple[int, ...] | None = None
+    text: str | None = None
+    messages: tuple[tuple[str, str], ...] | None = None
+    sampling: SamplingParams | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
+    salt: str = ""
+    open: bool = False
+    hints: Hints = field(default_factory=Hints)

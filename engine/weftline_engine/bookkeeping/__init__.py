@@ -1,0 +1,21 @@
+"""What an engine knows about its ops, contexts and KV blocks. It decides, and computes nothing."""
+
+from weftline_engine.bookkeeping.admission import Limits, Refused
+from weftline_engine.bookkeeping.book import Book
+from weftline_engine.bookkeeping.ops import Backend, Live
+from weftline_engine.bookkeeping.output import Detokenizer, Logprobs, Sampled, TokenStream
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig, StepPlan
+
+__all__ = [
+    "Backend",
+    "Book",
+    "Detokenizer",
+    "Limits",
+    "Live",
+    "Logprobs",
+    "Refused",
+    "Sampled",
+    "SchedulerConfig",
+    "StepPlan",
+    "TokenStream",
+]

@@ -1,0 +1,83 @@
+"""The checks that decide whether an op is possible, before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weftline_engine.api import MOST_LOGPROBS, Kind, Op, SamplingParams
+from weftline_engine.bookkeeping.kv.contexts import Context
+from weftline_engine.bookkeeping.schedule.sequence import Sequence as Queued
+
+
+class Refused(Exception):
+    """An op cannot be run; `error` is the type of weftline.errors that says so."""
+
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine can run: kinds of ops, token ids below `vocabulary` of which `eos` end an
+    output, and sequences of `context` tokens."""
+
+    context: int
+    vocabulary: int
+    eos: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = (Kind.FILL, Kind.GENERATE)
+
+
+def check(op: Op, contexts: Mapping[str, Context], limits: Limits) -> None:
+    """Raise Refused unless the op can be run with these contexts."""
+    if op.kind not in limits.kinds:
+        raise Refused(
+            "InvalidRequest",
+            f"this engine runs no ops of kind {op.kind}, only {', '.join(limits.kinds)}",
+        )
+    if op.text is not None or (op.tokens is None and not op.open and op.parent is None):
+        raise Refused("InvalidRequest", "this engine takes token ids, and the op has none")
+    check_tokens(op.tokens or (), limits)
+    if op.context in contexts:
+        raise Refused("InvalidRequest", f"context {op.context} exists already")
+    if op.parent is not None and op.parent not in contexts:
+        raise Refused("InvalidRequest", f"context {op.parent} does not exist (any more)")
+    if op.parent is not None and contexts[op.parent].salt != op.salt:
+        raise Refused("InvalidRequest", f"context {op.parent} belongs to another salt")
+    if op.kind == Kind.GENERATE and (op.sampling is None or op.sampling.max_tokens < 1):
+        raise Refused("InvalidRequest", "a generate needs a max_tokens of 1 or more")
+    if op.sampling is not None:
+        _check_sampling(op.sampling)
+
+
+def check_tokens(tokens: Sequence[int], limits: Limits) -> None:
+    """Raise Refused for ids that the model's embedding does not have."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < limits.vocabulary:
+        raise Refused("InvalidRequest", f"token ids must lie in 0 to {limits.vocabulary - 1}")
+
+
+def check_prompt(sequence: Queued, limits: Limits) -> None:
+    """Raise Refused for a prompt that is empty, or leaves no room for an output token."""
+    prompt, room = sequence.prompt, limits.context - sequence.generates
+    if prompt > room:
+        raise Refused(
+            "ContextTooLong",
+            f"the prompt has {prompt} tokens and the engine takes at most {room}; shorten it",
+        )
+    if prompt == 0 and not sequence.open and sequence.generates:
+        raise Refused("InvalidRequest", "the prompt is empty")
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    # name: (value, least, most); a value that is not a number lies in no range.
+    ranges = {
+        "min_p": (params.min_p, 0, 1),
+        "presence_penalty": (params.presence_penalty, -2, 2),
+        "frequency_penalty": (params.frequency_penalty, -2, 2),
+        "repetition_penalty": (params.repetition_penalty, 0.01, 100),
+        "logprobs": (params.logprobs or 0, 0, MOST_LOGPROBS),
+    }
+    for name, (value, least, most) in ranges.items():
+        if not least <= value <= most:
+            raise Refused("InvalidRequest", f"{name} is {value}, and must lie in {least} to {most}")

@@ -1,0 +1,201 @@
+"""The bookkeeping of an engine: takes the verbs, says what a step computes, and turns its results
+into events.
+
+Synchronous and single-threaded, without torch. An engine that computes and one that only simulates
+use it alike: `plan` a step, compute it, `apply` it, `take` its tokens, send the events of
+`end_step`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from weftline_engine.api import (
+    ContextMoved,
+    Event,
+    Finished,
+    FinishReason,
+    Hints,
+    Op,
+    Part,
+    Paused,
+    Retention,
+)
+from weftline_engine.bookkeeping.admission import Limits
+from weftline_engine.bookkeeping.events import EventLog
+from weftline_engine.bookkeeping.ops import Backend, Live, Ops
+from weftline_engine.bookkeeping.output import Detokenizer, Output, Sampled
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+
+
+class Book:
+    """Everything in flight, and every context. `part_tokens` is how many tokens an output's parts
+    have."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        limits: Limits,
+        detokenizer: Detokenizer,
+        backend: Backend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        part_tokens: int = 1,
+    ) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(config, backend)
+        self.contexts = self.scheduler.contexts
+        self._log = EventLog(clock)
+        self.ops = Ops(self.scheduler, limits, backend, self._log)
+        self._detokenizer = detokenizer
+        self._part_tokens = part_tokens
+        self._quiet = True  # no step has anything to do until the next verb
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do or to report."""
+        return bool(self._log) or not self._quiet
+
+    def submit(self, op: Op) -> None:
+        """Queue an op; what is wrong with it comes back as `Failed`."""
+        self._quiet = False
+        self.ops.submit(op)
+
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+        """Append to an open op's payload. Tokens that it has already are skipped."""
+        live = self.ops.get(op)
+        if live is not None and live.sequence.open:
+            self._quiet = False
+            self.ops.feed(live, offset, part, last=last)
+
+    def update(self, op: str, hints: Hints) -> None:
+        """New hints for an op; the next step is planned with them. After the op's end they are
+        about its context: when it will be continued, and how much of it."""
+        live = self.ops.get(op)
+        if live is not None:
+            live.sequence.hints, self._quiet = hints, False
+        elif hints.expected_pause is not None:
+            context = self.contexts.made_by(op)
+            if context is not None and context.ready:
+                self.contexts.expect(context, hints.expected_pause, hints.kept_tokens)
+
+    def cancel(self, op: str) -> None:
+        """End an op with `Failed`, whose error is Cancelled."""
+        live = self.ops.get(op)
+        if live is not None:
+            self._quiet = False
+            self.ops.fail(live, "Cancelled", "the call was cancelled")
+
+    def retain(self, context: str, retention: Retention) -> None:
+        """Say what becomes of the blocks of a context that is ready."""
+        found = self.contexts.named.get(context)
+        if found is not None and found.ready:
+            self._quiet = False
+            self.contexts.retain(found, retention)
+
+    def free(self, context: str) -> None:
+        """Forget a context. The op that still makes it is cancelled."""
+        found = self.contexts.named.get(context)
+        if found is None:
+            return
+        self._quiet = False
+        if found.ready:
+            self.contexts.free(found)
+        else:
+            live = self.ops.get(found.maker)
+            assert live is not None, "an op makes each context that is not ready"
+            self.ops.fail(live, "Cancelled", "the call's context was freed")
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. Fills whose tokens are all in the cache are finished."""
+        now = self._log.clock()
+        plan = self.scheduler.plan(now)
+        for sequence in (*plan.done, *(chunk.sequence for chunk in plan.chunks)):
+            live = self.ops.of(sequence)
+            if live.started is None:
+                live.started = now
+        for sequence in plan.done:
+            self._filled(self.ops.of(sequence))
+        return plan
+
+    def apply(self, plan: StepPlan) -> None:
+        """The step's keys and values are computed: others may use its blocks."""
+        self.scheduler.apply(plan)
+
+    def sampling(self, plan: StepPlan) -> list[Live]:
+        """The ops that get a token from this step, in the order of their logits."""
+        return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
+
+    def take(self, plan: StepPlan, tokens: Items[Sampled]) -> None:
+        """The step's results: a token for each op of `sampling`, and the filled prompts."""
+        for live, sampled in zip(self.sampling(plan), tokens, strict=True):
+            self._take(live, sampled)
+        for chunk in plan.chunks:
+            if not chunk.sequence.generates and chunk.sequence.complete:
+                self._filled(self.ops.of(chunk.sequence))
+
+    def break_off(self, plan: StepPlan, message: str) -> None:
+        """The step failed: so do its ops that had not ended before."""
+        for sequence in [chunk.sequence for chunk in plan.chunks]:
+            live = self.ops.get(sequence.op.id)
+            if live is not None and live.sequence is sequence:
+                self.ops.fail(live, "EngineFailed", message, poisoned=True)
+
+    def end_step(self, plan: StepPlan) -> list[Event]:
+        """Everything that happened since the last call."""
+        self._quiet = self.scheduler.rests(plan)
+        for context in self.contexts.reports():
+            residency, tokens = context.state
+            self._log.add(
+                context.maker,
+                context.attempt,
+                ContextMoved,
+                context=context.id,
+                residency=residency,
+                tokens=tokens,
+            )
+        return self._log.take()
+
+    def _take(self, live: Live, sampled: Sampled) -> None:
+        """A generate has its next token."""
+        sequence, params, token = live.sequence, live.params, sampled.token
+        if token is None:
+            self.ops.fail(live, "EngineFailed", "the model's logits are not finite", poisoned=True)
+            return
+        if live.output is None:
+            sequence.filled = True
+            live.filled = self._log.clock()
+            # Not when the op was queued: an open one did not know its last tokens then.
+            stream = self._detokenizer.stream(sequence.tokens[-8:])
+            live.output = Output(params, stream, self._part_tokens)
+        sequence.tokens.append(token)
+        if sampled.error:
+            self.ops.fail(live, "EngineFailed", f"the constraint failed: {sampled.error[:300]}")
+            return
+        heeds_end = sampled.constrained or not params.ignore_eos
+        at_end = heeds_end and token in self.limits.eos
+        full = sequence.output >= params.max_tokens or len(sequence.tokens) >= self.limits.context
+        last = full or sampled.ended
+        stopped = live.output.push(token, sampled.logprobs, at_end=at_end, last=last)
+        part = live.output.unsent(ended=at_end or stopped or last)
+        if part is not None:
+            self.ops.say(live, Part, **part)
+        if at_end or stopped or sampled.ended:
+            self._stop(live, live.output)
+        elif full:
+            self.ops.finish(live, Finished, reason=FinishReason.LENGTH)
+
+    def _stop(self, live: Live, output: Output) -> None:
+        """An output ended by itself: for good, or to wait for a tool."""
+        tool = output.pause()
+        if tool is None:
+            self.ops.finish(live, Finished, reason=FinishReason.STOP)
+        else:
+            self.ops.finish(live, Paused, reason=tool)
+
+    def _filled(self, live: Live) -> None:
+        live.sequence.filled = True
+        live.filled = self._log.clock()
+        self.ops.finish(live, Finished, reason=FinishReason.FILLED)

@@ -1,0 +1,239 @@
+"""Contexts: named ranges of tokens, which hold their blocks, give them back, and report how much of
+them is left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weftline_engine.api import Op, Residency, Retention
+from weftline_engine.bookkeeping.kv.extents import Extent
+from weftline_engine.bookkeeping.kv.tree import ContextTree, Node
+
+# Names of freed contexts that are still reported, and their tokens as a multiple of the KV pool's.
+# A name takes 0.5 kB and its tokens up to 36 bytes each.
+MOST_RELEASED = 4096
+MOST_RELEASED_POOLS = 4
+
+
+class Storage(Protocol):
+    """The keys and values of the blocks, wherever an engine keeps them."""
+
+    def save(self, blocks: Items[int]) -> object:
+        """Copy these blocks to host memory; returns what `restore` needs."""
+        ...
+
+    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> None:
+        """Copy the saved block at index source to block target, for each (source, target)."""
+        ...
+
+    def wipe(self, blocks: Items[int]) -> None:
+        """Fill these blocks with zeros."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Context(Extent):
+    """A named range of tokens. Its tokens stay known when its KV cache is evicted.
+
+    `held` pins the nodes of `tokens`. It is empty while the op that makes the context runs, after
+    the context was unpinned, and while its blocks are `saved` in host memory.
+    """
+
+    id: str
+    salt: str
+    maker: str  # the op
+    attempt: int
+    held: list[Node] = field(default_factory=list)
+    ready: bool = False
+    used: int = 0  # a counter's value at the last use
+    saved: object | None = None
+    told: tuple[Residency, int] | None = None  # the last report
+
+    @property
+    def state(self) -> tuple[Residency, int]:
+        """Where its KV cache is, and how many tokens of it."""
+        if self.saved is not None:
+            return Residency.HOST, self.computed
+        return (Residency.RESIDENT if self.resident else Residency.DROPPED), self.resident
+
+
+class Contexts:
+    """The contexts of an engine: those that are `named`, and the released ones, whose name was
+    freed while the tree still holds tokens of them."""
+
+    def __init__(self, tree: ContextTree, storage: Storage) -> None:
+        self.named: dict[str, Context] = {}
+        self._tree = tree
+        self._storage = storage
+        self._by_op: dict[str, Context] = {}
+        self._released: dict[str, Context] = {}  # the oldest first
+        self._released_tokens = 0
+        self._clock = itertools.count(1)
+
+    def add(self, op: Op) -> Context:
+        """Name the context that this op makes."""
+        context = Context(id=op.context, salt=op.salt, maker=op.id, attempt=op.attempt)
+        self.named[op.context] = self._by_op[op.id] = context
+        return context
+
+    def made_by(self, op: str) -> Context | None:
+        """The named context that this op makes or has made."""
+        return self._by_op.get(op)
+
+    def settle(self, context: Context, tokens: Items[int], nodes: Items[Node], count: int) -> None:
+        """The context is ready: pin `nodes`, which hold the first `count` of its tokens."""
+        context.tokens = tuple(tokens)
+        context.computed = count
+        context.held = list(nodes)
+        for node in nodes:
+            self._tree.hold(node)
+        context.ready = True
+        self.touch(context)
+        self._follow(context, nodes)
+
+    def abandon(self, context: Context, tokens: Items[int], nodes: Items[Node]) -> None:
+        """The context will never be ready: forget its name. The tree still holds whole blocks of
+        it, `nodes`, which are reported until they are evicted."""
+        self._unname(context)
+        if nodes:
+            context.computed = len(nodes) * self._tree.block_size
+            context.tokens = tuple(tokens[: context.computed])
+            self._follow(context, nodes)
+            self._release(context)
+
+    def touch(self, context: Context) -> None:
+        """Note a use: the context used longest ago is unpinned first."""
+        context.used = next(self._clock)
+
+    def unpin(self, context: Context) -> None:
+        """Let its blocks be evicted when they are needed."""
+        self._tree.release(context.held)
+        context.held = []
+
+    def unpin_oldest(self) -> bool:
+        """Unpin the context that was used longest ago. False if none is pinned."""
+        pinned = [context for context in self.named.values() if context.held]
+        if not pinned:
+            return False
+        self.unpin(min(pinned, key=lambda context: context.used))
+        return True
+
+    def pin(self, context: Context) -> None:
+        """Pin the tokens that are left, and copy the others back if they were saved, as far as
+        there is room without taking a block from another holder."""
+        if context.held:
+            return
+        tree, size = self._tree, self._tree.block_size
+        copies: list[tuple[int, int]] = []
+        node = tree.root(context.salt)
+        for index in range(-(-context.computed // size)):
+            tokens = context.tokens[index * size : min((index + 1) * size, context.computed)]
+            found = tree.find(node, tokens)
+            if found is not None:
+                tree.hold(found)
+            else:
+                block = tree.take() if context.saved is not None else None
+                if block is None:
+                    break
+                found = tree.add(node, tokens, block, tree.step)
+                assert found is not None, "the tree was searched for these tokens"
+                copies.append((index, block))
+            context.held.append(found)
+            node = found
+        if copies:
+            self._storage.restore(context.saved, copies)
+        if context.resident >= context.computed:
+            self._forget_saved(context)
+
+    def retain(self, context: Context, retention: Retention) -> None:
+        """Pin a context again, unpin it, or move its blocks to host memory.
+
+        An unpinned context is evicted when its room is needed. It is computed again or copied back
+        when it is continued.
+        """
+        match retention:
+            case Retention.KEEP:
+                self.pin(context)
+            case Retention.EVICTABLE:
+                self.unpin(context)
+            case Retention.DROP:
+                self.unpin(context)
+                self._forget_saved(context)
+            case Retention.SWAP if context.held:
+                context.saved = self._storage.save([node.block for node in context.held])
+                self.unpin(context)
+                self._tree.extents.note(context)
+
+    def expect(self, context: Context, pause_s: float, tokens: int | None) -> None:
+        """The first `tokens` of a context (None: all) will be read in `pause_s` seconds; the others
+        are unpinned."""
+        tree, size = self._tree, self._tree.block_size
+        path: Items[Node] = context.held
+        if not path:
+            path = tree.match(tree.root(context.salt), context.tokens, tree.step + 1).nodes
+        if tokens is not None and tokens < context.computed:
+            path = path[: -(-tokens // size)]
+            tree.release(context.held[len(path) :])
+            context.held = context.held[: len(path)]
+        if path:
+            tree.want(context.id, path[-1], tree.now + pause_s)
+
+    def free(self, context: Context) -> None:
+        """Unpin a context and forget its name. It is reported until it is evicted."""
+        self.unpin(context)
+        self._tree.unwant(context.id)
+        self._unname(context)
+        self._forget_saved(context)
+        self._release(context)
+
+    def reports(self) -> list[Context]:
+        """The contexts of which more or less is left than was reported last."""
+        found = []
+        for extent in self._tree.extents.changes():
+            assert isinstance(extent, Context)
+            if extent.released and not extent.resident:
+                self._forget_released(extent)
+            if extent.state != extent.told:
+                extent.told = extent.state
+                found.append(extent)
+        return found
+
+    def _follow(self, context: Context, nodes: Items[Node]) -> None:
+        """From now on the context is reported, instead of an older one of the same name."""
+        older = self._released.get(context.id)
+        if older is not None:
+            self._forget_released(older)
+            older.told = Residency.DROPPED, 0  # not worth a report: the newer one's follows
+        end = nodes[-1] if nodes else self._tree.root(context.salt)
+        self._tree.extents.follow(context, end, context.computed)
+
+    def _unname(self, context: Context) -> None:
+        if self.named.get(context.id) is context:
+            del self.named[context.id]
+        if self._by_op.get(context.maker) is context:
+            del self._by_op[context.maker]
+
+    def _forget_saved(self, context: Context) -> None:
+        if context.saved is not None:
+            context.saved = None
+            self._tree.extents.note(context)
+
+    def _release(self, context: Context) -> None:
+        """Remember a freed context until the tree holds nothing of it. The oldest of too many are
+        reported as dropped."""
+        context.released = True
+        self._released[context.id] = context
+        self._released_tokens += len(context.tokens)
+        self._tree.extents.note(context)
+        most = MOST_RELEASED_POOLS * self._tree.pool.count * self._tree.block_size
+        while len(self._released) > MOST_RELEASED or self._released_tokens > most:
+            self._forget_released(next(iter(self._released.values())))
+
+    def _forget_released(self, context: Context) -> None:
+        if self._released.get(context.id) is context:
+            del self._released[context.id]
+            self._released_tokens -= len(context.tokens)
+        self._tree.extents.stop(context)

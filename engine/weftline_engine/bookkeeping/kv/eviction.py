@@ -1,0 +1,105 @@
+"""The order in which leaves of the context tree are evicted: by their predicted next use.
+
+Leaves without a prediction go first, the least recently used before the others. Then goes the leaf
+whose next use is farthest away (Belady 1966; for agents KVFlow, 2025). A missed prediction counts
+as increasingly distant: the order is the distance between the predicted time and now, on either
+side. So an application that never comes back frees its blocks, and no timeout decides that it is
+dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Generic, TypeVar
+
+# Weight of the newest interval between two uses; the earlier ones share the rest.
+_NEWEST = 0.5
+
+
+class Leaf:
+    """What is known about a node's uses. `read` is the time of the last one in seconds, `gap` the
+    usual time between two. `wanted` maps the names of contexts to when they will read it. `used` is
+    a counter's value at the node's last release: the smaller, the longer ago."""
+
+    __slots__ = ("gap", "read", "stamp", "used", "wanted")
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.read = 0.0
+        self.gap: float | None = None
+        self.wanted: dict[str, float] = {}
+        self.stamp = 0  # of its newest entry in the heaps
+
+    @property
+    def is_free(self) -> bool:
+        raise NotImplementedError
+
+    def read_at(self, now: float) -> None:
+        gap = now - self.read
+        self.gap = gap if self.gap is None else self.gap + _NEWEST * (gap - self.gap)
+        self.read = now
+
+    def next_use(self, now: float) -> float | None:
+        """When it will be read: as announced in `wanted`, else by `gap`. None if unknown."""
+        if self.wanted:
+            return min(self.wanted.values(), key=lambda at: abs(at - now))
+        return None if self.gap is None else self.read + self.gap
+
+
+L = TypeVar("L", bound=Leaf)
+# The expected second (or the counter of the last use), a unique number, the leaf.
+Entry = tuple[float, int, L]
+
+
+class Leaves(Generic[L]):
+    """The leaves that may be evicted. An entry is outdated once its leaf was added again or is not
+    free any more. Outdated entries are removed when a heap has `most` entries.
+
+    Without `predicts` the order is that of the last use (LRU), whatever is known.
+    """
+
+    def __init__(self, most: int, *, predicts: bool = True) -> None:
+        self._predicts = predicts
+        self._most = max(most, 64)
+        self._stamps = itertools.count(1)
+        self._unknown: list[Entry[L]] = []
+        self._late: list[Entry[L]] = []  # by minus the expected second: the latest is first
+        self._overdue: list[Entry[L]] = []  # by the expected second
+
+    def add(self, leaf: L, now: float) -> None:
+        """Enter `leaf`, or update its place."""
+        leaf.stamp = stamp = next(self._stamps)
+        at = leaf.next_use(now) if self._predicts else None
+        if at is None:
+            self._push(self._unknown, (float(leaf.used), stamp, leaf))
+        else:
+            self._push(self._late, (-at, stamp, leaf))
+            self._push(self._overdue, (at, stamp, leaf))
+
+    def take(self, now: float) -> L | None:
+        """Remove and return the leaf to evict first. None if there is none."""
+        if self._top(self._unknown) is not None:
+            return heapq.heappop(self._unknown)[2]
+        late, overdue = self._top(self._late), self._top(self._overdue)
+        if late is None or overdue is None:
+            return None
+        if -late[0] - now >= now - overdue[0]:
+            return heapq.heappop(self._late)[2]
+        return heapq.heappop(self._overdue)[2]
+
+    def _push(self, entries: list[Entry[L]], entry: Entry[L]) -> None:
+        if len(entries) >= self._most:
+            entries[:] = [one for one in entries if _is_current(one)]
+            heapq.heapify(entries)
+        heapq.heappush(entries, entry)
+
+    def _top(self, entries: list[Entry[L]]) -> Entry[L] | None:
+        while entries and not _is_current(entries[0]):
+            heapq.heappop(entries)
+        return entries[0] if entries else None
+
+
+def _is_current(entry: Entry[L]) -> bool:
+    _, stamp, leaf = entry
+    return leaf.stamp == stamp and leaf.is_free

@@ -1,0 +1,287 @@
+"""The context tree: which KV blocks hold which tokens, so that equal prefixes share their blocks.
+
+A node is one block: its tokens, and the nodes that continue them. Only a full node has children. A
+node with fewer tokens than a block ends some context; a sequence that continues it copies it.
+A holder (a running sequence or a pinned context) holds every node of its path, so a node has at
+least as many holders as each child. Nodes without a holder can be evicted from the leaves upwards,
+in the order that `weftline_engine.bookkeeping.kv.eviction` decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from weftline_engine.bookkeeping.kv.eviction import Leaf, Leaves
+from weftline_engine.bookkeeping.kv.extents import Extent, Extents, Tokens
+
+# A partial match compares at most this many children of a node that begin with the same token.
+# Without a bound, a tree of random tails would be read as a whole for one match.
+_MOST_COMPARED = 64
+# From this many salts on, the roots of salts without any block are removed.
+_MOST_ROOTS = 1024
+
+
+class BlockPool:
+    """Which KV blocks, 0 .. count - 1, are free. A block has one owner, a node of the tree or a
+    sequence. Sharing is the tree's: its nodes count holders."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))
+        self._taken = bytearray(count)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free block, or None when there is none right now."""
+        if not self._free:
+            return None
+        block = self._free.pop()
+        self._taken[block] = 1
+        return block
+
+    def give(self, block: int) -> None:
+        assert self._taken[block], f"block {block} is given back twice"
+        self._taken[block] = 0
+        self._free.append(block)
+
+
+class Node(Leaf):
+    """One block of the tree. `stored` is False for a root, which has no block, and after an
+    eviction. `step` is the number of the step that computes the block's keys and values."""
+
+    __slots__ = ("block", "children", "ends", "holders", "parent", "step", "stored", "tokens")
+
+    def __init__(self, tokens: Tokens, block: int, parent: Node | None, step: int) -> None:
+        super().__init__()
+        self.stored = parent is not None
+        self.tokens = tokens
+        # The extents whose resident tokens end here, by the tokens of their next block.
+        self.ends: dict[Tokens, dict[Extent, None]] = {}
+        self.block = block
+        self.parent = parent
+        self.step = step
+        self.holders = 0
+        # By their first token, then by all: a partial match compares few, a whole one none.
+        self.children: dict[int, dict[Tokens, Node]] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may be evicted now: it has a block, no holder and no children."""
+        return not self.holders and not self.children and self.stored
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The nodes whose tokens all match, and one whose first `extra` tokens match behind them."""
+
+    nodes: tuple[Node, ...]
+    partial: Node | None = None
+    extra: int = 0
+
+
+class ContextTree:
+    """Finds, holds, adds and evicts nodes. Each salt has a root, so tenants share nothing."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, predicts: bool = True) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.now = 0.0  # seconds of the current step; set by the scheduler, as is `step`
+        self.step = 0  # the number of the current step
+        self.evictable = 0  # nodes without a holder
+        self._roots: dict[str, Node] = {}
+        self._leaves: Leaves[Node] = Leaves(4 * pool.count, predicts=predicts)
+        self._clock = itertools.count(1)
+        self._anchors: dict[str, Node] = {}  # by context: the end of the path that will be read
+        self.extents = Extents(block_size, self.find)
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be evicted."""
+        return self.pool.free + self.evictable
+
+    def root(self, salt: str) -> Node:
+        if salt not in self._roots and len(self._roots) >= _MOST_ROOTS:
+            used = {key: root for key, root in self._roots.items() if root.children or root.ends}
+            self._roots = used
+        return self._roots.setdefault(salt, Node((), 0, None, 0))
+
+    def match(self, node: Node, tokens: Sequence[int], step: int) -> Match:
+        """The longest stored prefix of `tokens` below `node`.
+
+        Whole nodes may be computed in `step` itself. A node to copy from must be older, because
+        its rows are copied before the step runs.
+        """
+        found: list[Node] = []
+        size, done = self.block_size, 0
+        while len(tokens) - done >= size:
+            key = tuple(tokens[done : done + size])
+            child = node.children.get(key[0], {}).get(key)
+            if child is None:
+                break
+            found.append(child)
+            node, done = child, done + size
+        if done == len(tokens):
+            return Match(tuple(found))
+        rest = tuple(tokens[done : done + size])
+        partial, extra = _closest(node, rest, step)
+        return Match(tuple(found), partial, extra)
+
+    def hold(self, node: Node) -> None:
+        if node.holders == 0:
+            self.evictable -= 1
+        node.holders += 1
+
+    def use(self, node: Node) -> None:
+        """Hold a node that was computed for another sequence, and count the use for eviction."""
+        self.hold(node)
+        node.read_at(self.now)
+
+    def want(self, name: str, node: Node, at: float) -> None:
+        """Context `name` will read the path to `node` at second `at`."""
+        self.unwant(name)
+        self._anchors[name] = node
+        node.wanted[name] = at
+        self._offer(node)
+
+    def unwant(self, name: str) -> None:
+        """Forget when context `name` will be read."""
+        if (node := self._anchors.pop(name, None)) is not None:
+            del node.wanted[name]
+            self._offer(node)
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Release a path, or the end of one. The deepest node is released, and evicted, first."""
+        for node in reversed(nodes):
+            assert node.holders > 0, "a node is released twice"
+            node.holders -= 1
+            if node.holders == 0:
+                self.evictable += 1
+                node.used = next(self._clock)
+                self._offer(node)
+
+    def add(self, parent: Node, tokens: Tokens, block: int, step: int) -> Node | None:
+        """Enter a block, held by the caller. None if these tokens have a node already."""
+        siblings = parent.children.setdefault(tokens[0], {})
+        if tokens in siblings:
+            return None
+        node = siblings[tokens] = Node(tokens, block, parent, step)
+        node.holders = 1
+        node.read = self.now
+        if parent.ends:
+            self.extents.entered(parent, node)
+        return node
+
+    def find(self, parent: Node, tokens: Tokens) -> Node | None:
+        """A child of `parent` that begins with `tokens`."""
+        siblings = parent.children.get(tokens[0], {})
+        if tokens in siblings:
+            return siblings[tokens]
+        if len(tokens) < self.block_size:
+            for node in itertools.islice(siblings.values(), _MOST_COMPARED):
+                if node.tokens[: len(tokens)] == tokens:
+                    return node
+        return None
+
+    def forget(self, node: Node) -> None:
+        """Cut `node` off, so that it and the nodes below it are not found any more. Their holders
+        keep them."""
+        parent = node.parent
+        _detach(node)
+        if parent is not None:
+            depth = sum(1 for _ in _path(parent))
+            self.extents.cut(_below(node), parent, depth * self.block_size)
+        self._offer(node)
+
+    def evict(self) -> bool:
+        """Free the block without a holder that will be read last. False if there is none."""
+        node = self._leaves.take(self.now)
+        if node is None:
+            return False
+        parent = node.parent
+        _detach(node)
+        self.pool.give(node.block)
+        node.stored = False
+        self.evictable -= 1
+        if parent is not None:
+            self.extents.evicted(node, parent)
+        if parent is not None and parent.stored:
+            for name in node.wanted:  # the rest of these paths ends one node earlier
+                self._anchors[name] = parent
+            parent.wanted |= node.wanted
+            self._offer(parent)
+        else:
+            for name in node.wanted:
+                del self._anchors[name]
+        return True
+
+    def take(self) -> int | None:
+        """A block for the caller to own, by eviction if none is free. None if all are held."""
+        block = self.pool.take()
+        if block is None and self.evict():
+            block = self.pool.take()
+        return block
+
+    def take_beside(self, node: Node) -> int | None:
+        """A block for a copy of `node`, without evicting `node` itself."""
+        self.hold(node)
+        block = self.take()
+        self.release([node])
+        return block
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node that can be found, parents first."""
+        for root in self._roots.values():
+            yield from (node for node in _below(root) if node.stored)
+
+    def _offer(self, node: Node) -> None:
+        if node.is_free:
+            self._leaves.add(node, self.now)
+
+
+def _below(node: Node) -> Iterator[Node]:
+    """`node` and all nodes below it, parents first."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        for siblings in node.children.values():
+            stack.extend(siblings.values())
+
+
+def _path(node: Node) -> Iterator[Node]:
+    """The nodes from `node` up to the root, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _closest(node: Node, tokens: Tokens, step: int) -> tuple[Node | None, int]:
+    best: Node | None = None
+    most = 0
+    siblings = node.children.get(tokens[0], {}) if tokens else {}
+    for child in itertools.islice(siblings.values(), _MOST_COMPARED):
+        common = 0
+        for ours, theirs in zip(tokens, child.tokens, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        if common > most and child.step < step:
+            best, most = child, common
+    return best, most
+
+
+def _detach(node: Node) -> None:
+    parent = node.parent
+    if parent is None:
+        return
+    siblings = parent.children.get(node.tokens[0], {})
+    if siblings.get(node.tokens) is node:
+        del siblings[node.tokens]
+        if not siblings:
+            del parent.children[node.tokens[0]]
+    node.parent = None

@@ -1,0 +1,209 @@
+"""The ops in flight: each waits for its parent context, is queued, and ends exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from weftline_engine.api import Accepted, Event, Failed, Op, SamplingParams, Usage
+from weftline_engine.bookkeeping.admission import (
+    Limits,
+    Refused,
+    check,
+    check_prompt,
+    check_tokens,
+)
+from weftline_engine.bookkeeping.events import EventLog
+from weftline_engine.bookkeeping.kv.contexts import Context
+from weftline_engine.bookkeeping.output import Output
+from weftline_engine.bookkeeping.schedule.scheduler import Scheduler
+from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
+
+
+class Backend:
+    """What an engine does for its bookkeeping. These methods do nothing, which is enough for an
+    engine that computes nothing."""
+
+    def accept(self, op: Op) -> None:
+        """An op was checked and is about to be accepted. Raises Refused if it cannot be sampled."""
+
+    def forget(self, op: str) -> None:
+        """An accepted op has ended."""
+
+    def save(self, blocks: Items[int]) -> object:
+        """`Storage.save`"""
+        return ()
+
+    def restore(self, saved: object, pairs: Items[tuple[int, int]]) -> None:
+        """`Storage.restore`"""
+
+    def wipe(self, blocks: Items[int]) -> None:
+        """`Storage.wipe`"""
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """An op in flight. `offset` is where its payload ends; the times are seconds of the clock."""
+
+    sequence: Sequence
+    context: Context
+    output: Output | None = None
+    offset: int = 0
+    started: float | None = None
+    filled: float | None = None
+
+    @property
+    def op(self) -> Op:
+        return self.sequence.op
+
+    @property
+    def params(self) -> SamplingParams:
+        assert self.op.sampling is not None, "a generate was checked to have sampling"
+        return self.op.sampling
+
+    @property
+    def usage(self) -> Usage:
+        """What the op took. It has filled its prompt."""
+        assert self.started is not None and self.filled is not None, "the op has not run"
+        return Usage(
+            prompt_tokens=self.sequence.prompt,
+            cached_tokens=self.sequence.cached,
+            output_tokens=self.sequence.output,
+            started=self.started,
+            filled=self.filled,
+        )
+
+
+class Ops:
+    """Accepts, queues and ends ops, and reports it."""
+
+    def __init__(
+        self, scheduler: Scheduler, limits: Limits, backend: Backend, log: EventLog
+    ) -> None:
+        self._scheduler = scheduler
+        self._contexts = scheduler.contexts
+        self._limits = limits
+        self._backend = backend
+        self._log = log
+        self._live: dict[str, Live] = {}
+        self._children: dict[str, list[Live]] = {}  # by the parent context that they wait for
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(self._live.values())
+
+    def get(self, op: str) -> Live | None:
+        return self._live.get(op)
+
+    def of(self, sequence: Sequence) -> Live:
+        """The op of a queued sequence."""
+        return self._live[sequence.op.id]
+
+    def submit(self, op: Op) -> None:
+        """Accept an op, or fail it. A newer attempt replaces an older one, which says no more."""
+        old = self._live.get(op.id)
+        if old is not None:
+            if old.op.attempt >= op.attempt:
+                return  # a repeat
+            self._drop(old)
+            self._contexts.abandon(old.context, (), ())
+        try:
+            check(op, self._contexts.named, self._limits)
+            self._backend.accept(op)
+        except Refused as refusal:
+            self._log.add(op.id, op.attempt, Failed, error=refusal.error, message=str(refusal))
+        else:
+            self._accept(op)
+        if old is not None and old.context.id not in self._contexts.named:
+            self._fail_children(old.context)
+
+    def feed(self, live: Live, offset: int, part: tuple[int, ...] | str, *, last: bool) -> None:
+        """Append to an open op's payload. Tokens that it has already are skipped."""
+        have = live.offset
+        if isinstance(part, str) or offset > have:
+            self.fail(live, "InvalidRequest", f"feed at {offset} leaves a gap after token {have}")
+            return
+        more = part[have - offset :]
+        try:
+            check_tokens(more, self._limits)
+            live.offset += len(more)
+            live.sequence.feed(more, last=last)
+            if live.sequence.phase is not Phase.HELD:
+                check_prompt(live.sequence, self._limits)
+        except Refused as refusal:
+            self.fail(live, refusal.error, str(refusal))
+
+    def finish(self, live: Live, event: Callable[..., Event], **fields: object) -> None:
+        """End an op well with this event. Its context is ready, and its children are queued."""
+        usage = live.usage
+        self._scheduler.finish(live.sequence, live.context)
+        self._leave(live)
+        self.say(live, event, usage=usage, **fields)
+        for child in self._children.pop(live.context.id, ()):
+            self._queue(child)
+
+    def fail(self, live: Live, error: str, message: str, *, poisoned: bool = False) -> None:
+        """End an op badly, and the ops that wait for its context with it. The blocks that a
+        `poisoned` op computed are wiped."""
+        nodes = [] if poisoned else list(live.sequence.held)
+        self._drop(live, poisoned=poisoned)
+        self._contexts.abandon(live.context, live.sequence.tokens, nodes)
+        self.say(live, Failed, error=error, message=message)
+        self._fail_children(live.context)
+
+    def say(self, live: Live, event: Callable[..., Event], **fields: object) -> None:
+        """Report an event of this op."""
+        self._log.add(live.op.id, live.op.attempt, event, **fields)
+
+    def _accept(self, op: Op) -> None:
+        tokens = list(op.tokens or ())
+        sequence = Sequence(op, self._arrivals, tokens=tokens, prompt=len(tokens), open=op.open)
+        live = Live(sequence, self._contexts.add(op), offset=len(tokens))
+        self._arrivals += 1
+        self._live[op.id] = live
+        self.say(live, Accepted)
+        if op.parent is None or self._contexts.named[op.parent].ready:
+            self._queue(live)
+        else:
+            self._children.setdefault(op.parent, []).append(live)
+
+    def _queue(self, live: Live) -> None:
+        """The parent is ready: put its tokens before the op's, and queue the sequence."""
+        sequence = live.sequence
+        if live.op.parent is not None:
+            parent = self._contexts.named[live.op.parent]
+            self._contexts.touch(parent)
+            self._contexts.pin(parent)
+            sequence.tokens = [*parent.tokens, *sequence.tokens]
+            sequence.prompt = len(sequence.tokens)
+        self._scheduler.add(sequence)
+        try:
+            check_prompt(sequence, self._limits)
+        except Refused as refusal:
+            self.fail(live, refusal.error, str(refusal))
+
+    def _drop(self, live: Live, *, poisoned: bool = False) -> None:
+        """Take an op out of the engine without an event."""
+        if live.sequence.phase is Phase.HELD and live.op.parent in self._children:
+            siblings = self._children[live.op.parent]
+            siblings.remove(live)
+            if not siblings:
+                del self._children[live.op.parent]
+        wipe = self._scheduler.drop(live.sequence, poisoned=poisoned)
+        if wipe:
+            self._backend.wipe(wipe)
+        self._leave(live)
+
+    def _fail_children(self, context: Context) -> None:
+        """Fail the ops that wait for a context that will never be ready."""
+        reason = f"context {context.id} could not be made"
+        for child in self._children.pop(context.id, ()):
+            self.fail(child, "EngineFailed", reason)
+
+    def _leave(self, live: Live) -> None:
+        del self._live[live.op.id]
+        self._backend.forget(live.op.id)

@@ -1,0 +1,152 @@
+"""The output of one op: from tokens to text that may be sent, whole characters and no stop string.
+
+The bookkeeping knows no tokenizer; the engine passes a `Detokenizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from weftline_engine.api import SamplingParams
+
+
+class TokenStream(Protocol):
+    """The text of one output, token by token."""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete; empty while bytes of a character are missing."""
+        ...
+
+    def finish(self) -> str:
+        """The remaining text when no more tokens come."""
+        ...
+
+
+class Detokenizer(Protocol):
+    """Starts a stream behind a prompt, whose last tokens may decide on a leading space."""
+
+    def stream(self, prompt: Sequence[int]) -> TokenStream: ...
+
+
+class Logprobs(TypedDict, total=False):
+    """The fields of a Part that say how likely its tokens were."""
+
+    logprobs: tuple[float, ...]
+    top_tokens: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class Unsent(Logprobs):
+    """The fields of a Part."""
+
+    offset: int
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of an op. `token` is None if its logits were not finite. Under a constraint
+    `error` says why it cannot go on, and `ended` that only the end may follow."""
+
+    token: int | None
+    logprobs: Logprobs
+    constrained: bool = False
+    error: str = ""
+    ended: bool = False
+
+
+class StopScanner:
+    """Passes text on until a stop string appears. Holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._kept = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that is now safe to send; after a stop string, nothing."""
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
+        text = self._kept + text
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.stopped, self._kept = True, ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._kept = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """The text held back, when no more comes."""
+        kept, self._kept = self._kept, ""
+        return kept
+
+
+class Output:
+    """Collects the tokens and the text of an op's output, in parts of `part_tokens`."""
+
+    def __init__(self, params: SamplingParams, stream: TokenStream, part_tokens: int) -> None:
+        self.count = 0  # tokens
+        self._params = params
+        self._stream = stream
+        self._part_tokens = part_tokens
+        self._scanner = StopScanner(params.stop)
+        self._tokens: list[int] = []  # not sent yet, as are the other two
+        self._texts: list[str] = []
+        self._logprobs: list[Logprobs] = []
+        self._whole: list[str] = []  # kept only for an output that may pause
+
+    def push(self, token: int, logprobs: Logprobs, *, at_end: bool, last: bool) -> bool:
+        """Add a token; returns whether a stop string has ended the text.
+
+        `at_end` says that the token marks the end and has no text, `last` that no other follows.
+        """
+        self.count += 1
+        text = "" if at_end else self._stream.push([token])
+        if self.count >= self._params.min_tokens:
+            text = self._scanner.push(text)  # until then, a stop string is text like any other
+        if (at_end or last) and not self._scanner.stopped:
+            text += self._scanner.push(self._stream.finish())
+            if not self._scanner.stopped:
+                text += self._scanner.finish()
+        self._tokens.append(token)
+        self._texts.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
+        if self._params.pause_on:
+            self._whole.append(text)
+        return self._scanner.stopped
+
+    def unsent(self, *, ended: bool) -> Unsent | None:
+        """The fields of the next part. None while it is not full, unless the output has `ended`."""
+        if len(self._tokens) < (1 if ended else self._part_tokens):
+            return None
+        part = Unsent(
+            offset=self.count - len(self._tokens),
+            tokens=tuple(self._tokens),
+            text="".join(self._texts),
+        )
+        for one in self._logprobs:
+            part["logprobs"] = part.get("logprobs", ()) + one["logprobs"]
+            part["top_tokens"] = part.get("top_tokens", ()) + one["top_tokens"]
+            part["top_logprobs"] = part.get("top_logprobs", ()) + one["top_logprobs"]
+        self._tokens, self._texts, self._logprobs = [], [], []
+        return part
+
+    def pause(self) -> str | None:
+        """The first of `pause_on` that the text contains."""
+        whole = "".join(self._whole)
+        return next((one for one in self._params.pause_on if one and one in whole), None)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

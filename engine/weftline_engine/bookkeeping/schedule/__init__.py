@@ -1,0 +1,2 @@
+"""The plan of a step: which sequences it serves, in which order, and with how many tokens and
+blocks."""

@@ -1,0 +1,104 @@
+"""How a sequence takes blocks out of the context tree, and enters its own into it."""
+
+from __future__ import annotations
+
+from weftline_engine.bookkeeping.kv.tree import ContextTree, Node
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
+
+
+class SequenceBlocks:
+    """Moves blocks between sequences and the tree. All methods change the sequence they get."""
+
+    def __init__(self, tree: ContextTree) -> None:
+        self._tree = tree
+        self._size = tree.block_size
+
+    def reuse(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Skip the next tokens as far as the tree holds them, from earlier steps or from this one.
+        Returns a block to copy (source, target) if they end within a block of the tree.
+
+        A block of its own that is not full (the copied end of a context) is replaced by a full one.
+        """
+        size, before = self._size, sequence.computed
+        begin = len(sequence.held) * size
+        if before - begin >= size:
+            return None  # a block of its own duplicates a node until the step is applied
+        # The last token of a prompt is computed in any case: its logits are wanted.
+        last = len(sequence.tokens) - (1 if sequence.generates else 0)
+        if last <= before or (sequence.filled and sequence.left == 1):
+            return None
+        tree = self._tree
+        match = tree.match(self._end(sequence), sequence.tokens[begin:last], tree.step)
+        if before > begin and not match.nodes:
+            return None
+        for node in match.nodes:
+            tree.use(node)
+        for block in sequence.blocks[len(sequence.held) :]:  # one, or none
+            tree.pool.give(block)
+        sequence.blocks[len(sequence.held) :] = [node.block for node in match.nodes]
+        sequence.held.extend(match.nodes)
+        sequence.computed = begin + len(match.nodes) * size
+        found: tuple[int, int] | None = None
+        copy = tree.take_beside(match.partial) if match.partial else None
+        if match.partial is not None and copy is not None:  # else it computes these few itself
+            found = match.partial.block, copy
+            sequence.blocks.append(copy)
+            sequence.computed += match.extra
+        if not sequence.filled:
+            sequence.cached += min(sequence.computed, sequence.prompt) - before
+        return found
+
+    def enter(self, sequence: Sequence, *, final: bool) -> None:
+        """Enter its full blocks into the tree. If another sequence has entered the same tokens
+        first, its block replaces ours, but only after the step (`final`): the step may still write
+        to ours."""
+        size = self._size
+        for index in range(len(sequence.held), sequence.computed // size):
+            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+            parent = self._end(sequence)
+            node = self._tree.add(parent, tokens, sequence.blocks[index], self._tree.step)
+            if node is None:
+                if not final:
+                    return
+                node = self._tree.find(parent, tokens)
+                assert node is not None, "the tree refused a second node for these tokens"
+                self._replace(sequence, index, node)
+            sequence.held.append(node)
+
+    def enter_tail(self, sequence: Sequence) -> None:
+        """Enter the last block, which is not full, at the end of a context."""
+        done = len(sequence.held) * self._size
+        tokens = tuple(sequence.tokens[done : sequence.computed])
+        if not tokens:
+            return
+        index, parent = len(sequence.held), self._end(sequence)
+        node = self._tree.find(parent, tokens)
+        if node is None:
+            node = self._tree.add(parent, tokens, sequence.blocks[index], self._tree.step)
+            assert node is not None, "the tree was searched for these tokens"
+        else:
+            self._replace(sequence, index, node)
+        sequence.held.append(node)
+
+    def cut(self, sequence: Sequence) -> list[int]:
+        """Cut the blocks that nobody else holds out of the tree, and return all such blocks."""
+        own = [i for i, node in enumerate(sequence.held) if node.holders == 1]
+        first = min(own, default=len(sequence.held))
+        if own:
+            self._tree.forget(sequence.held[first])
+        return sequence.blocks[first:]
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back the sequence's own blocks, and release those of the tree."""
+        for block in sequence.blocks[len(sequence.held) :]:
+            self._tree.pool.give(block)
+        self._tree.release(sequence.held)
+        sequence.blocks, sequence.held = [], []
+
+    def _replace(self, sequence: Sequence, index: int, node: Node) -> None:
+        self._tree.hold(node)
+        self._tree.pool.give(sequence.blocks[index])
+        sequence.blocks[index] = node.block
+
+    def _end(self, sequence: Sequence) -> Node:
+        return sequence.held[-1] if sequence.held else self._tree.root(sequence.op.salt)

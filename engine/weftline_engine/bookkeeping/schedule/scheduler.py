@@ -1,0 +1,256 @@
+"""Decides what each step computes: plan() before the step, apply() after it. No tensors, no clock.
+
+Sequences are served in the order of `urgency`, up to the step's number of sequences and tokens. A
+running sequence gets one token, or as much of its prompt as the step's token budget leaves. A
+waiting one is admitted when its whole prompt has room; throughput sequences make room for latency
+ones. When a sequence needs a block and none is free, the cache without a holder is evicted first.
+Then the least urgent running sequence is preempted, and computes its tokens again later. Idle
+contexts are unpinned only when the sequence is alone. So the most urgent sequence always advances,
+and nothing can deadlock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weftline_engine.bookkeeping.kv.contexts import Context, Contexts, Storage
+from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree
+from weftline_engine.bookkeeping.schedule.blocks import SequenceBlocks
+from weftline_engine.bookkeeping.schedule.order import PromptBudget, TokenBound, bulk, rank, urgency
+from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The bounds of a step, and of the KV pool. Raises ValueError if one is too small.
+
+    A prompt longer than `step_tokens` is computed in chunks, beside the sequences that decode.
+    `order.PromptBudget` says when prompts get only `beside_tokens` of a step. Open prompts are
+    computed `ahead_beside` complete ones, or only in steps without any. Without `predicts` the
+    least recently used block is evicted first.
+    """
+
+    blocks: int
+    block_size: int = 16
+    max_running: int = 64
+    step_tokens: int = 512
+    beside_tokens: int = 512
+    ahead_beside: bool = True
+    predicts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise ValueError("the KV pool is smaller than one block; give it more tokens")
+        if self.step_tokens <= self.max_running:
+            raise ValueError(
+                f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute tokens [start, stop) of a sequence in `blocks`; if `samples`, sample the next one."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step: copy blocks (source, target) all at once, then compute the chunks.
+
+    `done` are fills that found all their tokens in the cache.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    done: tuple[Sequence, ...] = ()
+
+
+class Scheduler:
+    """Owns the block pool, the context tree, the contexts and the sequences."""
+
+    def __init__(self, config: SchedulerConfig, storage: Storage) -> None:
+        self.config = config
+        self.pool = BlockPool(config.blocks)
+        self.tree = ContextTree(self.pool, config.block_size, predicts=config.predicts)
+        self.contexts = Contexts(self.tree, storage)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._blocks = SequenceBlocks(self.tree)
+        self._copies: list[tuple[int, int]] = []
+        self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
+        self._full = False  # no more sequences are admitted in this step
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
+        sequence.born, sequence.grain = self.tree.step, self.config.block_size
+        sequence.move_to(Phase.WAITING)
+        self.waiting.append(sequence)
+
+    def plan(self, now: float = 0.0) -> StepPlan:
+        """Decide the step at second `now`. Afterwards the sequences look as if it had run, but for
+        the tokens that it samples."""
+        self.tree.step += 1
+        self.tree.now = now
+        self._copies, self._planned, self._full = [], set(), False
+        everyone = [*self.running, *self.waiting]
+        rank(everyone)
+        chunks: list[Chunk] = []
+        bound = TokenBound()
+        config, places = self.config, self.config.max_running
+        decoding = sum(one.left == 1 for one in self.running)
+        prompts = PromptBudget(config.step_tokens - min(decoding, places), config.beside_tokens)
+        for sequence in sorted(everyone, key=urgency):
+            ahead = sequence.open and bool(chunks) and not chunks[0].sequence.open
+            if len(chunks) == places or (ahead and not config.ahead_beside):
+                break  # all sequences that follow are open as well
+            decodes = sequence.phase is Phase.RUNNING and sequence.left == 1
+            most = 1 if decodes else prompts.allow(sequence)
+            if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
+                continue
+            chunk = self._chunk(sequence, most)
+            if chunk is not None:
+                chunks.append(chunk)
+                self._planned.add(id(sequence))
+                bound.add(sequence)
+                prompts.spend(sequence, 0 if decodes else chunk.stop - chunk.start)
+        done = [one for one in self.running if not one.generates and one.complete]
+        finished = tuple(one for one in done if id(one) not in self._planned)
+        return StepPlan(tuple(chunks), tuple(self._copies), finished)
+
+    def apply(self, plan: StepPlan) -> None:
+        """After the step: enter the blocks that it filled into the tree."""
+        for chunk in plan.chunks:
+            if chunk.sequence.phase is Phase.RUNNING:
+                self._blocks.enter(chunk.sequence, final=True)
+
+    def rests(self, plan: StepPlan) -> bool:
+        """Whether there is nothing to do after this step until the next verb."""
+        if not all(one.open for one in (*self.running, *self.waiting)):
+            return False
+        still = not self.waiting and all(one.left == 0 for one in self.running)
+        return still or not (plan.chunks or plan.done)
+
+    def finish(self, sequence: Sequence, context: Context | None) -> None:
+        """The sequence ends well. What it computed stays pinned under `context`, if any."""
+        self._blocks.enter(sequence, final=True)
+        self._blocks.enter_tail(sequence)
+        if context is not None:
+            self.contexts.settle(context, sequence.tokens, sequence.held, sequence.computed)
+        self._leave(sequence)
+
+    def drop(self, sequence: Sequence, *, poisoned: bool = False) -> list[int]:
+        """The sequence ends badly. Returns the blocks to wipe.
+
+        A poisoned sequence may have written NaNs. Its own blocks are cut out of the tree, so that
+        no other sequence finds them, and wiped, because 0 times NaN is NaN.
+        """
+        wipe = self._blocks.cut(sequence) if poisoned else []
+        if sequence.phase is Phase.HELD:
+            sequence.move_to(Phase.DONE)
+        else:
+            self._leave(sequence)
+        return wipe
+
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk | None:
+        """The next tokens of a running sequence, at most `most`. None if it cannot go on now."""
+        copy = self._blocks.reuse(sequence)
+        if copy is not None:
+            self._copies.append(copy)
+        stop = min(sequence.ready, sequence.computed + most)
+        start = sequence.computed
+        if start >= stop or not self._reserve(sequence, stop):
+            return None
+        sequence.computed = stop
+        blocks = tuple(sequence.blocks)
+        self._blocks.enter(sequence, final=False)
+        samples = sequence.generates and stop == len(sequence.tokens) and not sequence.open
+        return Chunk(sequence, start, stop, blocks, samples)
+
+    def _is_in(self, sequence: Sequence) -> bool:
+        """Whether the sequence is running; a waiting one is admitted if possible. After the first
+        one without room no other is admitted, so that none overtakes it."""
+        if sequence.phase is Phase.WAITING and not self._full:
+            self._full = not self._admit(sequence)
+        return sequence.phase is Phase.RUNNING
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Admit a waiting sequence if there is room for all its tokens and one more."""
+        size = self.config.block_size
+        root = self.tree.root(sequence.op.salt)
+        match = self.tree.match(root, sequence.tokens, self.tree.step)
+        unheld = sum(node.holders == 0 for node in match.nodes)
+        need = len(sequence.tokens) // size + 1 - len(match.nodes)
+        need = min(need, self.pool.count - len(match.nodes))
+        while self.tree.available - unheld < need:
+            victim = self._makes_way(sequence)
+            if victim is not None:
+                self._preempt(victim)
+            elif self.running or not self.contexts.unpin_oldest():
+                return False
+        self.waiting.remove(sequence)
+        sequence.move_to(Phase.RUNNING)
+        if not sequence.filled:
+            sequence.cached = 0
+        self.running.append(sequence)
+        return True
+
+    def _makes_way(self, sequence: Sequence) -> Sequence | None:
+        """The running sequence to preempt for this waiting one. None if none should be.
+
+        A sequence that waits for input gives way, because its input may be the very output of the
+        waiting one. A throughput sequence gives way to a more urgent latency sequence.
+        """
+        if sequence.open:
+            return None
+        candidates = [
+            one
+            for one in self.running
+            if (one.open and one.left == 0)
+            or (bulk(one) and not bulk(sequence) and urgency(one) > urgency(sequence))
+        ]
+        return max(candidates, key=urgency, default=None)
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give the sequence blocks for `tokens` tokens. False if there were none, and it was
+        preempted."""
+        while len(sequence.blocks) * self.config.block_size < tokens:
+            block = self._take(sequence)
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        return True
+
+    def _take(self, sequence: Sequence) -> int | None:
+        """A block, at the cost of less urgent sequences. None if all others are more urgent; then
+        the sequence itself was preempted."""
+        while True:
+            block = self.tree.take()
+            if block is not None:
+                return block
+            victim = max(self.running, key=urgency)
+            if victim is not sequence:
+                self._preempt(victim)
+            elif len(self.running) > 1:
+                self._preempt(sequence)
+                return None
+            elif not self.contexts.unpin_oldest():
+                raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert id(sequence) not in self._planned, f"op {sequence.op.id} is in this step"
+        self.running.remove(sequence)
+        self._blocks.release(sequence)
+        sequence.computed = 0
+        sequence.move_to(Phase.WAITING)
+        self.waiting.append(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        queue = self.running if sequence.phase is Phase.RUNNING else self.waiting
+        queue.remove(sequence)
+        self._blocks.release(sequence)
+        sequence.move_to(Phase.DONE)

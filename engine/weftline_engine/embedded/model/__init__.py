@@ -1,0 +1,1 @@
+"""Models: their configuration and weights, and the decoders that run them."""

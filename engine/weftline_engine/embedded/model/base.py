@@ -1,0 +1,108 @@
+"""The interface of a model, and the common base of the decoders in torch.
+
+T = packed tokens, N = query heads, K = KV heads, H = head size, V = vocabulary, L = layers,
+P = pages, S = tokens a page, R = rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weftline_engine.embedded.model.config import ModelConfig
+from weftline_kernels.attention import Attention, TorchAttention
+from weftline_kernels.operations import TORCH, Operations
+from weftline_kernels.work_list import MIN_BLOCKS_SAVED, WorkList
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """The tokens of a step: ids, positions and KV slots (T), and the rows to sample from (R)."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    rows_R: Tensor
+    work: WorkList
+
+
+class Model(Protocol):
+    """A forward pass over a KV cache. The model chooses the layout of the cache, but dimension 3
+    counts its pages. Sharing pays from `min_blocks_saved` pages on (see work_list.build)."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def min_blocks_saved(self) -> int: ...
+
+    def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
+        """Compute a step, given as tensors in host memory. Fills the tokens' KV slots, and returns
+        logits (R, V) on the device, in float32 or wider."""
+        ...
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache. It is zeroed, because unused rows of a page must be finite."""
+        ...
+
+
+class TorchModel(ABC):
+    """A decoder in torch: its weights on a device, and `compute`. The caller owns the KV cache."""
+
+    min_blocks_saved = MIN_BLOCKS_SAVED
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        operations: Operations = TORCH,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.operations = operations
+        self.scale: float = config.head_size**-0.5
+
+    @abstractmethod
+    def compute(self, step: StepInput, attend: Attention, kv_L2KPSH: Tensor) -> Tensor:
+        """`forward` of a step whose tensors are on the device. It never waits for the device or
+        depends on a value there, so a CUDA graph can capture it.
+
+        A layer stores all its keys and values before its attention, so a row may read the keys and
+        values of another row of the same step.
+        """
+
+    def forward(self, step: StepInput, kv_L2KPSH: Tensor) -> Tensor:
+        """`Model.forward` on the CPU."""
+        return self.compute(step, TorchAttention(step.work, self.scale), kv_L2KPSH)
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache (L, 2, K, P, S, H)."""
+        config = self.config
+        shape = (config.layers, 2, config.kv_heads, pages, page_size, config.head_size)
+        if self.device.type == "cpu":
+            return empty_cache(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+def widened(logits_RV: Tensor) -> Tensor:
+    """The logits in float32 or wider, as sampling needs them."""
+    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written, because numpy maps them lazily."""
+    count = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,174 @@
+"""A model on a CUDA device: decode steps replay captured graphs, all other steps launch kernels.
+
+A decode step of LLaMA-7B has some 400 kernels of a few microseconds. The host launches them more
+slowly than the device runs them. A graph, captured once for each batch size, starts them together.
+T = packed tokens, B = rows of a captured step, R = rows whose logits are wanted, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weftline_engine.embedded.model.base import StepInput, TorchModel
+from weftline_engine.embedded.model.config import ModelConfig
+from weftline_kernels.attention_triton import attend, units
+from weftline_kernels.device_tiles import Capacity, DeviceTiles
+from weftline_kernels.staging import Staging
+from weftline_kernels.tiles import TILES_PER_UNIT, Tiles, cut, split_length, tile_rows
+from weftline_kernels.work_list import WorkList
+
+# Takes a function that computes a step on fixed buffers. Returns one that computes it again on the
+# buffers' new contents, into the same logits.
+Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+# A shared item costs partial results of its queries and their merge, but no launch. That is less
+# than reading 8 pages again: 2 MB of LLaMA-7B's cache, half a microsecond.
+MIN_BLOCKS_SAVED = 8
+_LEVELS = 8  # of the context tree; a step that shares at more levels is launched
+_SLOTS_A_ROW = 64  # partial results; they take 1 MB a row of LLaMA-7B
+
+
+class CudaGraphs:
+    """`Capture` on a CUDA device. The graphs share their temporary memory, so they run in turn."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        compute()  # compiles the kernels, and lets cuBLAS allocate its workspace
+        torch.cuda.synchronize()
+        gc.collect()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits_BV = compute()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits_BV
+
+        return replay
+
+
+class DeviceModel:
+    """A `Model` that runs a decoder in torch, whose weights are on the device."""
+
+    min_blocks_saved = MIN_BLOCKS_SAVED
+
+    def __init__(self, network: TorchModel, *, max_running: int, capture: Capture) -> None:
+        self.network = network
+        self.config: ModelConfig = network.config
+        self.device = network.device
+        self._group = network.config.heads // network.config.kv_heads
+        self._capture = capture
+        self._sizes = sizes(max_running)
+        self._captured: dict[int, CapturedStep] = {}
+        self._cache: Tensor | None = None
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache (L, 2, K, P, S, H). `warm` captures the decode steps over it."""
+        return self.network.new_cache(pages, page_size)
+
+    @torch.inference_mode()
+    def warm(self, cache: Tensor) -> None:
+        """Capture the decode steps of every size over this cache, the largest first, so that the
+        smaller ones reuse its temporary memory."""
+        self._cache, self._captured = cache, {}
+        for rows in reversed(self._sizes):
+            self._captured[rows] = CapturedStep(self.network, rows, cache, self._capture)
+
+    def forward(self, step: StepInput, cache: Tensor) -> Tensor:
+        """`Model.forward`; the logits are valid until the next call."""
+        page_size = cache.shape[4]
+        split = split_length(step.work, self.config.kv_heads, units(self.device), page_size)
+        tiles = cut(step.work, page_size, self._group, split)
+        rows = len(step.tokens_T)
+        # If each sequence computes one token, the wanted rows are all rows, in their order.
+        if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
+            captured = self._captured[min(size for size in self._sizes if size >= rows)]
+            if captured.tiles.capacity.holds(tiles):
+                captured.load(step, tiles)
+                return captured.replay()[:rows]
+        return self._launch(step, tiles, cache)
+
+    def _launch(self, step: StepInput, tiles: Tiles, cache: Tensor) -> Tensor:
+        parts = [step.tokens_T, step.positions_T, step.slots_T, step.rows_R]
+        counts = [len(part) for part in parts]
+        staging = Staging(sum(counts), torch.int64, self.device)
+        offsets = np.cumsum([0, *counts[:-1]]).tolist()
+        values = [part.numpy() for part in parts]
+        staging.send(zip(offsets, values, strict=True), sum(counts))
+        tokens_T, positions_T, slots_T, rows_R = torch.split(staging.tensor, counts)
+        on_device = StepInput(tokens_T, positions_T, slots_T, rows_R, step.work)
+        held = DeviceTiles.of(tiles, self.device)
+        return self.network.compute(on_device, partial(_attend, held, self.network.scale), cache)
+
+
+class CapturedStep:
+    """A captured step of one token for up to `rows` sequences: its buffers and its graph."""
+
+    def __init__(self, network: TorchModel, rows: int, cache: Tensor, capture: Capture) -> None:
+        config, device = network.config, network.device
+        pages, page_size = cache.shape[3], cache.shape[4]
+        self.tiles = DeviceTiles(
+            capacity(config, rows, pages, page_size, units(device)),
+            *tile_rows(config.heads // config.kv_heads),
+            device,
+        )
+        self._rows = rows
+        self._staging = Staging(3 * rows, torch.int64, device)
+        tokens_B, positions_B, slots_B = self._staging.tensor.view(3, rows)
+        nothing = WorkList((), rows, False)
+        every_B = torch.arange(rows, device=device)
+        step = StepInput(tokens_B, positions_B, slots_B, every_B, nothing)
+        self._send(*(np.zeros(0, np.int64),) * 3)
+        attention = partial(_attend, self.tiles, network.scale)
+        # Computes the loaded step: logits (B, V), in memory that the next replay overwrites.
+        self.replay = capture(lambda: network.compute(step, attention, cache))
+
+    def load(self, step: StepInput, tiles: Tiles) -> None:
+        """Load this step, of at most `rows` tokens, for the next replay."""
+        self._send(step.tokens_T.numpy(), step.positions_T.numpy(), step.slots_T.numpy())
+        self.tiles.load(tiles)
+
+    def _send(self, *parts_T: npt.NDArray[np.int64]) -> None:
+        """Copy a step to the buffers. Rows beyond it are token 0, without a slot or a tile."""
+        packed = np.zeros((3, self._rows), np.int64)
+        packed[2] = -1
+        for row, values_T in zip(packed, parts_T, strict=True):
+            row[: len(values_T)] = values_T
+        self._staging.send([(0, packed.ravel())], packed.size)
+
+
+def _attend(
+    tiles: DeviceTiles, scale: float, q_RNH: Tensor, keys_KPSH: Tensor, values_KPSH: Tensor
+) -> Tensor:
+    return attend(tiles, q_RNH, keys_KPSH, values_KPSH, scale)
+
+
+def sizes(max_running: int) -> tuple[int, ...]:
+    """Rows of the captured steps: powers of two, and the largest batch."""
+    powers = [1 << i for i in range(max_running.bit_length()) if 1 << i < max_running]
+    return (*powers, max_running)
+
+
+def capacity(
+    config: ModelConfig, rows: int, pages: int, page_size: int, multiprocessors: int
+) -> Capacity:
+    """The capacity that nearly every decode step of `rows` rows needs. A larger one is launched."""
+    tokens = rows * min(config.context_limit, pages * page_size)
+    balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
+    return Capacity(
+        # Items are cut into tiles that balance the device, of at most 2,048 tokens.
+        tiles=4 * (balanced + 2 * rows) + tokens // 2048,
+        blocks=tokens // page_size + rows,
+        queries=_LEVELS * rows,
+        rows=rows,
+        slots=_SLOTS_A_ROW * rows,
+    )

@@ -1,0 +1,221 @@
+"""The decoder in C (weftline_kernels.cpu) for bfloat16 weights, with the interface of a `Model`.
+
+Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
+uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = pages,
+H = head size, F = H / 2, X = rows of a weight, Y = its columns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weftline_engine.embedded.model.base import CPU, StepInput, empty_cache
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig
+from weftline_engine.embedded.model.llama import frequencies, qkv_bias
+from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
+from weftline_kernels.work_list import MIN_BLOCKS_SAVED
+
+PAGE = 16  # fixed in decoder.c: the lanes of a vector
+_PANEL = 32
+_MOST_SIZE = 256  # of a head, in step.h
+
+Pointer = ctypes.c_void_p
+
+
+def _struct(name: str, fields: list[tuple[str, Any]]) -> Any:
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
+_MATRICES = ("qkv", "out", "gate_up", "down")
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
+_ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "page", "query", "visible")
+_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "logits")
+
+_CLayer = _struct("_CLayer", [(name, Pointer) for name in (*_LAYER, *_MATRICES)])
+_CModel = _struct(
+    "_CModel",
+    [
+        *((name, ctypes.c_int32) for name in _SIZES),
+        ("eps", ctypes.c_float),
+        *((name, Pointer) for name in ("embedding", "norm", "head")),
+        ("layer", ctypes.POINTER(_CLayer)),
+    ],
+)
+_CStep = _struct(
+    "_CStep",
+    [
+        *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
+        ("pages", ctypes.c_int64),
+        *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH)),
+    ],
+)
+
+
+def runs(config: LlamaConfig, page_size: int) -> bool:
+    """Whether the C decoder can run this model."""
+    size = config.head_size
+    return page_size == PAGE and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+
+
+class NativeDecoder:
+    """The packed weights and the config of a model, and `forward`. The caller owns the KV cache."""
+
+    device = CPU
+    min_blocks_saved = MIN_BLOCKS_SAVED
+
+    def __init__(self, config: LlamaConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
+        self.config = config
+        self.threads = torch.get_num_threads()
+        self._forward = library.weftline_forward
+        self._frequencies_F = frequencies(config.rope, config.head_size)
+        self._kept: list[Tensor] = []  # what the structs point to
+        self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+        hidden, vocabulary = config.hidden, config.vocabulary
+        embedding = weights.take("model.embed_tokens.weight", (vocabulary, hidden))
+        tied = config.tied or "lm_head.weight" not in weights
+        head = embedding if tied else weights.take("lm_head.weight", (vocabulary, hidden))
+        self._layers = (_CLayer * config.layers)(
+            *(self._layer(weights, i) for i in range(config.layers))
+        )
+        self._model = _CModel(
+            **{name: getattr(config, name) for name in _SIZES},
+            eps=config.norm_eps,
+            # A copy: the mapped file is as large as the packed weights, and is released with its
+            # last tensor.
+            embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
+            norm=self._keep(weights.take("model.norm.weight", (hidden,)).float()),
+            head=self._keep(pack(head)),
+            layer=self._layers,
+        )
+
+    def _layer(self, weights: Checkpoint, index: int) -> Any:
+        config = self.config
+        hidden, mlp = config.hidden, config.mlp
+        query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+
+        def take(name: str, *shape: int) -> Tensor:
+            return weights.take(f"model.layers.{index}.{name}.weight", shape)
+
+        qkv = [
+            take("self_attn.q_proj", query, hidden),
+            take("self_attn.k_proj", kv, hidden),
+            take("self_attn.v_proj", kv, hidden),
+        ]
+        gate, up = take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)
+        return _CLayer(
+            attention_norm=self._keep(take("input_layernorm", hidden).float()),
+            mlp_norm=self._keep(take("post_attention_layernorm", hidden).float()),
+            qkv=self._keep(pack(torch.cat(qkv))),
+            out=self._keep(pack(take("self_attn.o_proj", hidden, query))),
+            gate_up=self._keep(pack(interleave(gate, up))),
+            down=self._keep(pack(take("mlp.down_proj", hidden, mlp))),
+            **self._extras(weights, index),
+        )
+
+    def _extras(self, weights: Checkpoint, index: int) -> dict[str, int]:
+        """The parts that only some models have: biases, padded to whole panels, and head norms."""
+        config, extras = self.config, {}
+        bias_X = qkv_bias(weights, config, index)
+        if bias_X is not None:
+            padding = -len(bias_X) % _PANEL
+            extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            found = f"model.layers.{index}.self_attn.{name}.weight"
+            extras[name] = self._keep(weights.take(found, (config.head_size,)).float())
+        return extras
+
+    def _keep(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def forward(self, step: StepInput, cache_L2KPX: Tensor) -> Tensor:
+        """Compute a step: fills the tokens' KV slots and returns logits (R, V) in float32."""
+        config = self.config
+        tokens, rows = len(step.tokens_T), len(step.rows_R)
+        angles_TF = step.positions_T.to(torch.float32)[:, None] * self._frequencies_F[None, :]
+        cosine_TF, sine_TF = angles_TF.cos(), angles_TF.sin()
+        queries = queries_of_task(tokens, config.kv_heads, self.threads)
+        flat: Flat = flatten(step.work, queries=queries)
+        logits_RV = torch.empty(rows, config.vocabulary)
+        heads = config.heads * len(flat.query)
+        inputs = {
+            "ids": step.tokens_T,
+            "slots": step.slots_T,
+            "wanted": step.rows_R,
+            "cosine": cosine_TF,
+            "sine": sine_TF,
+            "cache": cache_L2KPX,
+            "logits": logits_RV,
+        }
+        self._forward(
+            ctypes.byref(self._model),
+            ctypes.byref(
+                _CStep(
+                    tokens=tokens,
+                    rows=rows,
+                    items=len(flat.item),
+                    threads=self.threads,
+                    pages=cache_L2KPX.shape[3],
+                    **{name: tensor.data_ptr() for name, tensor in inputs.items()},
+                    **{name: array.ctypes.data for name, array in flat._asdict().items()},
+                    x=self._room("x", tokens * config.hidden),
+                    normed=self._room("normed", max(tokens, rows) * _stride(config.hidden)),
+                    qkv=self._room(
+                        "qkv", tokens * (config.heads + 2 * config.kv_heads) * config.head_size
+                    ),
+                    attended=self._room(
+                        "attended", tokens * _stride(config.heads * config.head_size)
+                    ),
+                    gated=self._room("gated", tokens * _stride(config.mlp)),
+                    partial=self._room("partial", heads * config.head_size),
+                    top=self._room("top", heads),
+                    weight=self._room("weight", heads),
+                )
+            ),
+        )
+        return logits_RV
+
+    def _room(self, name: str, count: int) -> int:
+        """The address of scratch memory for `count` numbers; it is kept for the next step."""
+        if name not in self._scratch or len(self._scratch[name]) < count:
+            # Zeros: a row's padding is multiplied by padded weights, 0, and must be finite.
+            self._scratch[name] = np.zeros(count, np.float32)
+        return self._scratch[name].ctypes.data
+
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """An empty KV cache (L, 2, K, P, H * S); keys lie transposed in their page."""
+        config = self.config
+        shape = (config.layers, 2, config.kv_heads, pages, config.head_size * page_size)
+        return empty_cache(shape, torch.bfloat16)
+
+
+def _stride(width: int) -> int:
+    """The most floats from one row of activations to the next (stride_of in product.h)."""
+    return -(-width // 32) * 32 + 16
+
+
+def pack(weight_XY: Tensor) -> Tensor:
+    """Panels of 32 rows of `weight_XY`, padded with zeros: (panel, Y / 2, 32, 2) in bfloat16."""
+    rows, columns = weight_XY.shape
+    padded = torch.zeros(-(-rows // _PANEL) * _PANEL, columns + columns % 2, dtype=torch.bfloat16)
+    padded[:rows, :columns] = weight_XY
+    # As 32-bit words of two columns each: transposing words is 4 times as fast.
+    words = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
+    return words.transpose(1, 2).contiguous()
+
+
+def interleave(gate_MY: Tensor, up_MY: Tensor) -> Tensor:
+    """16 rows of gate, the 16 of up that belong to them, and so on, padded with zeros."""
+    blocks = -(-gate_MY.shape[0] // 16)
+    both = torch.zeros(2, blocks * 16, gate_MY.shape[1], dtype=torch.bfloat16)
+    both[0, : gate_MY.shape[0]], both[1, : up_MY.shape[0]] = gate_MY, up_MY
+    return both.view(2, blocks, 16, -1).transpose(0, 1).flatten(0, 2)

@@ -1,0 +1,70 @@
+"""Constraints on outputs, as the engine sees them: a mask over the vocabulary for each next token.
+
+The engine knows no grammar; its host passes `Grammars`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from weftline_engine.embedded.memory import put
+
+
+class BadConstraint(Exception):
+    """A constraint cannot be followed; the message is one sentence for the user."""
+
+
+class Matcher(Protocol):
+    """The state of an output within its constraint."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether only the end may follow."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot go on; empty while it can."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles constraints, the JSON text of SamplingParams.constraint, and follows outputs."""
+
+    def compile(self, constraint: str) -> Matcher:
+        """Raises BadConstraint."""
+        ...
+
+    def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:
+        """The allowed next tokens as bits, the lowest first: (matchers, words of 32 bits)."""
+        ...
+
+    def advance(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> None:
+        """Add one token to each of these outputs."""
+        ...
+
+
+class NoGrammars:
+    """Refuses every constraint."""
+
+    def compile(self, constraint: str) -> Matcher:
+        raise BadConstraint("this engine follows no constraints; install llguidance beside it")
+
+    def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:
+        raise AssertionError("there is no matcher")
+
+    def advance(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> None:
+        raise AssertionError("there is no matcher")
+
+
+def forbid(logits_RV: Tensor, rows: Sequence[int], masks_RW: npt.NDArray[np.int32]) -> None:
+    """Set to -inf the logits that the rows' masks do not allow; W = words of 32 tokens."""
+    bits = np.unpackbits(masks_RW.view(np.uint8), axis=1, bitorder="little")
+    allowed_RV = put(bits[:, : logits_RV.shape[1]], logits_RV.device).bool()
+    index_R = put(rows, logits_RV.device)
+    logits_RV[index_R] = logits_RV[index_R].masked_fill(~allowed_RV, float("-inf"))

@@ -1,0 +1,96 @@
+"""The presence, frequency and repetition penalties, which make tokens that occurred less likely.
+
+R = rows of a step, W = those of them with penalties, P = requests with penalties, V = vocabulary,
+X = tokens of these that have occurred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weftline_engine.api import SamplingParams
+from weftline_engine.embedded.memory import put
+
+
+class Penalties:
+    """Counts the tokens of the requests that have penalties, in a row for each. A row takes 5 bytes
+    a token of the vocabulary, 250 kB for 49,152; the first is allocated when a request needs it."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._device = device
+        self._row_of = np.full(capacity, -1)  # by slot
+        self._free: list[int] = []
+        self._output_PV = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._seen_PV = torch.zeros(0, 0, dtype=torch.bool, device=device)
+        self._weights_P3 = torch.zeros(0, 3, dtype=torch.float64, device=device)
+
+    def begin(
+        self, slot: int, params: SamplingParams, prompt: Sequence[int], vocabulary: int
+    ) -> None:
+        """Enter a request before its first token, if it has penalties."""
+        weights = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        if weights == (0.0, 0.0, 1.0):
+            return
+        if not self._free:
+            self._grow(vocabulary)
+        row = self._free.pop()
+        if slot >= len(self._row_of):
+            self._row_of = np.concatenate([self._row_of, np.full(slot + 1, -1)])
+        self._row_of[slot] = row
+        self._output_PV[row] = 0
+        self._seen_PV[row] = False
+        self._seen_PV[row, put(prompt, self._device)] = True
+        self._weights_P3[row] = put(np.array(weights), self._device)
+
+    def end(self, slot: int) -> None:
+        if slot < len(self._row_of) and self._row_of[slot] >= 0:
+            self._free.append(int(self._row_of[slot]))
+            self._row_of[slot] = -1
+
+    def apply(self, logits_RV: Tensor, slots: npt.NDArray[np.int64]) -> None:
+        """Change the logits of the rows with penalties: repetition first, as in other engines."""
+        which_W, rows_W = self._find(slots)
+        if not len(which_W):
+            return
+        # Only the tokens that have occurred, some hundred in each request.
+        at_X, token_X = self._seen_PV[rows_W].nonzero(as_tuple=True)
+        row_X, state_X = which_W[at_X], rows_W[at_X]
+        presence_X, frequency_X, repetition_X = self._weights_P3[state_X].T
+        output_X = self._output_PV[state_X, token_X]
+        x_X = logits_RV[row_X, token_X].double()
+        x_X = torch.where(x_X > 0, x_X / repetition_X, x_X * repetition_X)
+        x_X = x_X - frequency_X * output_X - presence_X * (output_X > 0)
+        logits_RV[row_X, token_X] = x_X.to(logits_RV.dtype)
+
+    def count(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """Count a token for each of these requests; -1 is none."""
+        which_W, rows_W = self._find(np.where(tokens >= 0, slots, len(self._row_of)))
+        tokens_W = put(tokens, self._device)[which_W]
+        self._output_PV[rows_W, tokens_W] += 1
+        self._seen_PV[rows_W, tokens_W] = True
+
+    def _find(self, slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """The indices of the slots that have penalties, and their rows in the tables."""
+        rows = np.full(len(slots), -1)
+        known = slots < len(self._row_of)
+        rows[known] = self._row_of[slots[known]]
+        which = np.flatnonzero(rows >= 0)
+        return put(which, self._device), put(rows[which], self._device)
+
+    def _grow(self, vocabulary: int) -> None:
+        """Double the rows, or make the first four."""
+        size = len(self._output_PV)
+        more = max(4, size)
+        shape = (more, vocabulary)
+        self._free.extend(range(size + more - 1, size - 1, -1))
+        output_PV, seen_PV = (
+            torch.cat([old.view(size, vocabulary), old.new_zeros(shape)])
+            for old in (self._output_PV, self._seen_PV)
+        )
+        self._output_PV, self._seen_PV = output_PV, seen_PV
+        self._weights_P3 = torch.cat([self._weights_P3, self._weights_P3.new_zeros(more, 3)])

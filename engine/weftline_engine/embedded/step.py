@@ -1,0 +1,100 @@
+"""Turns a planned step into the tensors that the model runs on, and measures at start what such a
+step takes (Parrot's Figure 10)."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weftline_engine.api import Kind, Op
+from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.sequence import Sequence
+from weftline_engine.embedded.model.base import Model, StepInput
+from weftline_kernels.work_list import Rows, build
+
+# Sequences have the length of a chat. Their number grows by powers of four, for at most BUDGET_S.
+TOKENS = 512
+COUNTS = (1, 4, 16, 64)
+BUDGET_S = 0.5
+REPEATS = 3  # the quickest counts, because noise only adds
+
+
+def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> StepInput:
+    """Pack the chunks of a plan; `rows_R` are the last rows of those that sample."""
+    counts = np.array([chunk.stop - chunk.start for chunk in plan.chunks])
+    firsts = np.cumsum(counts) - counts
+    tokens = np.fromiter(
+        itertools.chain.from_iterable(
+            chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in plan.chunks
+        ),
+        np.int64,
+        int(counts.sum()),
+    )
+    starts = np.array([chunk.start for chunk in plan.chunks])
+    positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
+    pages = np.concatenate(
+        [
+            np.asarray(chunk.blocks, np.int64)[np.arange(chunk.start, chunk.stop) // page_size]
+            for chunk in plan.chunks
+        ]
+    )
+    parts = [
+        Rows(chunk.blocks, int(first), int(count), chunk.start)
+        for chunk, first, count in zip(plan.chunks, firsts, counts, strict=True)
+    ]
+    samples = np.array([chunk.samples for chunk in plan.chunks])
+    return StepInput(
+        torch.from_numpy(tokens),
+        torch.from_numpy(positions),
+        torch.from_numpy(pages * page_size + positions % page_size),
+        torch.from_numpy((firsts + counts - 1)[samples]),
+        build(parts, page_size, min_blocks_saved=min_blocks_saved),
+    )
+
+
+@torch.inference_mode()
+def step_profile(
+    decoder: Model, cache: Tensor, config: SchedulerConfig
+) -> tuple[tuple[int, float], ...]:
+    """Pairs of tokens in flight and seconds of a step, ascending in both.
+
+    The keys and values are whatever the pool holds: only the time matters. The steps write into
+    free pages, and leave finite numbers there.
+    """
+    length = min(TOKENS, config.blocks * config.block_size, decoder.config.context_limit)
+    blocks = -(-length // config.block_size)
+    counts = [n for n in COUNTS if n <= config.max_running and n * blocks <= config.blocks]
+    seconds: list[float] = []
+    _seconds(
+        decoder, cache, config, (_decoding(0, length, blocks),)
+    )  # brings the weights into memory
+    ends = time.perf_counter() + BUDGET_S
+    for count in counts:
+        chunks = tuple(_decoding(number, length, blocks) for number in range(count))
+        seconds.append(min(_seconds(decoder, cache, config, chunks) for _ in range(REPEATS)))
+        if len(seconds) > 1 and time.perf_counter() > ends:
+            break
+    tokens = (count * length for count in counts)
+    return tuple(zip(tokens, itertools.accumulate(seconds, max), strict=False))
+
+
+def _decoding(number: int, length: int, blocks: int) -> Chunk:
+    """The last token of a sequence whose pages are its own."""
+    op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
+    sequence = Sequence(op, number, tokens=[0] * length)
+    pages = tuple(range(number * blocks, (number + 1) * blocks))
+    return Chunk(sequence, length - 1, length, pages, samples=True)
+
+
+def _seconds(
+    decoder: Model, cache: Tensor, config: SchedulerConfig, chunks: tuple[Chunk, ...]
+) -> float:
+    began = time.perf_counter()
+    least = decoder.min_blocks_saved
+    step = step_input(StepPlan(chunks), config.block_size, min_blocks_saved=least)
+    decoder.forward(step, cache)[0, 0].item()  # waits for the device
+    return time.perf_counter() - began

@@ -1,0 +1,126 @@
+"""Computes the steps that the bookkeeping plans: the model, its KV cache and the sampler.
+
+R = rows whose logits are wanted, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+
+from weftline_engine.api import Op
+from weftline_engine.bookkeeping import (
+    Backend,
+    Live,
+    Refused,
+    Sampled,
+    SchedulerConfig,
+    StepPlan,
+)
+from weftline_engine.embedded.memory import copy_pages, restore_pages, save_pages, wipe_pages
+from weftline_engine.embedded.model.base import Model
+from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, Matcher, NoGrammars
+from weftline_engine.embedded.sample.sampler import Sampler
+from weftline_engine.embedded.step import step_input
+from weftline_kernels.work_list import NEVER_SHARED
+
+
+class Worker(Backend):
+    """A model on its device. Without `tree_attention` each sequence reads its keys and values for
+    itself, even if it shares them."""
+
+    def __init__(
+        self,
+        decoder: Model,
+        config: SchedulerConfig,
+        *,
+        grammars: Grammars | None,
+        seed: int,
+        tree_attention: bool,
+    ) -> None:
+        self.decoder = decoder
+        self.cache = decoder.new_cache(config.blocks, config.block_size)
+        self._block_size = config.block_size
+        self._seed = seed
+        self._min_blocks_saved = decoder.min_blocks_saved if tree_attention else NEVER_SHARED
+        self._grammars = grammars or NoGrammars()
+        self._matchers: dict[str, Matcher] = {}  # by op, as are the slots
+        self._slots: dict[str, int] = {}
+        self.sampler = Sampler(
+            config.max_running,
+            decoder.config.vocabulary,
+            decoder.config.eos,
+            self._grammars,
+            decoder.device,
+        )
+
+    def accept(self, op: Op) -> None:
+        """Compile the op's constraint. Raises Refused if it cannot be followed."""
+        if op.sampling is not None and op.sampling.constraint is not None:
+            try:
+                self._matchers[op.id] = self._grammars.compile(op.sampling.constraint)
+            except BadConstraint as reason:
+                raise Refused("InvalidRequest", str(reason)) from None
+
+    def forget(self, op: str) -> None:
+        """Free what the sampler keeps for the op."""
+        self._matchers.pop(op, None)
+        slot = self._slots.pop(op, None)
+        if slot is not None:
+            self.sampler.remove(slot)
+
+    def save(self, blocks: Sequence[int]) -> Tensor:
+        """These blocks in host memory."""
+        return save_pages(self.cache, blocks)
+
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy block source of `saved` to block target of the cache, for each (source, target)."""
+        restore_pages(self.cache, cast(Tensor, saved), pairs)
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Fill these blocks with zeros."""
+        wipe_pages(self.cache, blocks)
+
+    def copy(self, plan: StepPlan) -> None:
+        """Copy the blocks that the plan says; it may have copies and no chunks."""
+        if plan.copies:
+            copy_pages(self.cache, plan.copies)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Compute the chunks of a plan: fills their KV blocks, and returns logits (R, V)."""
+        step = step_input(plan, self._block_size, min_blocks_saved=self._min_blocks_saved)
+        return self.decoder.forward(step, self.cache)
+
+    def sample(self, ops: Sequence[Live], logits_RV: Tensor) -> list[Sampled]:
+        """The next token of each op, of which `logits_RV` holds a row each."""
+        if not ops:
+            return []
+        for live in ops:
+            if live.op.id not in self._slots:
+                self._begin(live)
+        chosen = self.sampler.choose(
+            logits_RV,
+            [self._slots[live.op.id] for live in ops],
+            [live.sequence.output for live in ops],
+        )
+        found = []
+        for live, token, logprobs in zip(ops, chosen.tokens, chosen.logprobs, strict=True):
+            matcher = self._matchers.get(live.op.id)
+            if matcher is None:
+                found.append(Sampled(token, logprobs))
+            else:
+                error, ended = matcher.error, matcher.ended
+                found.append(Sampled(token, logprobs, constrained=True, error=error, ended=ended))
+        return found
+
+    def _begin(self, live: Live) -> None:
+        """The op's prompt is complete, and its first token comes next."""
+        op, params = live.op, live.params
+        # Without a seed, a number from the op's id: the same in every run.
+        number = int.from_bytes(op.id.encode()[-8:], "little")
+        seed = params.seed if params.seed is not None else self._seed + 0x51ED * number
+        slot = self.sampler.add(params, seed, self._matchers.get(op.id))
+        self._slots[op.id] = slot
+        self.sampler.begin(slot, params, live.sequence.tokens)
