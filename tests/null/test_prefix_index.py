@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from weftline_engine.api import Capability, Description, Residency
 from weftline_server.schedule.engines.prefix_index import (
     MAX_PREFIXES,
-    REPORTS,
     PrefixEstimate,
     PrefixIndex,
     known_prefixes,
@@ -23,8 +22,8 @@ LONG = (("a", 32), ("a+", 64), ("a++", 128))
 
 
 def test_an_engine_that_reports_gets_the_index_and_any_other_the_estimate() -> None:
-    silent: tuple[Any, ...] = tuple(one for one in Capability if one != REPORTS)
-    reports = (*silent, REPORTS)
+    silent: tuple[Any, ...] = tuple(one for one in Capability if one is not Capability.REPORTS)
+    reports = (*silent, Capability.REPORTS)
     for capabilities, expected in ((reports, PrefixIndex), (silent, PrefixEstimate)):
         description = Description(model="m", capabilities=capabilities)
         assert type(known_prefixes(description)) is expected
