@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from weftline_engine.api import Finished, Kind, Op, Part, SamplingParams
+from weftline_engine.bookkeeping import Backend
 from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig
 from weftline_engine.bookkeeping.schedule.sequence import Sequence as Planned
 from weftline_engine.detokenizer import ByteDetokenizer
@@ -257,7 +258,7 @@ def test_bfloat16_is_no_worse_than_transformers(
 
 def all_logits(decoder: Model, text: list[int]) -> Tensor:
     """Logits at every position, computed in chunks of 32 tokens on the paged cache."""
-    scheduler = Scheduler(SchedulerConfig(blocks=64, step_tokens=32, max_running=1))
+    scheduler = Scheduler(SchedulerConfig(blocks=64, step_tokens=32, max_running=1), Backend())
     cache = decoder.new_cache(64, 16)
     op = Op(id="op", kind=Kind.FILL, context="op")
     scheduler.add(Planned(op, 0, tokens=list(text), prompt=len(text)))

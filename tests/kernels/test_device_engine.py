@@ -128,8 +128,8 @@ def test_padding_reaches_no_other_row() -> None:
     expected = run(on_device(llama(layers=1), Again(), CPU), ops)
     assert not any(0 in tokens for tokens in expected)
     engine = on_device(llama(layers=1), Again(), CPU)
-    assert isinstance(engine.decoder, DeviceModel)
-    engine.decoder.network.embedding_VC[0] = float("nan")  # type: ignore[attr-defined]
+    assert isinstance(engine.worker.decoder, DeviceModel)
+    engine.worker.decoder.network.embedding_VC[0] = float("nan")  # type: ignore[attr-defined]
     assert run(engine, ops) == expected
     assert engine.cache.isfinite().all()
 
