@@ -18,6 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 NO_TORCH := PYTHONPATH=.ci/without_torch
+STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_shape.py
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
@@ -42,11 +43,11 @@ demo: install ## two LangChain summaries, plain and as one graph, on a real mode
 	$(BIN)/python cookbook/demo.py
 
 test-fast: install ## about a minute: decisions on the null engine, layers, and one real answer
-	$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET)
+	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET)
 	$(BY_FILE) $(SMOKE) $(SHAPE)
 
 test: install ## the product's tests that need no GPU; those of the checkout itself are in check
-	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET))
+	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET))
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
 	$(call suite,tests/contract,$(PYTEST) tests/contract)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
@@ -65,7 +66,7 @@ check: install ## lint, types, layers, and the README's programs from built whee
 COVERED := --cov --cov-report=
 coverage: install ## the share of lines that tests/null and tests/integrations run
 	rm -f .coverage .coverage.*
-	$(NO_TORCH) $(BY_FILE) tests/null $(NO_NET) $(COVERED)
+	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET) $(COVERED)
 	$(BY_FILE) tests/integrations $(COVERED) --cov-append
 	$(BIN)/coverage report --skip-covered
 

