@@ -139,25 +139,26 @@ def test_a_closed_application_leaves_nothing() -> None:
 
 
 def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
-    """It is pinned while there is room, outlives other calls and guesses of its session, and goes
-    when the call that continues it has ended. The tool's ten seconds are a pause."""
+    """The engine may evict it, but it outlives other calls and guesses of its session. It goes when
+    the call that continues it has ended. The tool's ten seconds are a pause."""
     world = World()
     world.wants = {f"c{i}": Want() for i in range(5)}
     op = make_op("a", "p", 100)
     world.memory.queued(op, "m", True, 0.0)
     world.memory.gate.admit("m", 1000, 0.0)
     id = PrimitiveId("a", "p")
-    assert world.memory.paused("e", id, op, make_usage(100), 1.0) == [Advise("e", "p", 5.0, None)]
+    assert world.memory.paused("e", id, op, make_usage(100), 1.0) == [
+        Advise("e", "p", 5.0, None),
+        Retain("e", "p", Retention.EVICTABLE),
+    ]
     said = [verb for i in range(5) for verb in world.call("a", f"c{i}", 20 + i, 11.0 + 2 * i)]
     assert Free("e", "p") not in said and Advise("e", "c0", 10.0, None) in said
     assert Free("e", "p") in world.call("a", "goes on", 130, 40.0)
-    big = make_op("a", "big", 600)
-    world.memory.queued(big, "m", True, 50.0)
-    evictable = Retain("e", "big", Retention.EVICTABLE)
-    id = PrimitiveId("a", "big")
-    assert world.memory.paused("e", id, big, make_usage(600), 51.0)[-1] == evictable
+    late = make_op("a", "late", 60)
+    world.memory.queued(late, "m", True, 50.0)
+    world.memory.paused("e", PrimitiveId("a", "late"), late, make_usage(60), 51.0)
     assert world.memory.abandoned("c4") == world.memory.abandoned("nothing") == []
-    assert world.memory.abandoned("big") == [Free("e", "big")]
+    assert world.memory.abandoned("late") == [Free("e", "late")]
 
 
 def test_retention_can_be_switched_off() -> None:

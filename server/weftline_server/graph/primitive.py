@@ -7,6 +7,7 @@ primitive i reads the inputs and outputs that stand in the prompt before y_i.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -64,6 +65,22 @@ class Body(Protocol):
     def streams_in(self, variable: str) -> bool:
         """Whether the primitive can use the text of an input before the input is complete."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBody:
+    """The body of a kind without a prompt: the constant inputs of its op, JSON values by name."""
+
+    inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def boundaries(self) -> tuple[str, ...]:
+        return ()
+
+    def streams_out(self, variable: str) -> bool:
+        return False
+
+    def streams_in(self, variable: str) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,15 @@ UNSTABLE_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The prompt of an op: token ids, or text or messages for an engine without a tokenizer."""
+    """What an op carries: token ids, or text or messages for an engine without a tokenizer.
+
+    An op without a prompt carries JSON values as `inputs`.
+    """
 
     tokens: tuple[int, ...] | None
     text: str | None
     messages: tuple[tuple[str, str], ...] | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def size(self) -> int:

@@ -52,6 +52,11 @@ def written(format: ToolFormat, name: str) -> tuple[str, str]:
 _TRIGGERS = {ToolFormat.HERMES: "<tool_call>", ToolFormat.LLAMA: '{"name": '}
 
 
+def triggers(format: ToolFormat) -> tuple[str, ...]:
+    """Return the texts that show that an output calls a tool; none where they are not text."""
+    return (_TRIGGERS[format],) if format in _TRIGGERS else ()
+
+
 def constraint(call: Call, otherwise: dict[str, Any] | None, format: ToolFormat) -> str | None:
     """Return the engine's constraint for an output of `call` as JSON text; None if it is free.
 

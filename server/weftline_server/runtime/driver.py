@@ -20,7 +20,7 @@ from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, PromptKind
+from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, ValueKind
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -57,8 +57,9 @@ class Driver:
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        self._prompts = PromptKind(dispatcher.prompter, registry.salt, without)
-        self._early = EarlyFill(dispatcher, self._prompts, clock)
+        prompts = PromptKind(dispatcher.prompter, registry.salt, without)
+        self._kinds = Kinds(prompts, ValueKind(registry.salt))
+        self._early = EarlyFill(dispatcher, prompts, clock)
         self._fills_early = "prefill_early" not in without
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
@@ -106,7 +107,7 @@ class Driver:
         prepared: dict[PrimitiveId, Payload] = {}
         for primitive in (primitive for task in tasks for primitive in task.primitives):
             if isinstance(primitive.body, PromptBody) and primitive.body.is_constant:
-                payload = await self._prompts.prepare(session, primitive)
+                payload = await self._kinds.prompts.prepare(session, primitive)
                 prepared[PrimitiveId(session.id, primitive.id)] = payload
                 if len(prepared) % TURN_CALLS == 0:
                     await asyncio.sleep(0)
@@ -158,22 +159,22 @@ class Driver:
     async def _run(self, session: Session, id: str) -> None:
         """Render, tokenise and queue one primitive, or tell the session why that cannot be done."""
         primitive, run = session.graph.primitives[id], session.primitives[id]
-        full = PrimitiveId(session.id, id)
+        kind, full = self._kinds.of(primitive), PrimitiveId(session.id, id)
         try:
             payload = self._prepared.pop(full, None)
             if payload is None:
-                payload = await self._prompts.prepare(session, primitive)
+                payload = await kind.prepare(session, primitive)
         except WeftlineError as error:
             self.apply(session, ev.PrimitiveFailed(now=self._now(), primitive=id, error=error))
             return
-        charge = self._prompts.charge(primitive, payload)
+        charge = kind.charge(primitive, payload)
         self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
         number = self._early.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
-            work = self._prompts.work(session, primitive, payload, attempt, self._now())
+            work = kind.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
 
     async def _fill(self, session: Session, id: str) -> None:
@@ -211,10 +212,23 @@ class Driver:
                     now=at, primitive=primitive.id, engine=engine, node=node
                 )
             case api.Part():
-                event = self._prompts.part(primitive, outcome, self._now())
+                event = self._kinds.prompts.part(primitive, outcome, self._now())
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
+            case api.Paused(reason=mark, usage=usage):
+                # For the call it has ended: the tool runs in the client, or in another task.
+                log.debug("primitive %s paused on %r", primitive.id, mark)
+                finished = api.Finished(
+                    op=outcome.op,
+                    attempt=outcome.attempt,
+                    sequence=outcome.sequence,
+                    time=outcome.time,
+                    reason=api.FinishReason.STOP,
+                    usage=usage,
+                )
+                self._finish(session, primitive, finished)
+                return
             case api.Finished():
                 self._finish(session, primitive, outcome)
                 return
@@ -222,7 +236,7 @@ class Driver:
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, in another thread if that takes long, and tell the session."""
-        make, is_slow = self._prompts.result(session, primitive, finished)
+        make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
 
         async def elsewhere() -> None:
             made = await asyncio.get_running_loop().run_in_executor(None, make)

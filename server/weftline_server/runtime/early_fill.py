@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.lowering.call import PromptBody
 from weftline_server.prompt.prompter import Payload
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.runtime.kinds import Attempt, PromptKind
@@ -55,14 +56,17 @@ class EarlyFill:
     def may_advance(self, session: Session, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
-        Not for an engine that takes text, and not while another task advances the primitive.
+        Not for a kind without a prompt, not for an engine that takes text, and not while another
+        task advances the primitive.
         """
+        found = session.graph.primitives[primitive]
+        if not isinstance(found.body, PromptBody):
+            return False
         early = self._early.get(PrimitiveId(session.id, primitive))
         if early is not None and early.busy:
             early.again = True
             return False
-        resource = session.graph.primitives[primitive].resource
-        return self._prompts.prompter(resource).tokenizer is not None
+        return self._prompts.prompter(found.resource).tokenizer is not None
 
     async def advance(self, session: Session, primitive: str) -> None:
         """Send what has become known since the last time; calls in the meantime make one more."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from weftline_engine import api
-from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
+from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, sampling_params
 from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
 from weftline_server.schedule.engines.slot import Work
 from weftline_server.session import events as ev
@@ -69,6 +71,54 @@ class Kind(Protocol):
         ...
 
 
+class ValueKind:
+    """Every other kind: JSON values go out, one JSON value comes back.
+
+    The inputs are the constants of the primitive's `ValueBody` and the values of its variables, by
+    the variables' ids.
+    """
+
+    def __init__(self, salt: Callable[[str], str]) -> None:
+        self._salt = salt
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        constants = primitive.body.inputs if isinstance(primitive.body, ValueBody) else {}
+        reads = (read.variable for read in primitive.reads if read.flow is not Flow.ORDER)
+        values = {variable: session.variables[variable].value for variable in reads}
+        return Payload(None, None, inputs={**constants, **values})
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return primitive.work
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        id = PrimitiveId(session.id, primitive.id)
+        op = api.Op(
+            id=str(id),
+            attempt=attempt.number,
+            kind=primitive.kind,
+            context=str(id),
+            inputs=payload.inputs,
+            salt=self._salt(session.tenant),
+            hints=hints(session, primitive),
+        )
+        return Work(
+            id,
+            primitive.resource,
+            op,
+            queued_at(session, primitive, attempt, now),
+            primitive.work,
+            stays=session.stays,
+            once=primitive.effects is Effects.ONCE,
+        )
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        return partial(Transformed, finished.value), False
+
+
 class PromptKind:
     """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
 
@@ -96,11 +146,14 @@ class PromptKind:
         prompter = self.prompter(primitive.resource)
         prompt_tokens = 0 if attempt.is_open else payload.size
         sampling = sampling_params(body_of(primitive), prompt_tokens, prompter)
+        if session.stays and body_of(primitive).call.offered_tools:
+            # The session may come back with the tool's answer and continue this context.
+            sampling = replace(sampling, pause_on=triggers(prompter.tool_format))
         salt = self._salt(session.tenant)
         op = api.Op(
             id=str(id),
             attempt=attempt.number,
-            kind=api.Kind(primitive.kind),
+            kind=primitive.kind,
             context=str(id),
             tokens=payload.tokens,
             text=payload.text,
@@ -110,8 +163,7 @@ class PromptKind:
             open=attempt.is_open,
             hints=hints(session, primitive),
         )
-        step = session.primitives[primitive.id].step
-        queued = now if step is None or attempt.is_open else step.queued
+        queued = queued_at(session, primitive, attempt, now)
         size = payload.size + sampling.max_tokens
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
         return Work(id, primitive.resource, op, queued, size, shared, session.stays)
@@ -129,6 +181,24 @@ class PromptKind:
         format = self.prompter(primitive.resource).tool_format
         make = partial(transformed, body, primitive.id, text, format)
         return make, is_large(body.output.transforms, text)
+
+
+class Kinds:
+    """The server's side of every kind. A kind without an entry here is a `ValueKind`."""
+
+    def __init__(self, prompts: PromptKind, values: ValueKind) -> None:
+        self.prompts = prompts
+        self._values = values
+
+    def of(self, primitive: Primitive) -> Kind:
+        """The kind that runs the primitive."""
+        return self.prompts if isinstance(primitive.body, PromptBody) else self._values
+
+
+def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: float) -> float:
+    """When the primitive was queued, in seconds; an early fill is queued now."""
+    step = session.primitives[primitive.id].step
+    return now if step is None or attempt.is_open else step.queued
 
 
 def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:

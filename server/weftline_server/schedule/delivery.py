@@ -122,7 +122,7 @@ class Delivery:
 
     def _retry(self, work: Work) -> bool:
         """Queue the work again, unless this was its last attempt."""
-        if work.op.attempt + 1 >= MAX_ATTEMPTS:
+        if work.once or work.op.attempt + 1 >= MAX_ATTEMPTS:
             return False
         self._queue.add(replace(work, op=replace(work.op, attempt=work.op.attempt + 1)))
         return True

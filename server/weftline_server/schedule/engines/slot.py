@@ -51,7 +51,7 @@ class Work:
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
     work. `prefixes` are the hashes and lengths of the prompt's beginnings. `stays` says that its
-    session may send calls that nobody knows yet.
+    session may send calls that nobody knows yet. Work to do `once` gets no second attempt.
     """
 
     primitive: PrimitiveId
@@ -61,6 +61,7 @@ class Work:
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()
     stays: bool = False
+    once: bool = False
     item: Queued = field(init=False)  # what placement sees of it: made once, not in each round
 
     def __post_init__(self) -> None:

@@ -184,7 +184,7 @@ class Memory:
         return [*found, *self._bound(one)]
 
     def paused(self, engine: str, id: PrimitiveId, op: Op, usage: Usage, now: float) -> list[Verb]:
-        """Keep the context of a call that stopped for a tool, pinned while there is room.
+        """Keep the context of a call that stopped for a tool; the engine may move it meanwhile.
 
         The tool's time counts as a pause of the application.
         """
@@ -200,8 +200,7 @@ class Memory:
         kept = self._keep(one, engine, id, op, usage.prompt_tokens + usage.output_tokens)
         kept.paused = True
         found.append(Advise(engine, op.context, one.expected_pause_s, None))
-        if not self._pools.pin(kept):
-            found.append(Retain(engine, op.context, Retention.EVICTABLE))
+        found.append(Retain(engine, op.context, Retention.EVICTABLE))
         return found
 
     def abandoned(self, context: str) -> list[Verb]:
