@@ -76,7 +76,7 @@ class Hints:
 
     `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
     After the op's end its context, or the first `kept_tokens` of it, will be continued in
-    `expected_pause` seconds. `expected_output` predicts the number of output tokens.
+    `expected_pause` seconds.
     """
 
     application: str = ""
@@ -87,7 +87,6 @@ class Hints:
     criterion: str = "latency"
     priority: int = 0
     token_bound: int | None = None
-    expected_output: int | None = None
     expected_pause: float | None = None
     kept_tokens: int | None = None
 

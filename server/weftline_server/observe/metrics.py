@@ -121,13 +121,19 @@ class _Load(Collector):
         states = GaugeMetricFamily(
             "weftline_engine_state", "1 for the engine's present state", labels=("engine", "state")
         )
+        pool = GaugeMetricFamily(
+            "weftline_kv_pool_bytes", "Size of the engine's KV cache", labels=("engine",)
+        )
         for engine in status.engines:
+            if engine.kv_bytes is not None:
+                pool.add_metric((engine.name,), engine.kv_bytes)
             running.add_metric((engine.name,), engine.running)
             tokens.add_metric((engine.name,), engine.tokens)
             for state in EngineState:
                 states.add_metric((engine.name, state.value), float(state is engine.state))
         yield running
         yield tokens
+        yield pool
         yield states
 
 

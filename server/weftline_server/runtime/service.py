@@ -50,6 +50,7 @@ class EngineStatus:
     last_error: str
     running: int
     tokens: int
+    kv_bytes: int | None  # of its KV cache; None where the engine does not say
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
     @staticmethod
@@ -66,8 +67,15 @@ class EngineStatus:
             last_error=slot.last_error,
             running=len(slot.ops.works),
             tokens=sum(work.tokens for work in slot.ops.works.values()),
+            kv_bytes=_kv_bytes(description),
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
+
+
+def _kv_bytes(description: api.Description | None) -> int | None:
+    if description is None or None in (description.kv_tokens, description.kv_bytes_per_token):
+        return None
+    return (description.kv_tokens or 0) * (description.kv_bytes_per_token or 0)
 
 
 @dataclass(frozen=True, slots=True)
