@@ -18,7 +18,7 @@ MAX_LINES = 60
 # Calls of the program, and the round trips of T0, T2 and T3. T2 ends where a step of the client
 # decides; T3 goes on after it with another graph.
 EXPECTED = {
-    "map_reduce": (6, 6, 1, 1),
+    "map_reduce": (7, 7, 1, 1),
     "refine": (8, 8, 1, 1),
     "router": (6, 6, 6, 4),
     "rag": (3, 3, 3, 2),

@@ -7,7 +7,6 @@ those that they can reach, so adding to a large session costs as much as the add
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
 from weftline_server.graph.primitive import Primitive, Task
@@ -113,10 +112,6 @@ class Graph:
             self._exchange(moved, rewritten, before)
             raise CyclicGraph("a rewritten primitive would wait for its own output")
         self.primitives |= rewritten
-        for task in dict.fromkeys(primitive.task for primitive in rewritten.values()):
-            ids = (one.id for one in self.tasks[task].primitives)
-            forms = tuple(self.primitives[id] for id in ids)
-            self.tasks[task] = replace(self.tasks[task], primitives=forms)
 
     def _exchange(
         self, ids: Iterable[str], old: Mapping[str, Primitive], new: Mapping[str, Primitive]

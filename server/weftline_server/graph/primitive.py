@@ -107,7 +107,8 @@ class Primitive:
 class Task:
     """What a client submitted as one: its primitives, in an order in which they can run.
 
-    All primitives of a task succeed or all fail. `reads` are the variables that its text names,
+    All primitives of a task succeed or all fail. `primitives` are as lowered; the graph holds the
+    form that the passes gave them since. `reads` are the variables that its text names,
     also those that no primitive needs. `constant_bytes` is the size of the text and values that
     came with it. `call` is the submitted call, None for any other step.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from weftline import transforms
 from weftline.errors import InvalidRequest, MissingInput
-from weftline.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline.protocol import Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, Read, Task
@@ -72,9 +72,10 @@ def lower_call(call: Call, model: str) -> Task:
     Raises UnknownPlaceholder, MissingInput, and InvalidRequest for a prompt or a transform that is
     not valid.
     """
-    call = _checked(replace(call, model=model))
+    prompt = _checked_prompt(call)
     id = f"c_{uuid.uuid4().hex[:12]}"
-    return task_of(id, replace(call, placeholders=tuple(_bound(id, call))))
+    holders = tuple(_bound(id, call))
+    return task_of(id, replace(call, model=model, prompt=prompt, placeholders=holders))
 
 
 def task_of(id: str, call: Call) -> Task:
@@ -140,21 +141,21 @@ def _primitive(
     )
 
 
-def _checked(call: Call) -> Call:
-    """`call` with its template text parsed and its parts checked against each other."""
-    if isinstance(call.prompt, str):
-        call = replace(call, prompt=parse(call.prompt))
-    if not call.prompt:
+def _checked_prompt(call: Call) -> Prompt:
+    """The prompt with its template text parsed, checked against the placeholders."""
+    prompt = parse(call.prompt) if isinstance(call.prompt, str) else call.prompt
+    if not prompt:
         raise InvalidRequest(f"call {call.name!r} has an empty prompt", param="prompt")
-    chat = any(isinstance(item, Message) for item in call.prompt)
-    if chat and any(isinstance(item, Segment) and item.input is None for item in call.prompt):
+    chat = any(isinstance(item, Message) for item in prompt)
+    if chat and any(isinstance(item, Segment) and item.input is None for item in prompt):
         raise InvalidRequest(
             "among messages only an input may stand by itself, for messages", param="prompt"
         )
     if call.tools and not chat:
         raise InvalidRequest("tools go with a prompt of messages", param="tools")
-    check_placeholders(tuple(call.segments()), call.placeholders)
-    return call
+    segments = (s for i in prompt for s in (i.content if isinstance(i, Message) else (i,)))
+    check_placeholders(tuple(segments), call.placeholders)
+    return prompt
 
 
 def _bound(id: str, call: Call) -> Iterator[Placeholder]:

@@ -36,4 +36,4 @@ def _widened(graph: Graph, reader: Primitive, read: Read) -> Read:
     body = graph.primitives[producer].body
     if body is None or not body.streams_out(read.variable):
         return read
-    return replace(read, flow=Flow.STREAM) if reader.body.streams_in(read.variable) else read
+    return Read(read.variable, Flow.STREAM) if reader.body.streams_in(read.variable) else read

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Primitive
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+
+class Findings(NamedTuple):
     """The result of a pass, keyed by primitive id. `rewritten` holds primitives in a new form."""
 
-    depth: Mapping[str, int] = field(default_factory=dict)
-    objective: Mapping[str, Criterion] = field(default_factory=dict)
-    group: Mapping[str, str] = field(default_factory=dict)
-    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rewritten: Mapping[str, Primitive] = field(default_factory=dict)
+    depth: Mapping[str, int] = _NOTHING
+    objective: Mapping[str, Criterion] = _NOTHING
+    group: Mapping[str, str] = _NOTHING
+    prefixes: Mapping[str, tuple[str, ...]] = _NOTHING
+    rewritten: Mapping[str, Primitive] = _NOTHING
 
 
 @dataclass(slots=True)

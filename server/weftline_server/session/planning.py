@@ -20,6 +20,11 @@ class Planning:
         self._changed: dict[str, None] = {}  # primitives to plan anew, with all above them
         self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive starts
 
+    @property
+    def is_due(self) -> bool:
+        """Whether something has changed since the last `update`."""
+        return bool(self._changed)
+
     def add(self, primitive: str) -> None:
         """The graph has a new primitive."""
         self._changed[primitive] = None

@@ -123,8 +123,16 @@ class Session:
         self._handled += 1
         if event.by_client:
             self.touched = event.now
-        moved = self._replan()
+        if type(event) in _CHANGES_NO_PLAN:
+            return actions
+        is_due = self.execution.planning.is_due or self._work_moved()
+        moved = self._replan() if is_due else ()
         return [*actions, ev.Replan(moved)] if moved else actions
+
+    def _work_moved(self) -> bool:
+        """Whether the work left has halved or doubled since the queued primitives were told."""
+        told, left = self._told_left, self.execution.work_left
+        return left > 0 and not told < 2 * left < 4 * told
 
     def _replan(self) -> tuple[str, ...]:
         """Bring the plan up to date; return the queued primitives whose hints have changed.
@@ -133,11 +141,10 @@ class Session:
         of it in time, and none of ten thousand hears of it more than a few times.
         """
         moved = self.execution.planning.update()
-        told, left = self._told_left, self.execution.work_left
         runs = self.primitives
-        if left > 0 and not told < 2 * left < 4 * told:
-            self._told_left = left
-            moved = list(runs) if told else moved
+        if self._work_moved():
+            moved = list(runs) if self._told_left else moved
+            self._told_left = self.execution.work_left
         return tuple(id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling)
 
     def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
@@ -193,6 +200,9 @@ class Session:
                 actions.append(ev.Notify(variable.id))
         return actions
 
+
+# Most events are parts of text; these neither change the graph nor end a primitive.
+_CHANGES_NO_PLAN = frozenset({ev.TextGenerated, ev.PrimitiveSent, ev.VariableRead})
 
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
     MappingProxyType(
