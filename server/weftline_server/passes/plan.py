@@ -50,10 +50,14 @@ class Plan:
 
     def annotate(self, findings: Findings) -> None:
         """Add verified annotations."""
-        self.depth.update(findings.depth)
-        self.objective.update(findings.objective)
-        self.group.update(findings.group)
-        self.prefixes.update(findings.prefixes)
+        if findings.depth:
+            self.depth.update(findings.depth)
+        if findings.objective:
+            self.objective.update(findings.objective)
+        if findings.group:
+            self.group.update(findings.group)
+        if findings.prefixes:
+            self.prefixes.update(findings.prefixes)
 
 
 # Primitives to look at, consumers before producers. Each comes with those of its consumers that are
