@@ -38,7 +38,7 @@ class TestVLLM(EngineContract):
 class TestVLLMConnected(EngineContract):
     """The same vLLM, as one that already runs."""
 
-    @pytest_asyncio.fixture(scope="class", loop_scope="session")
+    @pytest_asyncio.fixture(loop_scope="session")
     async def target(
         self, vllm: Target, vllm_socket: str, vllm_config: VLLMConfig
     ) -> AsyncIterator[Target]:
@@ -55,7 +55,7 @@ class TestVLLMConnected(EngineContract):
 class TestOpenAIOnVLLM(EngineContract):
     """The openai engine sends messages, or text that the test rendered."""
 
-    @pytest_asyncio.fixture(scope="class", loop_scope="session", params=["chat", "completions"])
+    @pytest_asyncio.fixture(loop_scope="session", params=["chat", "completions"])
     async def target(
         self,
         request: pytest.FixtureRequest,
