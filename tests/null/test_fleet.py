@@ -418,14 +418,14 @@ async def test_a_paused_call_has_ended_for_now_and_its_context_waits(benches: li
     await own.say(paused(own.ops[0]))
     assert isinstance(bench.outcomes("a")[-1], api.Paused)
     assert bench.dispatcher.running() == {"own": (0, 0)}
-    assert own.told == [("update", UNKNOWN_PAUSE_S)]  # it is pinned as it is
+    assert own.told == [("update", UNKNOWN_PAUSE_S), ("retain", api.Retention.EVICTABLE)]
     await bench.call("b", stays=True)
     await own.say(paused(own.ops[1]))
     bench.dispatcher.cancel(own.ops[1].id)
-    assert own.told[2:] == [("free", own.ops[1].context)]
+    assert own.told[4:] == [("free", own.ops[1].context)]
     bench.dispatcher.cancel(own.ops[1].id)
     bench.dispatcher.forget("s")
-    assert own.told[3:] == [("free", own.ops[0].context)]
+    assert own.told[5:] == [("free", own.ops[0].context)]
 
 
 def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:
