@@ -128,11 +128,7 @@ async def test_two_hundred_at_once_do_not_mix(echo_url: str) -> None:
         assert line(body) == f"system: You are {{role={role}}}. | user: Tell of {{topic={topic}}}."
         assert answer == f"system: You are {role}.\nuser: Tell of {topic}.\nassistant: "
     # A session that an earlier test left may be closed along with one of these calls.
-    ours = runs(noted).keys()
-    ended = wait_until(
-        lambda: [id for id in _closed(noted) if id in ours], lambda found: len(found) >= 200
-    )
-    assert len(ended) == len(set(ended)) == 200
+    assert len(set(closed(noted))) == len(closed(noted)) >= 200
     assert await settled() == (0, 0)
 
 
