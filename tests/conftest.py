@@ -37,6 +37,12 @@ def _has_cuda() -> bool:
 
 
 @pytest.fixture(scope="session")
+def vcr_config() -> dict[str, Any]:
+    """A recorded test reaches our own servers: sessions of earlier tests close in it."""
+    return {"ignore_localhost": True}
+
+
+@pytest.fixture(scope="session")
 def smollm2_directory() -> Path:
     """SmolLM2-135M-Instruct in bf16, a Hugging Face directory in the user's model cache."""
     from weftline_engine.models import for_stream, resolve

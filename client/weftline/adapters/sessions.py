@@ -17,7 +17,6 @@ from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from weftline.adapters.pieces import Pieces, to_wire
-from weftline.errors import WeftlineError
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +36,9 @@ class Closer:
     The user never waits for it. A session that it cannot close expires in the server.
     """
 
-    def __init__(self, delete: Delete, failures: type[Exception] = WeftlineError) -> None:
-        """`delete` closes a session by its id, and raises `failures` when the server refuses."""
+    def __init__(self, delete: Delete) -> None:
+        """`delete` closes a session by its id. Its exceptions are logged."""
         self.delete = delete
-        self._failures = failures
         self._due: deque[str] = deque()
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -64,8 +62,10 @@ class Closer:
             for id in ids:
                 try:
                     self.delete(id)
-                except self._failures as error:
-                    log.debug("session %s was left to expire: %s", id, error)
+                except Exception as error:
+                    # Any error at all: nobody waits for this thread, and what patches the user's
+                    # HTTP client (VCR, a proxy) raises errors of its own. The server cleans up.
+                    log.debug("session %s was left to expire: %r", id, error)
 
     def _run(self) -> None:
         while True:
@@ -80,8 +80,7 @@ class Closer:
 class Closers:
     """The closer of each server."""
 
-    def __init__(self, failures: type[Exception] = WeftlineError) -> None:
-        self._failures = failures
+    def __init__(self) -> None:
         self._by_server: dict[object, Closer] = {}
         self._lock = Lock()
 
@@ -90,7 +89,7 @@ class Closers:
         with self._lock:
             closer = self._by_server.get(server)
             if closer is None:
-                closer = self._by_server[server] = Closer(delete, self._failures)
+                closer = self._by_server[server] = Closer(delete)
             closer.delete = delete  # the model that gave the one before may be gone
             return closer
 

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-import openai
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
@@ -21,7 +20,7 @@ from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
 from weftline.adapters.sessions import MAX_NAME, OURS, Delete, said_of
 
-_CLOSERS = Closers(openai.OpenAIError)
+_CLOSERS = Closers()
 atexit.register(_CLOSERS.flush)
 
 
