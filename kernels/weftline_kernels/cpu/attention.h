@@ -23,15 +23,15 @@ static void lay(const float *const q[], int rows, int64_t size, act *laid) {
             laid[0] = act_of(q[r][i]), laid[1] = act_of(q[r][i + 1]);
 }
 
-/* Computes the scores of `rows` interleaved queries for two pages: sums[r] holds 16 of each. */
+/* Computes the scores of `rows` interleaved queries for two vectors of tokens. */
 INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *right,
-                  int64_t size, v16 sums[][2]) {
-    v16 totals[QUERIES][2];
+                  int64_t size, vec sums[][2]) {
+    vec totals[QUERIES][2];
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (v16){};
+    for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (vec){};
     for (int64_t i = 0; i < size; i += 2, laid += 2 * rows) {
         const act *at[QUERIES];
-        w16 words[2] = {load_words(left + i * PAGE), load_words(right + i * PAGE)};
+        wvec words[2] = {load_words(left + i * PAGE), load_words(right + i * PAGE)};
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = laid + 2 * r;
         pairs(totals, rows, 2, at, words);
@@ -43,7 +43,7 @@ INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *r
 /* Adds weights times values of a block to n vectors of out[r], from component `at` on. */
 INLINE void weigh(float *const out[], const int rows, const int n, const act *weights,
                   const u16 *const page[], int64_t size, int64_t at, int tokens) {
-    v16 totals[QUERIES][2];
+    vec totals[QUERIES][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
@@ -51,7 +51,7 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
     for (int t = 0; t < tokens; t += 2) { /* the weights after the last token are 0 */
         const u16 *values = page[t / PAGE] + value_at(t % PAGE, at, size);
         const act *of[QUERIES];
-        w16 words[2] = {load_words(values), n == 2 ? load_words(values + 2 * LANES) : (w16){}};
+        wvec words[2] = {load_words(values), n == 2 ? load_words(values + 2 * LANES) : (wvec){}};
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) of[r] = weights + r * SCORES + t;
         pairs(totals, rows, n, of, words);
@@ -66,14 +66,14 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
  * the first `own` of them. Scales the row's sums so far to the new highest score. */
 INLINE void soften(float *row, act *weights, int tokens, int own, float *out, float *top,
                    float *weight, int64_t size) {
-    int even_pages = (tokens + 2 * PAGE - 1) / (2 * PAGE) * (2 * PAGE);
-    for (int t = own; t < even_pages; t++) row[t] = -INFINITY;
-    v16 highs = all(*top); /* `larger` drops NaN here, but exp16 returns NaN for it */
+    int computed = (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    for (int t = own; t < computed; t++) row[t] = -INFINITY;
+    vec highs = all(*top); /* `larger` drops NaN here, but exp_of returns NaN for it */
     for (int t = 0; t < tokens; t += LANES) highs = larger(load(row + t), highs);
     float high = largest(highs);
-    v16 total = {};
+    vec total = {};
     for (int t = 0; t < tokens; t += LANES) {
-        v16 p = exp16(load(row + t) - high);
+        vec p = exp_of(load(row + t) - high);
         total += p;
         put_act(weights + t, p);
     }
@@ -104,13 +104,15 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
                         int32_t tokens, int64_t size) {
     float scores[QUERIES * SCORES], scale = 1.0f / sqrtf((float)size);
     act weights[QUERIES * SCORES];
-    for (int t = 0; t < tokens; t += 2 * PAGE) {
-        v16 sums[QUERIES][2];
-        const u16 *left = block->key[t / PAGE];
-        score(laid, rows, left, t + PAGE < tokens ? block->key[t / PAGE + 1] : left, size, sums);
+    for (int t = 0; t < tokens; t += 2 * LANES) {
+        vec sums[QUERIES][2];
+        const u16 *left = block->key[t / PAGE] + 2 * (t % PAGE), *right = left;
+        if (LANES < PAGE) right = left + 2 * LANES;
+        else if (t + LANES < tokens) right = block->key[t / PAGE + 1];
+        score(laid, rows, left, right, size, sums);
         for (int r = 0; r < rows; r++) {
             store(scores + r * SCORES + t, sums[r][0] * scale);
-            store(scores + r * SCORES + t + PAGE, sums[r][1] * scale);
+            store(scores + r * SCORES + t + LANES, sums[r][1] * scale);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -131,14 +133,18 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
               int64_t size) { attend_rows(rows, n, laid, block, tokens, size); }
 OF(1) OF(3)
 #if TILE > 3
-OF(4) OF(6) OF(8) OF(12)
+OF(4) OF(6)
+#endif
+#if TILE > 6
+OF(8) OF(12)
 #endif
 #undef OF
 
 /* Returns the largest batch of at most `left` rows for which there is a copy of the code. */
 INLINE int batch_of(int64_t left) {
-    if (TILE == 3) return left >= 3 ? 3 : 1;
-    return left >= 12 ? 12 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 3 ? 3 : 1;
+    if (TILE > 6 && left >= 8) return left >= 12 ? 12 : 8;
+    if (TILE > 3 && left >= 4) return left >= 6 ? 6 : 4;
+    return left >= 3 ? 3 : 1;
 }
 
 static void find_rows(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t first,
@@ -191,7 +197,10 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
 #define BATCH(n) case n: attend##n(&rows, laid + first * size, &block, tokens, size); break;
                 BATCH(1) BATCH(3)
 #if TILE > 3
-                BATCH(4) BATCH(6) BATCH(8) BATCH(12)
+                BATCH(4) BATCH(6)
+#endif
+#if TILE > 6
+                BATCH(8) BATCH(12)
 #endif
 #undef BATCH
             }
@@ -226,7 +235,7 @@ static void merge(const Model *m, const Step *s, int64_t row) {
             total += s->weight[slot] * s->top[slot];
         }
         for (int64_t j = 0; j < size; j += LANES) {
-            v16 value = {};
+            vec value = {};
             for (int32_t i = begin; i < end; i++) {
                 int64_t slot = (int64_t)s->part[i] * m->heads + head;
                 value += load(s->partial + slot * size + j) * s->top[slot];

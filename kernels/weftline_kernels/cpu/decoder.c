@@ -1,9 +1,9 @@
 /* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
  *
- * Weights are bfloat16 in panels of 32 columns. The residual stream is float32, the KV cache
+ * Weights are bfloat16 in panels of columns. The residual stream is float32, the KV cache
  * bfloat16. A page is a KV block of 16 tokens. Keys are stored transposed in their page: a vector
  * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
- * compiles the same source for AVX-512, AVX2 and NEON. A few steps use AVX-512 intrinsics.
+ * compiles the same source for AVX-512, AVX2 and NEON. A few steps use intrinsics.
  *
  * T = tokens of the step, C = hidden, N = query heads, K = KV heads, G = N / K, H = head size.
  */
@@ -14,7 +14,7 @@
 
 /* Returns the factor that makes the root mean square of x equal to 1. */
 static float scale_of(const float *x, int64_t width, float eps) {
-    v16 squares = {};
+    vec squares = {};
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
     float total = sum(squares);
@@ -23,7 +23,7 @@ static float scale_of(const float *x, int64_t width, float eps) {
 }
 
 static void normalise(const float *x, const float *weight, int64_t width, float eps, act *out) {
-    v16 scale = all(scale_of(x, width, eps));
+    vec scale = all(scale_of(x, width, eps));
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) put_act(out + i, load(x + i) * scale * load(weight + i));
     for (; i < width; i++) out[i] = act_of(x[i] * scale[0] * weight[i]);
@@ -92,6 +92,9 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
     multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, gate, &gated);
     multiply(s->gated, tokens, m->mlp, layer->down, (hidden + PANEL - 1) / PANEL, add, &back);
 }
+
+/* Returns the columns of a panel, which the caller packs the weights by. */
+int32_t weftline_panel(void) { return PANEL; }
 
 void weftline_forward(const Model *m, const Step *s) {
     int64_t hidden = m->hidden, stride = stride_of(hidden);

@@ -1,25 +1,31 @@
-/* Vectors of 16 floats: conversion from and to bfloat16, products of bfloat16 pairs, exp. */
+/* Vectors of floats: conversion from and to bfloat16, products of bfloat16 pairs, exp. */
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
+/* A vector is one register of AVX-512 or of AVX2. GCC 12 compiles 64-byte vectors for AVX2 with a
+ * detour through the stack, which took five times as long. */
+#if defined __AVX2__ && !defined __AVX512F__
+#define LANES 8
+#else
 #define LANES 16
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t u16;
-typedef float v16 __attribute__((vector_size(64)));
-typedef uint32_t w16 __attribute__((vector_size(64)));
-typedef int32_t i16 __attribute__((vector_size(64)));
-typedef u16 h16 __attribute__((vector_size(32)));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t wvec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef u16 hvec __attribute__((vector_size(2 * LANES)));
 /* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
-typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t w16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef u16 h16u __attribute__((vector_size(32), aligned(2), may_alias));
+typedef float vecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t wvecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef u16 hvecu __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 /* If the processor multiplies pairs of bfloat16, the inputs of a product are rounded to bfloat16, as
  * in any bfloat16 model. Otherwise they stay float32. Sums, the residual stream and the softmax are
@@ -32,33 +38,46 @@ typedef u16 act;
 typedef float act;
 #endif
 
-INLINE v16 all(float value) { return value - (v16){}; }
+INLINE vec all(float value) { return value - (vec){}; }
 
-INLINE w16 all_words(uint32_t value) { return value - (w16){}; }
+INLINE wvec all_words(uint32_t value) { return value - (wvec){}; }
 
-INLINE v16 load(const float *from) { return *(const v16u *)from; }
+INLINE vec load(const float *from) { return *(const vecu *)from; }
 
-INLINE w16 load_words(const u16 *from) { return *(const w16u *)from; }
+INLINE wvec load_words(const u16 *from) { return *(const wvecu *)from; }
 
-INLINE void store(float *to, v16 value) { *(v16u *)to = value; }
+INLINE void store(float *to, vec value) { *(vecu *)to = value; }
 
 /* mask ? a : b, lane by lane. GCC 12 emits five instructions for a comparison and this. AVX-512 has
  * one, so the functions below use intrinsics. */
-INLINE v16 either(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
+INLINE vec either(ivec mask, vec a, vec b) {
+#if LANES == 8
+    return (vec)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)mask);
+#else
+    return (vec)((mask & (ivec)a) | (~mask & (ivec)b));
+#endif
+}
 
 /* a > b ? a : b, lane by lane. So it is b if a or b is NaN. */
-INLINE v16 larger(v16 a, v16 b) {
+INLINE vec larger(vec a, vec b) {
 #ifdef __AVX512F__
-    return (v16)_mm512_max_ps((__m512)a, (__m512)b);
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return either(a > b, a, b);
 #endif
 }
 
-/* The sum of all lanes. AVX-512 adds halves; otherwise each addition waits for the last one. */
-INLINE float sum(v16 value) {
+/* The sum of all lanes. AVX adds halves; otherwise each addition waits for the last one. */
+INLINE float sum(vec value) {
 #ifdef __AVX512F__
     return _mm512_reduce_add_ps((__m512)value);
+#elif LANES == 8
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)value),
+                             _mm256_extractf128_ps((__m256)value, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
     float total = 0;
     for (int i = 0; i < LANES; i++) total += value[i];
@@ -67,9 +86,14 @@ INLINE float sum(v16 value) {
 }
 
 /* The largest lane. No lane may be NaN. */
-INLINE float largest(v16 value) {
+INLINE float largest(vec value) {
 #ifdef __AVX512F__
     return _mm512_reduce_max_ps((__m512)value);
+#elif LANES == 8
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)value),
+                             _mm256_extractf128_ps((__m256)value, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #else
     float high = value[0];
     for (int i = 1; i < LANES; i++) high = value[i] > high ? value[i] : high;
@@ -85,9 +109,9 @@ INLINE float widen(u16 half) {
 }
 
 /* `even` returns the first bfloat16 of each word in memory, `odd` the second one. */
-INLINE v16 even(w16 words) { return (v16)(words << 16); }
+INLINE vec even(wvec words) { return (vec)(words << 16); }
 
-INLINE v16 odd(w16 words) { return (v16)(words & 0xffff0000u); }
+INLINE vec odd(wvec words) { return (vec)(words & 0xffff0000u); }
 
 INLINE u16 narrow(float value) { /* rounds to nearest even; NaN stays NaN */
     uint32_t word;
@@ -96,20 +120,20 @@ INLINE u16 narrow(float value) { /* rounds to nearest even; NaN stays NaN */
     return (u16)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
-INLINE h16 narrow16(v16 value) {
+INLINE hvec narrow_all(vec value) {
 #ifdef __AVX512BF16__
-    return (h16)_mm512_cvtneps_pbh((__m512)value);
+    return (hvec)_mm512_cvtneps_pbh((__m512)value);
 #else
-    w16 word = (w16)value, rounded = word + 0x7fff + ((word >> 16) & 1);
-    rounded = (w16)either(value != value, (v16)(word | 0x400000), (v16)rounded);
-    return __builtin_convertvector(rounded >> 16, h16);
+    wvec word = (wvec)value, rounded = word + 0x7fff + ((word >> 16) & 1);
+    rounded = (wvec)either(value != value, (vec)(word | 0x400000), (vec)rounded);
+    return __builtin_convertvector(rounded >> 16, hvec);
 #endif
 }
 
 /* Stores an input of a product. */
-INLINE void put_act(act *to, v16 value) {
+INLINE void put_act(act *to, vec value) {
 #if PAIRS
-    *(h16u *)to = narrow16(value);
+    *(hvecu *)to = narrow_all(value);
 #else
     store(to, value);
 #endif
@@ -125,8 +149,8 @@ INLINE act act_of(float value) {
 
 /* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words. All
  * products use it. All loops are unrolled, so that totals stay in registers. */
-INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const x[],
-                  const w16 words[2]) {
+INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const x[],
+                  const wvec words[2]) {
 #if PAIRS
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
@@ -135,7 +159,7 @@ INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const
 #pragma GCC unroll 2
         for (int v = 0; v < n; v++)
 #ifdef __AVX512BF16__
-            totals[r][v] = (v16)_mm512_dpbf16_ps((__m512)totals[r][v], (__m512bh)all_words(two),
+            totals[r][v] = (vec)_mm512_dpbf16_ps((__m512)totals[r][v], (__m512bh)all_words(two),
                                                  (__m512bh)words[v]);
 #else
             totals[r][v] += even(all_words(two)) * even(words[v])
@@ -143,7 +167,7 @@ INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const
 #endif
     }
 #else
-    v16 first[2], second[2];
+    vec first[2], second[2];
 #pragma GCC unroll 2
     for (int v = 0; v < n; v++) first[v] = even(words[v]);
 #pragma GCC unroll 16
@@ -161,22 +185,25 @@ INLINE void pairs(v16 totals[][2], const int rows, const int n, const act *const
 
 /* exp of values that are at most 0, within 2 units in the last place. It is 2^n, by the exponent's
  * bits, times 2^f, by a series of degree 6. Values below -87 give 0. */
-INLINE v16 exp16(v16 x) {
-    v16 y = larger(all(-126.0f), x * 1.44269504f); /* NaN stays NaN */
+INLINE vec exp_of(vec x) {
+    vec y = larger(all(-126.0f), x * 1.44269504f); /* NaN stays NaN */
 #ifdef __AVX512F__
-    v16 whole = (v16)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
+    vec whole = (vec)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
+#elif LANES == 8
+    ivec n = (ivec)_mm256_cvtps_epi32((__m256)y);
+    vec whole = (vec)_mm256_cvtepi32_ps((__m256i)n);
 #else
-    i16 n = __builtin_convertvector(y - 0.5f, i16); /* truncation rounds, because y <= 0 */
-    v16 whole = __builtin_convertvector(n, v16);
+    ivec n = __builtin_convertvector(y - 0.5f, ivec); /* truncation rounds, because y <= 0 */
+    vec whole = __builtin_convertvector(n, vec);
 #endif
-    v16 f = (y - whole) * 0.693147181f;
-    v16 p = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f +
+    vec f = (y - whole) * 0.693147181f;
+    vec p = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f +
             f * (0.00833333333f + f * 0.00138888889f)))));
 #ifdef __AVX512F__
     __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-    return (v16)_mm512_maskz_scalef_ps(seen, (__m512)p, (__m512)whole);
+    return (vec)_mm512_maskz_scalef_ps(seen, (__m512)p, (__m512)whole);
 #else
-    v16 scale = (v16)((n + 127) << 23);
+    vec scale = (vec)((n + 127) << 23);
     return either(x < -87.0f, all(0), p * scale);
 #endif
 }

@@ -22,8 +22,7 @@ from weftline_engine.embedded.model.llama import frequencies, qkv_bias
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
-PAGE = 16  # fixed in decoder.c: the lanes of a vector
-_PANEL = 32
+PAGE = 16  # fixed in decoder.c
 _MOST_SIZE = 256  # of a head, in step.h
 
 Pointer = ctypes.c_void_p
@@ -75,6 +74,7 @@ class NativeDecoder:
         self.config = config
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
+        self._panel = int(library.weftline_panel())  # columns
         self._frequencies_F = frequencies(config.rope, config.head_size)
         self._kept: list[Tensor] = []  # what the structs point to
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
@@ -92,13 +92,13 @@ class NativeDecoder:
             # last tensor.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
             norm=self._keep(weights.take("model.norm.weight", (hidden,)).float()),
-            head=self._keep(pack(head)),
+            head=self._keep(pack(head, self._panel)),
             layer=self._layers,
         )
 
     def _layer(self, weights: Checkpoint, index: int) -> Any:
         config = self.config
-        hidden, mlp = config.hidden, config.mlp
+        hidden, mlp, panel = config.hidden, config.mlp, self._panel
         query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
 
         def take(name: str, *shape: int) -> Tensor:
@@ -113,10 +113,10 @@ class NativeDecoder:
         return _CLayer(
             attention_norm=self._keep(take("input_layernorm", hidden).float()),
             mlp_norm=self._keep(take("post_attention_layernorm", hidden).float()),
-            qkv=self._keep(pack(torch.cat(qkv))),
-            out=self._keep(pack(take("self_attn.o_proj", hidden, query))),
-            gate_up=self._keep(pack(interleave(gate, up))),
-            down=self._keep(pack(take("mlp.down_proj", hidden, mlp))),
+            qkv=self._keep(pack(torch.cat(qkv), panel)),
+            out=self._keep(pack(take("self_attn.o_proj", hidden, query), panel)),
+            gate_up=self._keep(pack(interleave(gate, up, panel // 2), panel)),
+            down=self._keep(pack(take("mlp.down_proj", hidden, mlp), panel)),
             **self._extras(weights, index),
         )
 
@@ -125,7 +125,7 @@ class NativeDecoder:
         config, extras = self.config, {}
         bias_X = qkv_bias(weights, config, index)
         if bias_X is not None:
-            padding = -len(bias_X) % _PANEL
+            padding = -len(bias_X) % self._panel
             extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             found = f"model.layers.{index}.self_attn.{name}.weight"
@@ -203,19 +203,19 @@ def _stride(width: int) -> int:
     return -(-width // 32) * 32 + 16
 
 
-def pack(weight_XY: Tensor) -> Tensor:
-    """Panels of 32 rows of `weight_XY`, padded with zeros: (panel, Y / 2, 32, 2) in bfloat16."""
+def pack(weight_XY: Tensor, panel: int) -> Tensor:
+    """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2) in bfloat16."""
     rows, columns = weight_XY.shape
-    padded = torch.zeros(-(-rows // _PANEL) * _PANEL, columns + columns % 2, dtype=torch.bfloat16)
+    padded = torch.zeros(-(-rows // panel) * panel, columns + columns % 2, dtype=torch.bfloat16)
     padded[:rows, :columns] = weight_XY
     # As 32-bit words of two columns each: transposing words is 4 times as fast.
-    words = padded.view(torch.int32).view(-1, _PANEL, padded.shape[1] // 2)
+    words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 2)
     return words.transpose(1, 2).contiguous()
 
 
-def interleave(gate_MY: Tensor, up_MY: Tensor) -> Tensor:
-    """16 rows of gate, the 16 of up that belong to them, and so on, padded with zeros."""
-    blocks = -(-gate_MY.shape[0] // 16)
-    both = torch.zeros(2, blocks * 16, gate_MY.shape[1], dtype=torch.bfloat16)
+def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
+    """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros."""
+    blocks = -(-gate_MY.shape[0] // lanes)
+    both = torch.zeros(2, blocks * lanes, gate_MY.shape[1], dtype=torch.bfloat16)
     both[0, : gate_MY.shape[0]], both[1, : up_MY.shape[0]] = gate_MY, up_MY
-    return both.view(2, blocks, 16, -1).transpose(0, 1).flatten(0, 2)
+    return both.view(2, blocks, lanes, -1).transpose(0, 1).flatten(0, 2)
