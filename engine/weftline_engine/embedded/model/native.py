@@ -204,7 +204,7 @@ def _stride(width: int) -> int:
 
 
 def pack(weight_XY: Tensor, panel: int) -> Tensor:
-    """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2) in bfloat16."""
+    """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2)."""
     rows, columns = weight_XY.shape
     padded = torch.zeros(-(-rows // panel) * panel, columns + columns % 2, dtype=torch.bfloat16)
     padded[:rows, :columns] = weight_XY
