@@ -6,6 +6,9 @@
 #define SCORES 128  /* tokens whose scores are computed before their values are added */
 #define MOST_ROWS 384 /* rows that share a block; their queries take at most 400 KB of stack */
 #define QUERIES TILE /* rows (query x head of a group) that are computed at once */
+/* Whether so few rows wait for memory. Pages lie apart, so the processor does not foresee the next
+ * one: half the time of a decode step's attention was spent on the first access to values. */
+#define FETCHES(rows) (LANES == 8 && (rows) <= 4)
 
 /* The layout of a page fits `pairs`, which multiplies words of two numbers. A word of keys holds two
  * components of a token, and the words of 16 tokens are adjacent. A word of values holds a component
@@ -23,18 +26,22 @@ static void lay(const float *const q[], int rows, int64_t size, act *laid) {
             laid[0] = act_of(q[r][i]), laid[1] = act_of(q[r][i + 1]);
 }
 
-/* Computes the scores of `rows` interleaved queries for two vectors of tokens. */
+/* Computes the scores of `rows` interleaved queries for two vectors of tokens. Prefetches the keys and
+ * the values that are needed next. */
 INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *right,
-                  int64_t size, vec sums[][2]) {
+                  const u16 *key, const u16 *value, int64_t size, vec sums[][2]) {
     vec totals[QUERIES][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (vec){};
     for (int64_t i = 0; i < size; i += 2, laid += 2 * rows) {
         const act *at[QUERIES];
-        wvec words[2] = {load_words(left + i * PAGE), load_words(right + i * PAGE)};
+        if (FETCHES(rows)) {
+            __builtin_prefetch(key + i * PAGE);
+            __builtin_prefetch(value + i * PAGE);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = laid + 2 * r;
-        pairs(totals, rows, 2, at, words);
+        pairs(totals, rows, 2, at, left + i * PAGE, right + i * PAGE);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
@@ -51,10 +58,9 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
     for (int t = 0; t < tokens; t += 2) { /* the weights after the last token are 0 */
         const u16 *values = page[t / PAGE] + value_at(t % PAGE, at, size);
         const act *of[QUERIES];
-        wvec words[2] = {load_words(values), n == 2 ? load_words(values + 2 * LANES) : (wvec){}};
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) of[r] = weights + r * SCORES + t;
-        pairs(totals, rows, n, of, words);
+        pairs(totals, rows, n, of, values, values + 2 * LANES);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -109,7 +115,8 @@ INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, cons
         const u16 *left = block->key[t / PAGE] + 2 * (t % PAGE), *right = left;
         if (LANES < PAGE) right = left + 2 * LANES;
         else if (t + LANES < tokens) right = block->key[t / PAGE + 1];
-        score(laid, rows, left, right, size, sums);
+        const u16 *next = block->key[(t + PAGE < tokens ? t + PAGE : t) / PAGE];
+        score(laid, rows, left, right, next, block->value[t / PAGE], size, sums);
         for (int r = 0; r < rows; r++) {
             store(scores + r * SCORES + t, sums[r][0] * scale);
             store(scores + r * SCORES + t + LANES, sums[r][1] * scale);

@@ -32,12 +32,11 @@ INLINE void product(const act *x, int64_t inner, const u16 *panel, const int row
     for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (vec){};
     for (int64_t k = 0; k < inner; k += 2, panel += 2 * PANEL) {
         const act *at[TILE];
-        wvec words[2] = {load_words(panel), load_words(panel + PANEL)};
         __builtin_prefetch(panel + AHEAD);
         if (LANES > 8) __builtin_prefetch(panel + AHEAD + PANEL);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = x + r * stride + k;
-        pairs(totals, rows, 2, at, words);
+        pairs(totals, rows, 2, at, panel, panel + PANEL);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];

@@ -147,10 +147,12 @@ INLINE act act_of(float value) {
 #endif
 }
 
-/* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words. All
- * products use it. All loops are unrolled, so that totals stay in registers. */
+/* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words, the ones at
+ * `left` and `right`. All products use it. All loops are unrolled, so that totals stay in registers.
+ * With AVX2 `right` follows `left`. */
 INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const x[],
-                  const wvec words[2]) {
+                  const u16 *left, const u16 *right) {
+    wvec words[2] = {load_words(left), n == 2 ? load_words(right) : (wvec){}};
 #if PAIRS
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
@@ -174,6 +176,11 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < n; v++) totals[r][v] += all(x[r][0]) * first[v];
+#if LANES == 8
+    /* Reads the words again. AVX2 has no registers to keep them in, so GCC kept two sums in memory. */
+    __asm__("" : "+r"(left));
+    words[0] = load_words(left), words[1] = load_words(left + 2 * LANES);
+#endif
 #pragma GCC unroll 2
     for (int v = 0; v < n; v++) second[v] = odd(words[v]);
 #pragma GCC unroll 16
