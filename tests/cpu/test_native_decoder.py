@@ -29,6 +29,7 @@ from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
 from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
 from weftline_kernels.cpu.items import flatten, queries_of_task
+from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
@@ -245,3 +246,45 @@ def test_a_new_build_takes_the_place_of_the_old(tiny_directory: Path, tmp_path: 
     stale.write_bytes(b"")
     load_decoder(tiny_directory, "bfloat16", 16, tmp_path)
     assert set(tmp_path.glob("*.so")) == {current, stale}
+
+
+@pytest.mark.parametrize("inner", [2, 63, 576])
+@pytest.mark.parametrize("width", [1, 31, 200])
+def test_products_equal_torch(built: Any, inner: int, width: int) -> None:
+    """Of few rows and many, with widths that fill no panel. Inputs are bfloat16 numbers, so that
+    only sums are rounded."""
+    generator = torch.Generator().manual_seed(inner + width)
+    weight = torch.randn(width, inner, generator=generator).bfloat16()
+    x = torch.randn(512, inner, generator=generator).bfloat16().float()
+    parts = Parts(built, threads=2)
+    packed = parts.weights(weight)
+    expected = x.double() @ weight.double().T
+    for rows in (1, 2, 5, 6, 7, 13, 32, 97, 512):
+        found = parts.product(parts.inputs(x[:rows]), packed, inner, width)
+        torch.testing.assert_close(found.double(), expected[:rows], atol=2e-5 * inner**0.5, rtol=0)
+
+
+def test_rows_of_a_product_do_not_depend_on_each_other(built: Any) -> None:
+    """Bit for bit, wherever a row stands and on any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(150, 1500, generator=generator).bfloat16()
+    x = torch.randn(512, 1500, generator=generator)
+    one, two = Parts(built, threads=1), Parts(built, threads=2)
+    packed = one.weights(weight)
+    whole = two.product(two.inputs(x), packed, 1500, 150)
+    for first, count in ((0, 1), (511, 1), (3, 2), (100, 3), (40, 4), (7, 5), (8, 11), (200, 65)):
+        rows = one.inputs(x[first : first + count])
+        assert torch.equal(one.product(rows, packed, 1500, 150), whole[first : first + count])
+
+
+def test_exp_is_as_exact_as_it_says(built: Any) -> None:
+    x = -torch.linspace(0, 86, 4096)
+    found = torch.empty_like(x)
+    Parts(built, threads=1).exp(x, found)
+    error = (found.double() / x.double().exp() - 1).abs()
+    assert bool((error <= (2 - x.double() / 2) * 2**-23).all())
+    ends = torch.tensor([0.0, -88.0, -1e30, -float("inf"), float("nan"), -0.0, -1.0, -87.5] * 2)
+    found = torch.empty_like(ends)
+    Parts(built, threads=1).exp(ends, found)
+    assert found[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert found[4].isnan() and found[5] == 1.0 and found[7] == 0.0

@@ -10,15 +10,6 @@
  * one: half the time of a decode step's attention was spent on the first access to values. */
 #define FETCHES(rows) (LANES == 8 && (rows) <= 4)
 
-/* The layout of a page fits `pairs`, which multiplies words of two numbers. A word of keys holds two
- * components of a token, and the words of 16 tokens are adjacent. A word of values holds a component
- * of two tokens, and the words of all components are adjacent. */
-INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * PAGE + token * 2 + i % 2; }
-
-INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
-    return token / 2 * 2 * size + i * 2 + token % 2;
-}
-
 /* Interleaves `rows` queries: two components of each, then the next two of each, and so on. */
 static void lay(const float *const q[], int rows, int64_t size, act *laid) {
     for (int64_t i = 0; i < size; i += 2)
@@ -55,12 +46,16 @@ INLINE void weigh(float *const out[], const int rows, const int n, const act *we
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < n; v++) totals[r][v] = load(out[r] + at + v * LANES);
-    for (int t = 0; t < tokens; t += 2) { /* the weights after the last token are 0 */
-        const u16 *values = page[t / PAGE] + value_at(t % PAGE, at, size);
-        const act *of[QUERIES];
+    for (int begin = 0; begin < tokens; begin += PAGE) {
+        const u16 *values = page[begin / PAGE] + value_at(0, at, size);
+        const act *first = weights + begin;
+        const act *end = first + (tokens - begin < PAGE ? tokens - begin : PAGE);
+        for (; first < end; first += 2, values += 2 * size) { /* weights after the last are 0 */
+            const act *of[QUERIES];
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) of[r] = weights + r * SCORES + t;
-        pairs(totals, rows, n, of, values, values + 2 * LANES);
+            for (int r = 0; r < rows; r++) of[r] = first + r * SCORES;
+            pairs(totals, rows, n, of, values, values + 2 * LANES);
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -250,4 +245,15 @@ static void merge(const Model *m, const Step *s, int64_t row) {
             put_act(out + j, value / total);
         }
     }
+}
+
+/* Computes the attention of a step to one layer's keys and values. */
+INLINE void attend_all(const Model *m, const Step *s, const u16 *keys, const u16 *values) {
+    int64_t head = s->pages * m->head_size * PAGE;
+#pragma omp for collapse(2) schedule(dynamic, 1)
+    for (int64_t i = 0; i < s->items; i++)
+        for (int64_t k = 0; k < m->kv_heads; k++)
+            attend(m, s, s->item + i, k, keys + k * head, values + k * head);
+#pragma omp for
+    for (int64_t t = 0; t < s->tokens; t++) merge(m, s, t);
 }

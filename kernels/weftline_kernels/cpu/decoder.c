@@ -11,64 +11,14 @@
 #include <omp.h>
 
 #include "attention.h"
-
-/* Returns the factor that makes the root mean square of x equal to 1. */
-static float scale_of(const float *x, int64_t width, float eps) {
-    vec squares = {};
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
-    float total = sum(squares);
-    for (; i < width; i++) total += x[i] * x[i];
-    return 1.0f / sqrtf(total / width + eps);
-}
-
-static void normalise(const float *x, const float *weight, int64_t width, float eps, act *out) {
-    vec scale = all(scale_of(x, width, eps));
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) put_act(out + i, load(x + i) * scale * load(weight + i));
-    for (; i < width; i++) out[i] = act_of(x[i] * scale[0] * weight[i]);
-}
-
-/* Normalises a head if the model does so, then rotates it by its position (RoPE). */
-static void turn(float *head, const float *norm, const float *cosine, const float *sine,
-                 int64_t size, float eps) {
-    int64_t half = size / 2;
-    if (norm) {
-        float scale = scale_of(head, size, eps);
-        for (int64_t i = 0; i < size; i++) head[i] *= scale * norm[i];
-    }
-    for (int64_t i = 0; i < half; i++) {
-        float a = head[i], b = head[i + half];
-        head[i] = a * cosine[i] - b * sine[i];
-        head[i + half] = b * cosine[i] + a * sine[i];
-    }
-}
-
-/* Rotates a token's heads, and writes its keys (transposed) and values to the cache. */
-static void place(const Model *m, const Layer *layer, const Step *s, int64_t token, u16 *keys,
-                  u16 *values) {
-    int64_t size = m->head_size, wide = (m->heads + 2 * m->kv_heads) * size;
-    const float *cosine = s->cosine + token * size / 2, *sine = s->sine + token * size / 2;
-    float *head = s->qkv + token * wide;
-    for (int64_t n = 0; n < m->heads; n++, head += size)
-        turn(head, layer->q_norm, cosine, sine, size, m->eps);
-    int64_t page = s->slots[token] / PAGE, row = s->slots[token] % PAGE;
-    for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
-        turn(head, layer->k_norm, cosine, sine, size, m->eps);
-        u16 *to = keys + (k * s->pages + page) * size * PAGE;
-        for (int64_t i = 0; i < size; i++) to[key_at(row, i)] = narrow(head[i]);
-    }
-    for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
-        u16 *to = values + (k * s->pages + page) * size * PAGE;
-        for (int64_t i = 0; i < size; i++) to[value_at(row, i, size)] = narrow(head[i]);
-    }
-}
+#include "parts.h"
+#include "rows.h"
 
 static void run_layer(const Model *m, const Step *s, int64_t index) {
     const Layer *layer = m->layer + index;
     int64_t hidden = m->hidden, size = m->head_size, query = m->heads * size, tokens = s->tokens;
-    int64_t wide = query + 2 * m->kv_heads * size, span = m->kv_heads * s->pages * size * PAGE;
-    u16 *keys = s->cache + 2 * index * span, *values = keys + span;
+    int64_t wide = query + 2 * m->kv_heads * size;
+    u16 *keys = keys_of(m, s, index), *values = values_of(m, s, index);
     Plain qkv = {s->qkv, layer->qkv_bias, wide}, back = {s->x, 0, hidden};
     Gated gated = {s->gated, m->mlp, stride_of(m->mlp)};
     int64_t stride = stride_of(hidden);
@@ -78,13 +28,7 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
     multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, put, &qkv);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
-#pragma omp for collapse(2) schedule(dynamic, 1)
-    for (int64_t i = 0; i < s->items; i++)
-        for (int64_t k = 0; k < m->kv_heads; k++)
-            attend(m, s, s->item + i, k, keys + k * s->pages * size * PAGE,
-                   values + k * s->pages * size * PAGE);
-#pragma omp for
-    for (int64_t t = 0; t < tokens; t++) merge(m, s, t);
+    attend_all(m, s, keys, values);
     multiply(s->attended, tokens, query, layer->out, (hidden + PANEL - 1) / PANEL, add, &back);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++)

@@ -38,3 +38,21 @@ typedef struct {
     float *partial, *top, *weight;              /* scratch, a row per query slot */
     float *logits;
 } Step;
+
+/* The layout of a page fits `pairs`, which multiplies words of two numbers. A word of keys holds two
+ * components of a token, and the words of 16 tokens are adjacent. A word of values holds a component
+ * of two tokens, and the words of all components are adjacent. */
+INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * PAGE + token * 2 + i % 2; }
+
+INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
+    return token / 2 * 2 * size + i * 2 + token % 2;
+}
+
+/* The keys of a layer, of all heads. */
+INLINE u16 *keys_of(const Model *m, const Step *s, int64_t layer) {
+    return s->cache + 2 * layer * m->kv_heads * s->pages * m->head_size * PAGE;
+}
+
+INLINE u16 *values_of(const Model *m, const Step *s, int64_t layer) {
+    return keys_of(m, s, layer) + m->kv_heads * s->pages * m->head_size * PAGE;
+}

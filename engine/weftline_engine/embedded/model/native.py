@@ -20,6 +20,7 @@ from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.llama import frequencies, qkv_bias
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
+from weftline_kernels.cpu.layout import interleave, pack, stride
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
 PAGE = 16  # fixed in decoder.c
@@ -168,14 +169,14 @@ class NativeDecoder:
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
                     x=self._room("x", tokens * config.hidden),
-                    normed=self._room("normed", max(tokens, rows) * _stride(config.hidden)),
+                    normed=self._room("normed", max(tokens, rows) * stride(config.hidden)),
                     qkv=self._room(
                         "qkv", tokens * (config.heads + 2 * config.kv_heads) * config.head_size
                     ),
                     attended=self._room(
-                        "attended", tokens * _stride(config.heads * config.head_size)
+                        "attended", tokens * stride(config.heads * config.head_size)
                     ),
-                    gated=self._room("gated", tokens * _stride(config.mlp)),
+                    gated=self._room("gated", tokens * stride(config.mlp)),
                     partial=self._room("partial", heads * config.head_size),
                     top=self._room("top", heads),
                     weight=self._room("weight", heads),
@@ -196,26 +197,3 @@ class NativeDecoder:
         config = self.config
         shape = (config.layers, 2, config.kv_heads, pages, config.head_size * page_size)
         return empty_cache(shape, torch.bfloat16)
-
-
-def _stride(width: int) -> int:
-    """The most floats from one row of activations to the next (stride_of in product.h)."""
-    return -(-width // 32) * 32 + 16
-
-
-def pack(weight_XY: Tensor, panel: int) -> Tensor:
-    """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2)."""
-    rows, columns = weight_XY.shape
-    padded = torch.zeros(-(-rows // panel) * panel, columns + columns % 2, dtype=torch.bfloat16)
-    padded[:rows, :columns] = weight_XY
-    # As 32-bit words of two columns each: transposing words is 4 times as fast.
-    words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 2)
-    return words.transpose(1, 2).contiguous()
-
-
-def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
-    """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros."""
-    blocks = -(-gate_MY.shape[0] // lanes)
-    both = torch.zeros(2, blocks * lanes, gate_MY.shape[1], dtype=torch.bfloat16)
-    both[0, : gate_MY.shape[0]], both[1, : up_MY.shape[0]] = gate_MY, up_MY
-    return both.view(2, blocks, lanes, -1).transpose(0, 1).flatten(0, 2)

@@ -1,0 +1,33 @@
+"""Where the C decoder expects numbers: weights in panels, and rows of activations.
+
+X = rows of a weight, which are columns of the product. Y = its columns. M = rows of an MLP's
+weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def stride(width: int) -> int:
+    """The most floats from one row of activations to the next (stride_of in product.h)."""
+    return -(-width // 32) * 32 + 16
+
+
+def pack(weight_XY: Tensor, panel: int) -> Tensor:
+    """Panels of `panel` rows of `weight_XY`, padded with zeros: (-1, Y / 2, panel, 2)."""
+    rows, columns = weight_XY.shape
+    padded = torch.zeros(-(-rows // panel) * panel, columns + columns % 2, dtype=torch.bfloat16)
+    padded[:rows, :columns] = weight_XY
+    # As 32-bit words of two columns each: transposing words is 4 times as fast.
+    words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 2)
+    return words.transpose(1, 2).contiguous()
+
+
+def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
+    """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros."""
+    blocks = -(-gate_MY.shape[0] // lanes)
+    both = torch.zeros(2, blocks * lanes, gate_MY.shape[1], dtype=torch.bfloat16)
+    both[0, : gate_MY.shape[0]], both[1, : up_MY.shape[0]] = gate_MY, up_MY
+    return both.view(2, blocks, lanes, -1).transpose(0, 1).flatten(0, 2)

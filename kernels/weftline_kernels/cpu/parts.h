@@ -1,0 +1,61 @@
+/* Parts of the decoder by themselves, for tests and measurements. */
+#pragma once
+
+#include <omp.h>
+
+#include "attention.h"
+#include "rows.h"
+
+/* Lays rows of floats out as the inputs of a product. */
+void weftline_inputs(const float *from, int64_t rows, int64_t width, act *to) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i++)
+            to[r * stride_of(width) + i] = act_of(from[r * width + i]);
+}
+
+/* Multiplies `rows` inputs by packed weights of `width` columns. */
+void weftline_product(const act *x, int64_t rows, int64_t inner, const u16 *weights, int64_t width,
+                      float *out, int32_t threads) {
+    Plain to = {out, 0, width};
+#pragma omp parallel num_threads(threads)
+    multiply(x, rows, inner, weights, (width + PANEL - 1) / PANEL, put, &to);
+}
+
+/* Computes the attention of a step to one layer's cache, from the queries in s->qkv. */
+void weftline_attention(const Model *m, const Step *s, int32_t layer) {
+#pragma omp parallel num_threads(s->threads)
+    attend_all(m, s, keys_of(m, s, layer), values_of(m, s, layer));
+}
+
+/* Normalises rows by their root mean square. */
+void weftline_norms(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
+                    act *out) {
+    for (int64_t r = 0; r < rows; r++)
+        normalise(x + r * width, weight, width, eps, out + r * stride_of(width));
+}
+
+/* Computes exp of `count` numbers that are at most 0; `count` is a multiple of 16. */
+void weftline_exp(const float *x, int64_t count, float *out) {
+    for (int64_t i = 0; i < count; i += LANES) store(out + i, exp_of(load(x + i)));
+}
+
+/* Multiplies and adds in registers on each thread, 12 vectors in a round. Returns the number of
+ * products in a round, all threads together. */
+int64_t weftline_peak(int64_t rounds, int32_t threads) {
+    float kept[64] = {0};
+#pragma omp parallel num_threads(threads)
+    {
+        vec sums[12], factor = all(0.999f), term = all(0.5f);
+#pragma GCC unroll 16
+        for (int i = 0; i < 12; i++) sums[i] = all((float)i);
+        for (int64_t round = 0; round < rounds; round++)
+#pragma GCC unroll 16
+            for (int i = 0; i < 12; i++) sums[i] = sums[i] * factor + term;
+        vec total = {};
+#pragma GCC unroll 16
+        for (int i = 0; i < 12; i++) total += sums[i];
+        kept[omp_get_thread_num() % 64] = sum(total);
+    }
+    __asm__ volatile("" : : "m"(kept)); /* the compiler may not drop the work */
+    return 12 * LANES * threads;
+}
