@@ -260,6 +260,8 @@ def test_an_interrupted_pull(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell without job control starts what it runs in the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     connection, _ = stalled_index.accept()  # pip is in the middle of it
     pull.send_signal(number)

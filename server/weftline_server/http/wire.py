@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from weftline.errors import BodyTooLarge, Cancelled, InvalidRequest, WeftlineError
@@ -21,13 +22,19 @@ T = TypeVar("T")
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """The body as a `kind`. Raises BodyTooLarge, or InvalidRequest naming the field at fault."""
+    """The body as a `kind`. Raises BodyTooLarge, or InvalidRequest naming the field at fault.
+
+    Raises Cancelled if the client leaves before it has sent all of the body.
+    """
     config = state_of(request.app).config
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > config.max_body:
-            raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > config.max_body:
+                raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away") from error
     return parse(bytes(body), kind)
 
 
