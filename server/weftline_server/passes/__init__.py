@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
@@ -25,10 +25,12 @@ __all__ = [
 ]
 
 # By the name that switches a pass off. The findings of the upward passes spread from consumers to
-# producers; the others read these findings.
+# producers. Groups follow from depths. The last ones look at a primitive once, before it
+# has a depth, and finding the same again would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
-REST: Mapping[str, Pass] = {"groups": groups, "prefix": prefixes, "flow": flows}
-PASSES: Mapping[str, Pass] = {**UPWARD, **REST}
+GROUPING: Mapping[str, Pass] = {"groups": groups}
+ONCE: Mapping[str, Pass] = {"prefix": prefixes, "flow": flows}
+PASSES: Mapping[str, Pass] = {**UPWARD, **GROUPING, **ONCE}
 
 
 def analyse(
@@ -45,19 +47,21 @@ def analyse(
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
-    wave: dict[str, Sequence[str]] = {
-        id: list(graph.downstream(id)) for id in _consumers_first(graph, changed)
-    }
-    found = dict(wave)
-    regrouped: dict[str, Sequence[str]] = dict(wave)
+    wave: Changed = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
+    found = dict.fromkeys(wave)
+    fresh = {id: below for id, below in wave.items() if id not in plan.depth}
+    # A consumer's group changes with a producer that is new or has another depth.
+    regrouped: dict[str, Collection[str]] = dict(fresh)
+    for below in fresh.values():
+        if below:
+            regrouped.update(dict.fromkeys(below, ()))
     first = True
     while wave:
-        before = {id: (plan.depth.get(id), plan.objective.get(id)) for id in wave}
+        before = [(id, plan.depth.get(id), plan.objective.get(id)) for id in wave]
         _run(UPWARD, graph, plan, wave, without)
         above: dict[str, list[str]] = {}
-        for id, (depth_was, objective_was) in before.items():
-            deeper = plan.depth.get(id) != depth_was
-            if deeper:
+        for id, depth_was, objective_was in before:
+            if plan.depth.get(id) != depth_was:
                 regrouped.update(dict.fromkeys(graph.downstream(id), ()))
             elif plan.objective.get(id) is objective_was:
                 continue
@@ -65,10 +69,12 @@ def analyse(
                 # The primitives of the first wave were planned after their consumers.
                 if parent not in plan.started and not (first and parent in wave):
                     above.setdefault(parent, []).append(id)
-        first, wave = False, dict(above)
-        found.update(wave)
-        regrouped.update(wave)
-    _run(REST, graph, plan, regrouped, without)
+        first, wave = False, above
+        found.update(dict.fromkeys(above))
+    if regrouped:
+        _run(GROUPING, graph, plan, regrouped, without)
+    if fresh:
+        _run(ONCE, graph, plan, fresh, without)
     return list(found)
 
 
@@ -80,7 +86,7 @@ def _run(
     without: frozenset[str],
 ) -> None:
     for name, run in passes.items():
-        if name not in without:
+        if not without or name not in without:
             apply(graph, plan, run(graph, plan, changed))
 
 
@@ -95,13 +101,15 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
 def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
     """The given primitives, each before those of them that it waits for directly."""
     among = dict.fromkeys(primitives)
+    if len(among) == 1:
+        return list(among)
     order: list[str] = []
     seen: set[str] = set()
     for start in among:
         if start in seen:
             continue
         seen.add(start)
-        path = [(start, graph.upstream(start))]
+        path = [(start, iter(graph.upstream(start)))]
         while path:
             id, parents = path[-1]
             parent = next(parents, None)
@@ -110,6 +118,6 @@ def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
                 path.pop()
             elif parent not in seen and parent in among:
                 seen.add(parent)
-                path.append((parent, graph.upstream(parent)))
+                path.append((parent, iter(graph.upstream(parent))))
     order.reverse()
     return order

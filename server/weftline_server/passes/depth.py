@@ -16,11 +16,11 @@ def depth(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     A depth only grows, because consumers are only added.
     """
     found: dict[str, int] = {}
+    primitives, known = graph.primitives, plan.depth
     for id, news in changed.items():
-        task = graph.primitives[id].task
-        below = (
-            found.get(c, plan.depth.get(c, 0)) + (graph.primitives[c].task != task) for c in news
-        )
-        found[id] = min(max(below, default=0), MOST_DEPTH)
-        found[id] = max(found[id], plan.depth.get(id, 0))
+        deepest, task = known.get(id, 0), primitives[id].task
+        for consumer in news:
+            below = found[consumer] if consumer in found else known.get(consumer, 0)
+            deepest = max(deepest, below + (primitives[consumer].task != task))
+        found[id] = min(deepest, MOST_DEPTH)
     return Findings(depth=found)

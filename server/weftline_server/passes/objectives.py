@@ -6,6 +6,7 @@ output marks its whole ancestry, except where a latency output needs the same pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from weftline.protocol import Criterion
@@ -20,35 +21,35 @@ def stricter(one: Criterion, other: Criterion) -> Criterion:
     return min(one, other, key=_STRICTEST_FIRST.index)
 
 
+def strictest(criteria: Sequence[Criterion]) -> Criterion:
+    """The strictest of the criteria; latency if there is none."""
+    if not criteria or Criterion.LATENCY in criteria:
+        return Criterion.LATENCY
+    return min(criteria, key=_STRICTEST_FIRST.index)
+
+
 def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """The strictest of a primitive's own criteria and the demands of its consumers."""
     found: dict[str, Criterion] = {}
-
-    def objective(id: str) -> Criterion:
-        return found.get(id) or plan.objective.get(id, Criterion.LATENCY)
-
-    def demand(child: str, task: str) -> Criterion:
-        """What a consumer asks of its producer.
-
-        Another task needs the whole value, so it turns ttft and tpot into latency. The next output
-        of the same task passes its own objective on.
-        """
-        asked = objective(child)
-        if graph.primitives[child].task == task or asked is Criterion.THROUGHPUT:
-            return asked
-        return Criterion.LATENCY
-
     for id, news in changed.items():
         primitive = graph.primitives[id]
         wanted = [plan.criteria[v] for v in primitive.writes if v in plan.criteria]
-        # A primitive that was for throughput has no other consumer in a hurry: skip the known ones.
-        known = () if plan.objective.get(id) is Criterion.THROUGHPUT else graph.downstream(id)
-        for child in chain(news, known):
-            wanted.append(demand(child, primitive.task))
-            if wanted[-1] is Criterion.LATENCY:
-                break
-        else:
-            if any(True for _ in graph.downstream(id)):
+        consumers = graph.downstream(id)
+        if consumers:
+            # One that was for throughput has no other consumer in a hurry: skip the known ones.
+            known = () if plan.objective.get(id) is Criterion.THROUGHPUT else consumers
+            for child in chain(news, known):
+                asked = found.get(child) or plan.objective.get(child, Criterion.LATENCY)
+                is_next_output = graph.primitives[child].task == primitive.task
+                wanted.append(asked if is_next_output else _whole(asked))
+                if wanted[-1] is Criterion.LATENCY:
+                    break
+            else:
                 wanted.append(Criterion.THROUGHPUT)
-        found[id] = min(wanted, key=_STRICTEST_FIRST.index, default=Criterion.LATENCY)
+        found[id] = strictest(wanted)
     return Findings(objective=found)
+
+
+def _whole(asked: Criterion) -> Criterion:
+    """What a consumer for `asked` wants of its producer, whose whole value it needs."""
+    return asked if asked is Criterion.THROUGHPUT else Criterion.LATENCY
