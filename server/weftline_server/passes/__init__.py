@@ -24,8 +24,8 @@ __all__ = [
     "verify",
 ]
 
-# By the name that switches a pass off. The findings of the upward passes spread from consumers to
-# producers. Groups follow from depths. The last ones look at a primitive once, before it
+# By the name that switches a pass off. The upward passes go from the changed primitives to their
+# producers, as far as something changes. Groups follow from depths. The last ones look at a primitive once, before it
 # has a depth, and finding the same again would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
@@ -47,31 +47,20 @@ def analyse(
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
-    wave: Changed = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
-    found = dict.fromkeys(wave)
-    fresh = {id: below for id, below in wave.items() if id not in plan.depth}
-    # A consumer's group changes with a producer that is new or has another depth.
-    regrouped: dict[str, Collection[str]] = dict(fresh)
-    for below in fresh.values():
-        if below:
-            regrouped.update(dict.fromkeys(below, ()))
-    first = True
-    while wave:
-        before = [(id, plan.depth.get(id), plan.objective.get(id)) for id in wave]
-        _run(UPWARD, graph, plan, wave, without)
-        above: dict[str, list[str]] = {}
-        for id, depth_was, objective_was in before:
-            if plan.depth.get(id) != depth_was:
-                regrouped.update(dict.fromkeys(graph.downstream(id), ()))
-            elif plan.objective.get(id) is objective_was:
-                continue
-            for parent in graph.upstream(id):
-                # The primitives of the first wave were planned after their consumers.
-                if parent not in plan.started and not (first and parent in wave):
-                    above.setdefault(parent, []).append(id)
-        first, wave = False, above
-        found.update(dict.fromkeys(above))
-    if regrouped:
+    new = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
+    fresh = {id: below for id, below in new.items() if id not in plan.depth}
+    found = dict.fromkeys(new)
+    moved = dict.fromkeys(fresh)  # is new, or has another depth
+    for name, upward in UPWARD.items():
+        if name not in without:
+            findings = upward(graph, plan, new)
+            moved.update({id: None for id, d in findings.depth.items() if plan.depth.get(id) != d})
+            found.update(dict.fromkeys(findings.depth or findings.objective))
+            apply(graph, plan, findings)
+    if moved:
+        regrouped: dict[str, Collection[str]] = dict(fresh)
+        for id in moved:
+            regrouped.update(dict.fromkeys(graph.downstream(id), ()))
         _run(GROUPING, graph, plan, regrouped, without)
     if fresh:
         _run(ONCE, graph, plan, fresh, without)
@@ -86,7 +75,7 @@ def _run(
     without: frozenset[str],
 ) -> None:
     for name, run in passes.items():
-        if not without or name not in without:
+        if name not in without:
             apply(graph, plan, run(graph, plan, changed))
 
 

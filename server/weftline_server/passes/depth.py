@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.upward import upward
 
 # Larger distances count as this one. So a call that joins the end of a long chain changes at most
 # this many primitives above it, which takes 0.1 ms.
@@ -15,12 +18,14 @@ def depth(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 
     A depth only grows, because consumers are only added.
     """
-    found: dict[str, int] = {}
     primitives, known = graph.primitives, plan.depth
-    for id, news in changed.items():
-        deepest, task = known.get(id, 0), primitives[id].task
+
+    def of(id: str, news: Collection[str], found: Mapping[str, int]) -> int:
+        deepest = found[id] if id in found else known.get(id, 0)
+        task = primitives[id].task
         for consumer in news:
             below = found[consumer] if consumer in found else known.get(consumer, 0)
             deepest = max(deepest, below + (primitives[consumer].task != task))
-        found[id] = min(deepest, MOST_DEPTH)
-    return Findings(depth=found)
+        return min(deepest, MOST_DEPTH)
+
+    return Findings(depth=upward(graph, plan, changed, known, of))

@@ -6,12 +6,13 @@ output marks its whole ancestry, except where a latency output needs the same pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.upward import upward
 
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 
@@ -30,24 +31,25 @@ def strictest(criteria: Sequence[Criterion]) -> Criterion:
 
 def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """The strictest of a primitive's own criteria and the demands of its consumers."""
-    found: dict[str, Criterion] = {}
-    for id, news in changed.items():
+    known = plan.objective
+
+    def of(id: str, news: Collection[str], found: Mapping[str, Criterion]) -> Criterion:
         primitive = graph.primitives[id]
         wanted = [plan.criteria[v] for v in primitive.writes if v in plan.criteria]
         consumers = graph.downstream(id)
-        if consumers:
-            # One that was for throughput has no other consumer in a hurry: skip the known ones.
-            known = () if plan.objective.get(id) is Criterion.THROUGHPUT else consumers
-            for child in chain(news, known):
-                asked = found.get(child) or plan.objective.get(child, Criterion.LATENCY)
-                is_next_output = graph.primitives[child].task == primitive.task
-                wanted.append(asked if is_next_output else _whole(asked))
-                if wanted[-1] is Criterion.LATENCY:
-                    break
-            else:
-                wanted.append(Criterion.THROUGHPUT)
-        found[id] = strictest(wanted)
-    return Findings(objective=found)
+        if not consumers:
+            return strictest(wanted)
+        # One that was for throughput has no other consumer in a hurry: skip the known ones.
+        was = found.get(id) or known.get(id)
+        for child in chain(news, () if was is Criterion.THROUGHPUT else consumers):
+            asked = found.get(child) or known.get(child, Criterion.LATENCY)
+            is_next_output = graph.primitives[child].task == primitive.task
+            wanted.append(asked if is_next_output else _whole(asked))
+            if wanted[-1] is Criterion.LATENCY:
+                return Criterion.LATENCY
+        return strictest([*wanted, Criterion.THROUGHPUT])
+
+    return Findings(objective=upward(graph, plan, changed, known, of))
 
 
 def _whole(asked: Criterion) -> Criterion:

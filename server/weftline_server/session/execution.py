@@ -235,10 +235,8 @@ class Execution:
 
     def _is_behind(self, primitive: Primitive) -> bool:
         """Whether a primitive that has to end before this one has not."""
-        for before in primitive.after:
-            if self.primitives[before].state is not RunState.DONE:
-                return True
-        return False
+        runs = self.primitives
+        return any(runs[before].state is not RunState.DONE for before in primitive.after)
 
     def _advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
         """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.

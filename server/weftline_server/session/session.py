@@ -7,7 +7,7 @@ same events give the same session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -141,10 +141,10 @@ class Session:
         All queued primitives are told when the work left has halved or doubled, so that each hears
         of it in time, and none of ten thousand hears of it more than a few times.
         """
-        moved = self.execution.planning.update()
-        runs = self.execution.primitives
+        planning, runs = self.execution.planning, self.execution.primitives
+        moved: Collection[str] = planning.update()
         if self._work_moved():
-            moved = list(runs) if self._told_left else moved
+            moved = planning.advised if self._told_left else moved
             self._told_left = self.execution.work_left
         return tuple([id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling])
 
