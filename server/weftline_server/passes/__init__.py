@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 # By the name that switches a pass off. The upward passes go from the changed primitives to their
-# producers, as far as something changes. Groups follow from depths. The last ones look at a primitive once, before it
-# has a depth, and finding the same again would change nothing.
+# producers, as far as something changes. Groups follow from depths. The last ones look at a
+# primitive once, before it has a depth, and finding the same again would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes, "flow": flows}
