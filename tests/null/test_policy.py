@@ -20,7 +20,6 @@ from weftline_server.schedule.placement import (
     place,
 )
 from weftline_server.schedule.placement import round as placement_round
-from weftline_server.schedule.placement.scores import Class
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
@@ -289,8 +288,8 @@ def test_a_short_look_at_a_long_queue_misses_nobody(
     ]
     short = place(queue, engines, "app", now=60.0)
 
-    def every(replicas: placement_round._Replicas, item: Queued, of: Class) -> dict[int, float]:
-        return {index: engine.room(of) for index, engine in enumerate(replicas.engines)}
+    def every(replicas: placement_round._Replicas, item: Queued, late: bool) -> dict[int, float]:
+        return {index: engine.room(item.of, late) for index, engine in enumerate(replicas.engines)}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(placement_round._Replicas, "rooms", every)

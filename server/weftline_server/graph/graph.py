@@ -6,7 +6,7 @@ those that they can reach, so adding to a large session costs as much as the add
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
 from weftline_server.graph.primitive import Primitive, Task
@@ -42,7 +42,23 @@ class Graph:
                             f"variable {var!r} would be written by two calls", param=var
                         )
                     fresh[var] = primitive.id
-        self._check_cycles(tasks)
+        if not self._is_in_order(tasks):
+            self._check_cycles(tasks)
+
+    def _is_in_order(self, tasks: Sequence[Task]) -> bool:
+        """Whether each new primitive stands after all that it waits for, and so in no cycle."""
+        read: set[str] = set()
+        awaited: set[str] = set()
+        for task in tasks:
+            for primitive in task.primitives:
+                read.update([one.variable for one in primitive.reads])
+                awaited.update(primitive.after)
+                if primitive.id in awaited or primitive.id in self._followers:
+                    return False
+                for var in primitive.writes:
+                    if var in read or var in self.consumers:
+                        return False
+        return True
 
     def _check_cycles(self, tasks: Sequence[Task]) -> None:
         """Depth-first over the new primitives and those below them; the old ones are acyclic."""
@@ -104,14 +120,13 @@ class Graph:
         Raises CyclicGraph, and then changes nothing.
         """
         before = {id: self.primitives[id] for id in rewritten}
-        moved = [
-            id for id, primitive in rewritten.items() if _edges(primitive) != _edges(before[id])
-        ]
-        self._exchange(moved, before, rewritten)
-        if not self._is_acyclic_below(moved):
-            self._exchange(moved, rewritten, before)
-            raise CyclicGraph("a rewritten primitive would wait for its own output")
-        self.primitives |= rewritten
+        moved = [id for id, new in rewritten.items() if not _is_wired_alike(new, before[id])]
+        if moved:
+            self._exchange(moved, before, rewritten)
+            if not self._is_acyclic_below(moved):
+                self._exchange(moved, rewritten, before)
+                raise CyclicGraph("a rewritten primitive would wait for its own output")
+        self.primitives.update(rewritten)
 
     def _exchange(
         self, ids: Iterable[str], old: Mapping[str, Primitive], new: Mapping[str, Primitive]
@@ -140,52 +155,49 @@ class Graph:
                     waiting.extend(self.downstream(id))
         return True
 
-    def siblings(self, id: str) -> tuple[str, ...]:
-        """All primitives of the task of primitive `id`, itself among them."""
-        return tuple(one.id for one in self.tasks[self.primitives[id].task].primitives)
-
-    def downstream(self, id: str) -> Iterator[str]:
+    def downstream(self, id: str) -> Collection[str]:
         """Primitives that read an output of `id` or come after it, each once."""
-        seen: set[str] = set()
-        for var in self.primitives[id].writes:
-            for reader in self.consumers.get(var, ()):
-                if reader not in seen:
-                    seen.add(reader)
-                    yield reader
-        for follower in self._followers.get(id, ()):
-            if follower not in seen:
-                yield follower
+        writes, followers = self.primitives[id].writes, self._followers.get(id)
+        if len(writes) == 1 and not followers:
+            return self.consumers.get(writes[0], ())
+        found: dict[str, None] = {}
+        for var in writes:
+            found.update(dict.fromkeys(self.consumers.get(var, ())))
+        if followers:
+            found.update(dict.fromkeys(followers))
+        return found
 
-    def upstream(self, id: str) -> Iterator[str]:
+    def upstream(self, id: str) -> Collection[str]:
         """Primitives that write an input of `id` or have to end before it, each once."""
-        primitive = self.primitives[id]
-        variables = (read.variable for read in primitive.reads)
-        writers = (self.producer[var] for var in variables if var in self.producer)
-        yield from dict.fromkeys((*writers, *primitive.after))
+        primitive, found = self.primitives[id], dict[str, None]()
+        for read in primitive.reads:
+            if (writer := self.producer.get(read.variable)) is not None:
+                found[writer] = None
+        if primitive.after:
+            found.update(dict.fromkeys(primitive.after))
+        return found
 
-    def tasks_above(self, task: str) -> Iterator[str]:
+    def tasks_above(self, task: str) -> Collection[str]:
         """Tasks that a primitive of `task` waits for, each once, without itself."""
-        seen = {task}
+        found: dict[str, None] = {}
         for primitive in self.tasks[task].primitives:
             for above in self.upstream(primitive.id):
-                found = self.primitives[above].task
-                if found not in seen:
-                    seen.add(found)
-                    yield found
+                found[self.primitives[above].task] = None
+        found.pop(task, None)
+        return found
 
-    def tasks_below(self, task: str) -> Iterator[str]:
+    def tasks_below(self, task: str) -> Collection[str]:
         """Tasks with a primitive that waits for one of `task`, each once, without itself."""
-        seen = {task}
+        found: dict[str, None] = {}
         for primitive in self.tasks[task].primitives:
             for below in self.downstream(primitive.id):
-                found = self.primitives[below].task
-                if found not in seen:
-                    seen.add(found)
-                    yield found
+                found[self.primitives[below].task] = None
+        found.pop(task, None)
+        return found
 
     def topological(self) -> list[str]:
         """Every primitive after all primitives that it waits for."""
-        waiting = {id: sum(1 for _ in self.upstream(id)) for id in self.primitives}
+        waiting = {id: len(self.upstream(id)) for id in self.primitives}
         order = [id for id, count in waiting.items() if count == 0]
         for id in order:
             for child in self.downstream(id):
@@ -196,5 +208,7 @@ class Graph:
         return order
 
 
-def _edges(primitive: Primitive) -> tuple[list[str], tuple[str, ...]]:
-    return [read.variable for read in primitive.reads], primitive.after
+def _is_wired_alike(one: Primitive, other: Primitive) -> bool:
+    """Whether both wait for the same variables and primitives."""
+    variables = [read.variable for read in one.reads]
+    return one.after == other.after and variables == [read.variable for read in other.reads]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from weftline import transforms
 from weftline.errors import InvalidRequest, MissingInput
@@ -13,6 +13,7 @@ from weftline.protocol import Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, Read, Task
+from weftline_server.graph.record import record
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes
 
@@ -20,7 +21,7 @@ CHARS_PER_TOKEN = 4  # of English, under the tokenizers in use
 GUESSED_OUTPUT = 128  # tokens of an output, where the client states no limit
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PromptBody:
     """Output number `index` of a call, and the part of the prompt that stands before it."""
 
@@ -30,10 +31,6 @@ class PromptBody:
     before: tuple[Segment, ...]  # the prompt's segments before the output, messages flattened
     holders: tuple[Placeholder, ...]  # the placeholders of these segments, in their order
     is_last: bool
-    names: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", frozenset(holder.name for holder in self.holders))
 
     @property
     def is_constant(self) -> bool:
@@ -58,10 +55,15 @@ class PromptBody:
 
     def streams_in(self, variable: str) -> bool:
         """Whether the text of an input enters the prompt unchanged, part by part."""
-        return all(_all_stream(h) for h in self.holders if h.semantic_var_id == variable)
+        for holder in self.holders:
+            if holder.semantic_var_id == variable and not _all_stream(holder):
+                return False
+        return True
 
 
 def _all_stream(holder: Placeholder) -> bool:
+    if not holder.transforms:
+        return True
     flows = (transforms.parse(spec).flow for spec in holder.transforms)
     return all(flow is transforms.Flow.STREAM for flow in flows)
 
@@ -73,7 +75,7 @@ def lower_call(call: Call, model: str) -> Task:
     not valid.
     """
     prompt = _checked_prompt(call)
-    id = f"c_{uuid.uuid4().hex[:12]}"
+    id = f"c_{secrets.token_hex(6)}"
     holders = tuple(_bound(id, call))
     return task_of(id, replace(call, model=model, prompt=prompt, placeholders=holders))
 
@@ -84,56 +86,65 @@ def task_of(id: str, call: Call) -> Task:
     segments = tuple(call.segments())
     outputs = [at for at, segment in enumerate(segments) if segment.output is not None]
     primitives: list[Primitive] = []
+    named: dict[str, Placeholder] = {}  # the placeholders before an output
+    start = 0
     for index, at in enumerate(outputs):
-        before = segments[:at]
-        named = dict.fromkeys(s.input or s.output for s in before if s.text is None)
+        for segment in segments[start:at]:
+            if (name := segment.input or segment.output) is not None:
+                named[name] = holders[name]
+        is_last = index + 1 == len(outputs)
         body = PromptBody(
             call=call,
             index=index,
             output=holders[segments[at].output or ""],
-            before=before,
-            holders=tuple(holders[name] for name in named if name is not None),
-            is_last=index + 1 == len(outputs),
+            before=segments[:at],
+            holders=tuple(named.values()),
+            is_last=is_last,
         )
-        primitives.append(_primitive(id, body, segments, outputs, primitives))
+        own = segments[start:] if is_last else segments[start:at]
+        primitives.append(_primitive(id, body, _chars(own, holders), primitives))
+        start = at
     inputs = [holder for holder in call.placeholders if holder.in_out is InOut.IN]
-    texts = [segment.text for segment in segments]
-    constants = [value for value in (*texts, *(h.value for h in inputs)) if value is not None]
+    texts = [value_bytes(segment.text) for segment in segments if segment.text is not None]
+    values = [value_bytes(holder.value) for holder in inputs if holder.value is not None]
+    reads = [holder.semantic_var_id for holder in inputs]
     return Task(
         id=id,
         name=call.name,
         resource=call.model or "",
         primitives=tuple(primitives),
-        reads=tuple(dict.fromkeys(h.semantic_var_id for h in inputs if h.semantic_var_id)),
+        reads=tuple(dict.fromkeys([variable for variable in reads if variable])),
         criteria=call.criteria,
         priority=call.priority,
-        constant_bytes=sum(map(value_bytes, constants)),
+        constant_bytes=sum(texts) + sum(values),
         call=call,
     )
 
 
-def _primitive(
-    task: str,
-    body: PromptBody,
-    segments: tuple[Segment, ...],
-    outputs: list[int],
-    before: list[Primitive],
-) -> Primitive:
-    """The primitive of an output; its work is the text since the output before it, and its own."""
-    start = outputs[body.index - 1] if body.index else 0
-    stop = len(segments) if body.is_last else outputs[body.index]
-    values = {h.name: h.value for h in body.call.placeholders if isinstance(h.value, str)}
-    chars = sum(len(s.text or values.get(s.input or "", "")) for s in segments[start:stop])
+def _chars(segments: Sequence[Segment], holders: dict[str, Placeholder]) -> int:
+    """The characters that are known of `segments` when the call is submitted."""
+    chars = 0
+    for segment in segments:
+        if segment.text is not None:
+            chars += len(segment.text)
+        elif segment.input is not None and isinstance(holders[segment.input].value, str):
+            chars += len(holders[segment.input].value)
+    return chars
+
+
+def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive]) -> Primitive:
+    """The primitive of an output. Its work is `chars`, the text since the output before it, and
+    the output."""
     sampling = body.output.sampling
     asked = sampling.max_tokens if sampling else None
     assert body.output.semantic_var_id is not None, "lowering gives every output a variable"
-    variables = dict.fromkeys(h.semantic_var_id for h in body.holders if h.semantic_var_id)
+    variables = [holder.semantic_var_id for holder in body.holders]
     return Primitive(
         id=f"{task}/{body.index}",
         task=task,
         kind=api.Kind.GENERATE,
         resource=body.call.model or "",
-        reads=tuple(Read(variable) for variable in variables),
+        reads=tuple([Read(variable) for variable in dict.fromkeys(variables) if variable]),
         writes=(body.output.semantic_var_id,),
         after=(before[-1].id,) if before else (),
         work=chars // CHARS_PER_TOKEN + (asked or GUESSED_OUTPUT),
@@ -177,24 +188,25 @@ def _bound(id: str, call: Call) -> Iterator[Placeholder]:
 def _boundaries(call: Call) -> tuple[str, ...]:
     assert not isinstance(call.prompt, str), "template text is parsed when it arrives"
     holders = {holder.name: holder for holder in call.placeholders}
-    digest = hashlib.sha256((call.model or "default").encode())
+    digest = hashlib.blake2b((call.model or "default").encode(), digest_size=8)
     if call.offered_tools:  # chat templates render the tools at the beginning
         digest.update(repr(call.offered_tools).encode())
     found = []
     for item in call.prompt:
+        content: Sequence[Segment] = (item,) if isinstance(item, Segment) else item.content
         if isinstance(item, Message):
             digest.update(f"\x00role:{item.role}\x00".encode())
             if item.tool_calls:
                 digest.update(repr(item.tool_calls).encode())
-        for segment in item.content if isinstance(item, Message) else (item,):
-            digest.update(_identity(segment, holders).encode())
-            found.append(digest.hexdigest()[:16])
+        for segment in content:
+            text = segment.text
+            digest.update((_identity(segment, holders) if text is None else text).encode())
+            found.append(digest.hexdigest())
     return tuple(found)
 
 
 def _identity(segment: Segment, holders: dict[str, Placeholder]) -> str:
-    if segment.text is not None:
-        return segment.text
+    """What stands for an input or output in the hash: its variable, or else its value."""
     holder = holders[segment.input or segment.output or ""]
     if holder.semantic_var_id is not None:
         return f"\x00variable:{holder.semantic_var_id}:{holder.transforms}\x00"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
@@ -24,11 +24,13 @@ __all__ = [
     "verify",
 ]
 
-# By the name that switches a pass off. The findings of the upward passes spread from consumers to
-# producers; the others read these findings.
+# By the name that switches a pass off. The upward passes go from the changed primitives to their
+# producers, as far as something changes. Groups follow from depths. The last ones look at a
+# primitive once, before it has a depth, and finding the same again would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
-REST: Mapping[str, Pass] = {"groups": groups, "prefix": prefixes, "flow": flows}
-PASSES: Mapping[str, Pass] = {**UPWARD, **REST}
+GROUPING: Mapping[str, Pass] = {"groups": groups}
+ONCE: Mapping[str, Pass] = {"prefix": prefixes, "flow": flows}
+PASSES: Mapping[str, Pass] = {**UPWARD, **GROUPING, **ONCE}
 
 
 def analyse(
@@ -45,30 +47,23 @@ def analyse(
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
-    wave: dict[str, Sequence[str]] = {
-        id: list(graph.downstream(id)) for id in _consumers_first(graph, changed)
-    }
-    found = dict(wave)
-    regrouped: dict[str, Sequence[str]] = dict(wave)
-    first = True
-    while wave:
-        before = {id: (plan.depth.get(id), plan.objective.get(id)) for id in wave}
-        _run(UPWARD, graph, plan, wave, without)
-        above: dict[str, list[str]] = {}
-        for id, (depth_was, objective_was) in before.items():
-            deeper = plan.depth.get(id) != depth_was
-            if deeper:
-                regrouped.update(dict.fromkeys(graph.downstream(id), ()))
-            elif plan.objective.get(id) is objective_was:
-                continue
-            for parent in graph.upstream(id):
-                # The primitives of the first wave were planned after their consumers.
-                if parent not in plan.started and not (first and parent in wave):
-                    above.setdefault(parent, []).append(id)
-        first, wave = False, dict(above)
-        found.update(wave)
-        regrouped.update(wave)
-    _run(REST, graph, plan, regrouped, without)
+    new = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
+    fresh = {id: below for id, below in new.items() if id not in plan.depth}
+    found = dict.fromkeys(new)
+    moved = dict.fromkeys(fresh)  # is new, or has another depth
+    for name, upward in UPWARD.items():
+        if name not in without:
+            findings = upward(graph, plan, new)
+            moved.update({id: None for id, d in findings.depth.items() if plan.depth.get(id) != d})
+            found.update(dict.fromkeys(findings.depth or findings.objective))
+            apply(graph, plan, findings)
+    if moved:
+        regrouped: dict[str, Collection[str]] = dict(fresh)
+        for id in moved:
+            regrouped.update(dict.fromkeys(graph.downstream(id), ()))
+        _run(GROUPING, graph, plan, regrouped, without)
+    if fresh:
+        _run(ONCE, graph, plan, fresh, without)
     return list(found)
 
 
@@ -95,13 +90,15 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
 def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
     """The given primitives, each before those of them that it waits for directly."""
     among = dict.fromkeys(primitives)
+    if len(among) == 1:
+        return list(among)
     order: list[str] = []
     seen: set[str] = set()
     for start in among:
         if start in seen:
             continue
         seen.add(start)
-        path = [(start, graph.upstream(start))]
+        path = [(start, iter(graph.upstream(start)))]
         while path:
             id, parents = path[-1]
             parent = next(parents, None)
@@ -110,6 +107,6 @@ def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
                 path.pop()
             elif parent not in seen and parent in among:
                 seen.add(parent)
-                path.append((parent, graph.upstream(parent)))
+                path.append((parent, iter(graph.upstream(parent))))
     order.reverse()
     return order

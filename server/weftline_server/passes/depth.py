@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.upward import upward
 
 # Larger distances count as this one. So a call that joins the end of a long chain changes at most
 # this many primitives above it, which takes 0.1 ms.
@@ -15,12 +18,14 @@ def depth(graph: Graph, plan: Plan, changed: Changed) -> Findings:
 
     A depth only grows, because consumers are only added.
     """
-    found: dict[str, int] = {}
-    for id, news in changed.items():
-        task = graph.primitives[id].task
-        below = (
-            found.get(c, plan.depth.get(c, 0)) + (graph.primitives[c].task != task) for c in news
-        )
-        found[id] = min(max(below, default=0), MOST_DEPTH)
-        found[id] = max(found[id], plan.depth.get(id, 0))
-    return Findings(depth=found)
+    primitives, known = graph.primitives, plan.depth
+
+    def of(id: str, news: Collection[str], found: Mapping[str, int]) -> int:
+        deepest = found[id] if id in found else known.get(id, 0)
+        task = primitives[id].task
+        for consumer in news:
+            below = found[consumer] if consumer in found else known.get(consumer, 0)
+            deepest = max(deepest, below + (primitives[consumer].task != task))
+        return min(deepest, MOST_DEPTH)
+
+    return Findings(depth=upward(graph, plan, changed, known, of))

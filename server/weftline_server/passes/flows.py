@@ -6,8 +6,6 @@ section 4.2 clones nodes for this; here the edge says it).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Read
 from weftline_server.passes.plan import Changed, Findings, Plan
@@ -17,15 +15,15 @@ def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Rewrite the readers whose edges can stream; an edge that streams stays so."""
     rewritten: dict[str, Primitive] = {}
     readers = dict.fromkeys(changed)
-    for id in changed:
-        readers |= dict.fromkeys(graph.downstream(id))
+    for below in changed.values():
+        readers.update(dict.fromkeys(below))
     for id in readers:
-        if id in plan.started:
-            continue
         primitive = graph.primitives[id]
-        reads = tuple(_widened(graph, primitive, read) for read in primitive.reads)
+        if id in plan.started or primitive.body is None or not primitive.reads:
+            continue
+        reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
         if reads != primitive.reads:
-            rewritten[id] = replace(primitive, reads=reads)
+            rewritten[id] = primitive.reading(reads)
     return Findings(rewritten=rewritten)
 
 

@@ -12,14 +12,19 @@ def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     A task with several consumers belongs to the group of the first consumer that makes one.
     """
     found: dict[str, str] = {}
-    for task in dict.fromkeys(graph.primitives[id].task for id in changed):
+    for task in dict.fromkeys([graph.primitives[id].task for id in changed]):
+        above = graph.tasks_above(task)
+        if len(above) < 2:
+            continue
         depths: dict[int, list[str]] = {}
-        for above in graph.tasks_above(task):
-            first = graph.tasks[above].primitives[0].id
-            depths.setdefault(plan.depth.get(first, 0), []).append(above)
+        for one in above:
+            first = graph.tasks[one].primitives[0].id
+            depths.setdefault(plan.depth.get(first, 0), []).append(one)
         for level, tasks in depths.items():
-            if len(tasks) > 1:
-                for member in tasks:
-                    for primitive in graph.tasks[member].primitives:
-                        found.setdefault(primitive.id, f"{task}@{level}")
+            if len(tasks) < 2:
+                continue
+            group = f"{task}@{level}"
+            for member in tasks:
+                for primitive in graph.tasks[member].primitives:
+                    found.setdefault(primitive.id, group)
     return Findings(group=found)

@@ -6,11 +6,13 @@ output marks its whole ancestry, except where a latency output needs the same pr
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.upward import upward
 
 _STRICTEST_FIRST = (Criterion.LATENCY, Criterion.TTFT, Criterion.TPOT, Criterion.THROUGHPUT)
 
@@ -20,35 +22,36 @@ def stricter(one: Criterion, other: Criterion) -> Criterion:
     return min(one, other, key=_STRICTEST_FIRST.index)
 
 
+def strictest(criteria: Sequence[Criterion]) -> Criterion:
+    """The strictest of the criteria; latency if there is none."""
+    if not criteria or Criterion.LATENCY in criteria:
+        return Criterion.LATENCY
+    return min(criteria, key=_STRICTEST_FIRST.index)
+
+
 def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """The strictest of a primitive's own criteria and the demands of its consumers."""
-    found: dict[str, Criterion] = {}
+    known = plan.objective
 
-    def objective(id: str) -> Criterion:
-        return found.get(id) or plan.objective.get(id, Criterion.LATENCY)
-
-    def demand(child: str, task: str) -> Criterion:
-        """What a consumer asks of its producer.
-
-        Another task needs the whole value, so it turns ttft and tpot into latency. The next output
-        of the same task passes its own objective on.
-        """
-        asked = objective(child)
-        if graph.primitives[child].task == task or asked is Criterion.THROUGHPUT:
-            return asked
-        return Criterion.LATENCY
-
-    for id, news in changed.items():
+    def of(id: str, news: Collection[str], found: Mapping[str, Criterion]) -> Criterion:
         primitive = graph.primitives[id]
         wanted = [plan.criteria[v] for v in primitive.writes if v in plan.criteria]
-        # A primitive that was for throughput has no other consumer in a hurry: skip the known ones.
-        known = () if plan.objective.get(id) is Criterion.THROUGHPUT else graph.downstream(id)
-        for child in chain(news, known):
-            wanted.append(demand(child, primitive.task))
+        consumers = graph.downstream(id)
+        if not consumers:
+            return strictest(wanted)
+        # One that was for throughput has no other consumer in a hurry: skip the known ones.
+        was = found.get(id) or known.get(id)
+        for child in chain(news, () if was is Criterion.THROUGHPUT else consumers):
+            asked = found.get(child) or known.get(child, Criterion.LATENCY)
+            is_next_output = graph.primitives[child].task == primitive.task
+            wanted.append(asked if is_next_output else _whole(asked))
             if wanted[-1] is Criterion.LATENCY:
-                break
-        else:
-            if any(True for _ in graph.downstream(id)):
-                wanted.append(Criterion.THROUGHPUT)
-        found[id] = min(wanted, key=_STRICTEST_FIRST.index, default=Criterion.LATENCY)
-    return Findings(objective=found)
+                return Criterion.LATENCY
+        return strictest([*wanted, Criterion.THROUGHPUT])
+
+    return Findings(objective=upward(graph, plan, changed, known, of))
+
+
+def _whole(asked: Criterion) -> Criterion:
+    """What a consumer for `asked` wants of its producer, whose whole value it needs."""
+    return asked if asked is Criterion.THROUGHPUT else Criterion.LATENCY

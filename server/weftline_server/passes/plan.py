@@ -6,7 +6,7 @@ primitives in a new form. `verify` checks all of a pass's findings before any of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -50,19 +50,20 @@ class Plan:
 
     def annotate(self, findings: Findings) -> None:
         """Add verified annotations."""
-        if findings.depth:
-            self.depth.update(findings.depth)
-        if findings.objective:
-            self.objective.update(findings.objective)
-        if findings.group:
-            self.group.update(findings.group)
-        if findings.prefixes:
-            self.prefixes.update(findings.prefixes)
+        depth, objective, group, prefixes, _ = findings
+        if depth:
+            self.depth.update(depth)
+        if objective:
+            self.objective.update(objective)
+        if group:
+            self.group.update(group)
+        if prefixes:
+            self.prefixes.update(prefixes)
 
 
 # Primitives to look at, consumers before producers. Each comes with those of its consumers that are
 # new or have changed.
-Changed = Mapping[str, Sequence[str]]
+Changed = Mapping[str, Collection[str]]
 
 
 class Pass(Protocol):
@@ -81,15 +82,18 @@ def verify(graph: Graph, plan: Plan, findings: Findings) -> None:
     Annotations name primitives of the graph. A rewritten primitive has not started, and keeps its
     id, its task and the variables that it writes.
     """
-    for annotated in (findings.depth, findings.objective, findings.group, findings.prefixes):
-        for id in annotated:
-            if id not in graph.primitives:
-                raise InvalidFindings(f"the graph has no primitive {id!r}")
-    for id, primitive in findings.rewritten.items():
-        known = graph.primitives.get(id)
-        if known is None:
+    known = graph.primitives
+    depth, objective, group, prefixes, rewritten = findings
+    for annotated in (depth, objective, group, prefixes):
+        if annotated is not _NOTHING:
+            for id in annotated:
+                if id not in known:
+                    raise InvalidFindings(f"the graph has no primitive {id!r}")
+    for id, primitive in rewritten.items():
+        old = known.get(id)
+        if old is None:
             raise InvalidFindings(f"the graph has no primitive {id!r}")
         if id in plan.started:
             raise InvalidFindings(f"primitive {id!r} has started")
-        if (primitive.id, primitive.task, primitive.writes) != (id, known.task, known.writes):
+        if (primitive.id, primitive.task, primitive.writes) != (id, old.task, old.writes):
             raise InvalidFindings(f"primitive {id!r} may change neither task nor writes")

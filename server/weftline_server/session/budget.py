@@ -36,8 +36,8 @@ class Spent:
 
     def take_tasks(self, tasks: Sequence[Task], age_s: float) -> None:
         """Charge what `tasks` use, all of it or nothing. Raises BudgetExceeded."""
-        edges = sum(len(task.reads) for task in tasks)
-        size = sum(task.constant_bytes for task in tasks)
+        edges = sum([len(task.reads) for task in tasks])
+        size = sum([task.constant_bytes for task in tasks])
         self._check("seconds", age_s, "close the session and open another")
         self._check("calls", self.calls + len(tasks), "split the application in two")
         self._check("edges", self.edges + edges, "split the application in two")

@@ -9,10 +9,11 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task
+from weftline_server.graph.record import record
 from weftline_server.session.task import TokenLogprob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SessionEvent:
     """Something that happened at `now`, in seconds of the monotonic clock.
 
@@ -33,7 +34,7 @@ class SessionEvent:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TasksSubmitted(SessionEvent):
     """A client submitted tasks. With `detach` they run although nobody reads their outputs."""
 
@@ -50,7 +51,7 @@ class TasksSubmitted(SessionEvent):
         return " ".join(task.name for task in self.tasks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VariableEvent(SessionEvent):
     """An event about one variable."""
 
@@ -62,7 +63,7 @@ class VariableEvent(SessionEvent):
         return self.variable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VariableSet(VariableEvent):
     """A client gave an empty variable its value."""
 
@@ -73,7 +74,7 @@ class VariableSet(VariableEvent):
         return str(self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReaderOpened(VariableEvent):
     """A get or a stream waits for the variable from now on."""
 
@@ -81,24 +82,24 @@ class ReaderOpened(VariableEvent):
     wait: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReaderClosed(VariableEvent):
     """A get or a stream ended; `served` if it got what it waited for."""
 
     served: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VariableRead(VariableEvent):
     """A client was given the value of the variable, or a part of its text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class VariableCancelled(VariableEvent):
     """A client does not want the variable any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrimitiveEvent(SessionEvent):
     """An event about one primitive."""
 
@@ -109,7 +110,7 @@ class PrimitiveEvent(SessionEvent):
         return self.primitive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrimitivePrepared(PrimitiveEvent):
     """Its prompt was rendered. `tokens` counts the prompt and the longest output it may have."""
 
@@ -120,7 +121,7 @@ class PrimitivePrepared(PrimitiveEvent):
         return f"{self.tokens} tokens"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrimitiveSent(PrimitiveEvent):
     """It went to an engine, on another machine where `node` names one."""
 
@@ -132,7 +133,7 @@ class PrimitiveSent(PrimitiveEvent):
         return self.engine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TextGenerated(PrimitiveEvent):
     """An engine generated a part of its output."""
 
@@ -144,7 +145,7 @@ class TextGenerated(PrimitiveEvent):
         return self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrimitiveFinished(PrimitiveEvent):
     """An engine finished it. Its transforms made `value` of the result, or failed with `error`."""
 
@@ -159,7 +160,7 @@ class PrimitiveFinished(PrimitiveEvent):
         return str(self.reason if self.error is None else self.error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrimitiveFailed(PrimitiveEvent):
     """It failed for good; attempts that are repeated are not reported."""
 
@@ -170,7 +171,7 @@ class PrimitiveFailed(PrimitiveEvent):
         return f"{self.error.type}: {self.error}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TaskCancelled(SessionEvent):
     """A client cancelled a task."""
 
@@ -182,7 +183,7 @@ class TaskCancelled(SessionEvent):
         return self.task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SessionClosed(SessionEvent):
     """The session ends, and with it all that still runs."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Flow, Task
+from weftline_server.graph.primitive import Flow, Primitive, Task
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.planning import Planning
@@ -43,7 +43,9 @@ class Execution:
             assert not run.live or True not in settled, f"{id} lives, an output is settled"
             assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
             if run.state is RunState.WAITING:
-                assert self._missing(run), f"{id} waits for nothing"
+                ready = self._ready(primitive)
+                assert ready < len(primitive.reads) or self._is_behind(primitive), f"{id} is ready"
+                assert run.ready == ready or run.looked_at is not primitive
         for task in self.tasks.values():
             states = {run.state for run in task.primitives}
             ended = states & {RunState.FAILED, RunState.CANCELLED}
@@ -60,29 +62,41 @@ class Execution:
     def add(self, tasks: Sequence[Task], now: float, detached: bool) -> list[ev.Action]:
         """Add tasks that the graph has accepted, and start what can run."""
         self.graph.add(tasks)
+        variables, planning = self.variables, self.planning
         fresh: list[PrimitiveRun] = []
         for task in tasks:
             for primitive in task.primitives:
-                for var in (*(read.variable for read in primitive.reads), *primitive.writes):
-                    self.variables.setdefault(var, Variable(var))
+                for var in (*[read.variable for read in primitive.reads], *primitive.writes):
+                    if var not in variables:
+                        variables[var] = Variable(var)
             for var in task.reads:
-                self.variables.setdefault(var, Variable(var))
+                if var not in variables:
+                    variables[var] = Variable(var)
             added = self.tasks[task.id] = TaskRun(task, now, detached)
             for run in added.primitives:
                 self.primitives[run.id] = run
                 self.work_left += run.work
-                self.planning.add(run.id)
+                planning.add(run.id)
                 fresh.append(run)
             if task.criteria is not None:
                 for var in task.writes:
-                    self.planning.want(var, task.criteria)
-        return [action for run in fresh for action in self._advance(run, now)]
+                    planning.want(var, task.criteria)
+        actions: list[ev.Action] = []
+        for run in fresh:
+            if (error := self._failed_input(run.task)) is not None:
+                actions += self.fail(run.task, error)
+            else:
+                self._advance(run, now, actions)
+        return actions
 
     def settled(self, variable: Variable, now: float) -> list[ev.Action]:
         """Start the primitives that waited for a variable of the client, or fail them with it."""
         actions: list[ev.Action] = [ev.Notify(variable.id)]
         for id in self.graph.consumers.get(variable.id, ()):
-            actions += self._advance(self.primitives[id], now)
+            if variable.error is None:
+                self._advance(self.primitives[id], now, actions)
+            else:
+                actions += self.fail(self.primitives[id].task, variable.error)
         return actions
 
     def prepared(self, event: ev.PrimitivePrepared) -> list[ev.Action]:
@@ -112,7 +126,8 @@ class Execution:
         run = self._live(event)
         if run is None or run.step is None:
             return []
-        run.step.logprobs += event.logprobs
+        if event.logprobs:
+            run.step.logprobs += event.logprobs
         if not event.text:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
@@ -120,7 +135,7 @@ class Execution:
         if variable.append(event.text):  # another piece is full
             for id in self.graph.consumers.get(variable.id, ()):
                 if (reader := self.primitives[id]).state is RunState.WAITING:
-                    actions += self._fill(reader)
+                    self._text_came(reader, variable.id, actions)
         return actions
 
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
@@ -144,7 +159,7 @@ class Execution:
         if run.task.state is RunState.DONE:
             actions.append(ev.Ended(run.task.task.id))
         for below in self.graph.downstream(run.id):
-            actions += self._advance(self.primitives[below], event.now)
+            self._advance(self.primitives[below], event.now, actions)
         return actions
 
     def failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
@@ -202,37 +217,53 @@ class Execution:
         self.under_way += (state in UNDER_WAY) - (run.state in UNDER_WAY)
         run.state = state
 
-    def _missing(self, run: PrimitiveRun) -> bool:
-        """Whether an input has no value yet, or a primitive before this one has not ended."""
-        primitive = self.graph.primitives[run.id]
-        return self._is_behind(run) or any(
-            self.variables[read.variable].state is not VariableState.READY
-            for read in primitive.reads
-            if read.flow is not Flow.ORDER
-        )
+    def _failed_input(self, task: TaskRun) -> WeftlineError | None:
+        """The error of the first variable that failed of those that the task names."""
+        for read in task.task.reads:
+            if (error := self.variables[read].error) is not None:
+                return error
+        return None
 
-    def _is_behind(self, run: PrimitiveRun) -> bool:
-        after = self.graph.primitives[run.id].after
-        return any(self.primitives[one].state is not RunState.DONE for one in after)
+    def _ready(self, primitive: Primitive, start: int = 0) -> int:
+        """How many of its reads have a value, up to the first that has none; `start` have one."""
+        reads = primitive.reads
+        for at in range(start, len(reads)):
+            variable, flow = reads[at]
+            if flow is not Flow.ORDER and self.variables[variable].state is not VariableState.READY:
+                return at
+        return len(reads)
 
-    def _advance(self, run: PrimitiveRun, now: float) -> list[ev.Action]:
-        """Queue a waiting primitive if its inputs are there; fail its task if one failed."""
+    def _is_behind(self, primitive: Primitive) -> bool:
+        """Whether a primitive that has to end before this one has not."""
+        runs = self.primitives
+        return any(runs[before].state is not RunState.DONE for before in primitive.after)
+
+    def _advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
+        """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.
+
+        A read that is ready stays so, and the search for one that is not goes on where it ended.
+        """
         if run.state is not RunState.WAITING:
-            return []
-        failed = (self.variables[read].error for read in run.task.task.reads)
-        error = next((e for e in failed if e is not None), None)
-        if error is not None:
-            return self.fail(run.task, error)
-        if self._missing(run):
-            return self._fill(run)
-        run.filling = False
-        self._move(run, RunState.QUEUED)
-        run.step = Step(queued=now)
-        return [ev.Run(run.id)]
+            return
+        primitive = self.graph.primitives[run.id]
+        was_ready = run.ready if run.looked_at is primitive else 0
+        run.looked_at, run.ready = primitive, self._ready(primitive, was_ready)
+        if self._is_behind(primitive):
+            return  # its prompt continues an output that is not done
+        if run.ready < len(primitive.reads):
+            if run.ready > was_ready or not run.filling:
+                run.filling = True
+                actions.append(ev.Fill(run.id))
+        elif (error := self._failed_input(run.task)) is not None:
+            actions += self.fail(run.task, error)
+        else:
+            run.filling = False
+            self._move(run, RunState.QUEUED)
+            run.step = Step(queued=now)
+            actions.append(ev.Run(run.id))
 
-    def _fill(self, run: PrimitiveRun) -> list[ev.Action]:
-        """The known part of a waiting prompt can be filled before the rest of it exists."""
-        if self._is_behind(run):
-            return []  # its prompt continues an output that is not done
-        run.filling = True
-        return [ev.Fill(run.id)]
+    def _text_came(self, run: PrimitiveRun, variable: str, actions: list[ev.Action]) -> None:
+        """More of a prompt is known if the text is of its first input that is not ready."""
+        reads = self.graph.primitives[run.id].reads
+        if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
+            actions.append(ev.Fill(run.id))

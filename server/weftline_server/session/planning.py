@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.passes import Plan, analyse, stricter
@@ -24,6 +26,11 @@ class Planning:
     def is_due(self) -> bool:
         """Whether something has changed since the last `update`."""
         return bool(self._changed)
+
+    @property
+    def advised(self) -> Collection[str]:
+        """The planned primitives that have not started, so that their advice may still change."""
+        return self._told.keys()
 
     def add(self, primitive: str) -> None:
         """The graph has a new primitive."""

@@ -7,7 +7,7 @@ same events give the same session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -86,8 +86,9 @@ class Session:
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise unless `tasks` can join the graph; see `Graph.check`."""
-        writes = (v for task in tasks for v in task.writes if v in self.variables)
-        self.graph.check(tasks, [v for v in writes if self.variables[v].settled])
+        variables = self.execution.variables
+        writes = [v for task in tasks for v in task.writes if v in variables]
+        self.graph.check(tasks, [v for v in writes if variables[v].settled])
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
@@ -125,9 +126,9 @@ class Session:
             self.touched = event.now
         if type(event) in _CHANGES_NO_PLAN:
             return actions
-        is_due = self.execution.planning.is_due or self._work_moved()
-        moved = self._replan() if is_due else ()
-        return [*actions, ev.Replan(moved)] if moved else actions
+        if (self.execution.planning.is_due or self._work_moved()) and (moved := self._replan()):
+            actions.append(ev.Replan(moved))
+        return actions
 
     def _work_moved(self) -> bool:
         """Whether the work left has halved or doubled since the queued primitives were told."""
@@ -140,12 +141,12 @@ class Session:
         All queued primitives are told when the work left has halved or doubled, so that each hears
         of it in time, and none of ten thousand hears of it more than a few times.
         """
-        moved = self.execution.planning.update()
-        runs = self.primitives
+        planning, runs = self.execution.planning, self.execution.primitives
+        moved: Collection[str] = planning.update()
         if self._work_moved():
-            moved = list(runs) if self._told_left else moved
+            moved = planning.advised if self._told_left else moved
             self._told_left = self.execution.work_left
-        return tuple(id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling)
+        return tuple([id for id in moved if runs[id].state is RunState.QUEUED or runs[id].filling])
 
     def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
         self.check(event.tasks)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from weftline.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
-from weftline_server.graph.primitive import Task
+from weftline_server.graph.primitive import Primitive, Task
 
 
 class RunState(StrEnum):
@@ -35,6 +35,7 @@ ALLOWED: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
     }
 )
 
+LIVE = frozenset(state for state, moves in ALLOWED.items() if moves)
 UNDER_WAY = frozenset({_S.QUEUED, _S.RUNNING})
 
 
@@ -106,10 +107,12 @@ class PrimitiveRun:
     state: RunState = RunState.WAITING
     filling: bool = False  # a part of its prompt may have gone to an engine early
     step: Step | None = None
+    ready: int = 0  # the reads, from the first on, that have a value in the form `looked_at`
+    looked_at: Primitive | None = field(default=None, repr=False)
 
     @property
     def live(self) -> bool:
-        return bool(ALLOWED[self.state])
+        return self.state in LIVE
 
 
 @dataclass(slots=True, eq=False)

@@ -58,7 +58,7 @@ class Variable:
     @property
     def settled(self) -> bool:
         """Ready or failed: it will not change any more."""
-        return not ALLOWED[self.state]
+        return self.state is VariableState.READY or self.state is VariableState.FAILED
 
     def move_to(self, state: VariableState) -> None:
         assert state in ALLOWED[self.state], f"variable {self.id}: {self.state} to {state}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, log2
 
 from weftline_engine.api import Hints, Kind
+from weftline_server.graph.record import record
 
 # The weight of the work that an application has left halves with each AGING_S in the queue. One
 # step of priority is worth as much as AGING_S of waiting.
@@ -17,7 +18,12 @@ AGING_S = 10.0
 PROMPT_KINDS: frozenset[str] = frozenset({Kind.FILL, Kind.GENERATE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Decides how much of an engine a call may use: the kind of its op, whether it is an early fill,
+# whether it is bounded, and whether it is strict.
+Class = tuple[str, bool, bool, bool]
+
+
+@record
 class Queued:
     """A primitive that could start.
 
@@ -35,15 +41,20 @@ class Queued:
     prefixes: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
+    of: Class = field(init=False)
 
     def __post_init__(self) -> None:
         # The work left halves at the same rate for all calls. So their order never changes while
         # they wait, and the key is computed once instead of in every round.
-        left = log2(self.hints.work_left) if self.hints.work_left > 0 else -inf
-        aged = left + self.hints.priority + self.queued / AGING_S
+        hints = self.hints
+        left = log2(hints.work_left) if hints.work_left > 0 else -inf
+        aged = left + hints.priority + self.queued / AGING_S
         rank = 2 * self.open + self.throughput
-        turn = (rank, aged, self.hints.arrival, -self.hints.depth, self.queued)
+        turn = (rank, aged, hints.arrival, -hints.depth, self.queued)
         object.__setattr__(self, "turn", turn)
+        bounded = is_bounded(hints)
+        strict = bounded and hints.criterion == "tpot"
+        object.__setattr__(self, "of", (self.kind, self.open, bounded, strict))
 
     @property
     def has_prompt(self) -> bool:

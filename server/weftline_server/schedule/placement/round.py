@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from weftline_server.schedule.placement.items import EngineLoad, Placement, Queued, common
+from weftline_server.schedule.placement.items import (
+    Class,
+    EngineLoad,
+    Placement,
+    Queued,
+    common,
+)
 from weftline_server.schedule.placement.scores import (
     COST,
     ORDER,
     PATIENCE_S,
     Candidate,
-    Class,
     Cost,
-    class_of,
 )
 
 _NO_ROOMS: Mapping[int, float] = {}
@@ -26,44 +30,46 @@ class _Replicas:
         self.engines: list[Candidate] = []
         self.free = 0  # places
         self._fresh: set[str] = set()
-        self._rooms: dict[Class, dict[int, float]] = {}
-        self._most: dict[Class, float] = {}
+        # By class and whether the call is late: the most room of an engine, and the room of each.
+        self._rooms: dict[tuple[Class, bool], tuple[float, dict[int, float]]] = {}
 
     def add(self, engine: Candidate) -> None:
         self.engines.append(engine)
         self.free += max(0, engine.load.max_running - engine.running)
         self._fresh.update(engine.fresh)
 
-    def rooms(self, item: Queued, of: Class) -> Mapping[int, float]:
-        """Return the room for class `of` on each engine that announces the item's kind, by index.
+    def rooms(self, item: Queued, late: bool) -> Mapping[int, float]:
+        """Return the room for a call like `item` on each engine that takes its kind, by index.
 
         The result is empty where `item` fits nowhere. So most calls of a long queue are passed over
         without a look at every engine.
         """
-        rooms = self._rooms.get(of)
-        if rooms is None:
-            rooms = self._rooms[of] = {
-                index: engine.room(of)
+        known = self._rooms.get((item.of, late))
+        if known is None:
+            rooms = {
+                index: engine.room(item.of, late)
                 for index, engine in enumerate(self.engines)
                 if item.kind in engine.load.kinds
             }
-        most = self._most.get(of)
-        if most is None:
-            most = self._most[of] = max(rooms.values(), default=-inf)
+            known = self._rooms[item.of, late] = max(rooms.values(), default=-inf), rooms
+        most, rooms = known
         if item.tokens <= most:
             return rooms
         # Optimistic bound: assume the roomiest engine holds every shared prefix.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else _NO_ROOMS
 
-    def best(self, item: Queued, of: Class, cost: Cost, waits: bool) -> int | None:
+    def best(self, item: Queued, cost: Cost, late: bool, waits: bool) -> int | None:
         """Return the index of the engine with room where `item` costs least, or None.
 
         None means that no engine has room, or that `item` should wait (where it `waits`): an engine
         without room has more of its prefix and costs less.
         """
+        rooms = self.rooms(item, late)
+        if not rooms:
+            return None
         best, least, running, throughput = None, inf, 0, item.throughput
         full = []
-        for index, room in self.rooms(item, of).items():
+        for index, room in rooms.items():
             engine = self.engines[index]
             if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
                 full.append(engine)
@@ -84,10 +90,10 @@ class _Replicas:
         engine.take(item)
         self.free -= 1
         self._fresh.update(hash for hash, _ in item.prefixes)
-        for of, rooms in self._rooms.items():
+        for key, (_, rooms) in self._rooms.items():
             if index in rooms:
-                rooms[index] = engine.room(of)
-        self._most.clear()
+                rooms[index] = engine.room(*key)
+                self._rooms[key] = max(rooms.values()), rooms
 
 
 def place(
@@ -110,8 +116,8 @@ def place(
             if not any(one.free > 0 for one in by_model.values()):
                 break  # every engine is full: the rest of a long queue need not be looked at
             continue
-        waits = policy == "app" and now - item.queued <= PATIENCE_S
-        best = replicas.best(item, class_of(item, now), cost, waits)
+        late = now - item.queued > PATIENCE_S
+        best = replicas.best(item, cost, late, waits=policy == "app" and not late)
         if best is not None:
             replicas.take(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name))

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from weftline_server.schedule.placement.items import (
     AGING_S,
     PROMPT_KINDS,
+    Class,
     EngineLoad,
     Queued,
     common,
-    is_bounded,
 )
 
 # After this many seconds in the queue, a call may lengthen the steps of others, and it no longer
@@ -33,17 +33,6 @@ GROUP_TOKENS = 256
 # of 100 requests' prompts with weights 1, 2 and 4, and 0.21 and 0.20 of 200 requests' with 4 and 8.
 # On two real engines 8 was slower than 4, in one run.
 PREFIX_WEIGHT = 4
-
-# Decides how much of an engine a call may use: the kind of its op, whether it is an early fill,
-# whether it is bounded, whether it is strict, and whether it has waited longer than PATIENCE_S.
-Class = tuple[str, bool, bool, bool, bool]
-
-
-def class_of(item: Queued, now: float) -> Class:
-    """Return the class of a call at time `now`."""
-    bounded = is_bounded(item.hints)
-    strict = bounded and item.hints.criterion == "tpot"
-    return item.kind, item.open, bounded, strict, now - item.queued > PATIENCE_S
 
 
 class Candidate:
@@ -75,9 +64,12 @@ class Candidate:
         self.groups: Mapping[str, int] = load.groups
         self.fresh: Collection[str] = load.shared  # hashes of the beginnings in flight
 
-    def room(self, of: Class) -> float:
-        """Return how many tokens a call of this class may add; -inf where no place is free."""
-        kind, is_open, bounded, strict, late = of
+    def room(self, of: Class, late: bool) -> float:
+        """Return how many tokens a call of this class may add; -inf where no place is free.
+
+        `late` calls have waited longer than PATIENCE_S.
+        """
+        kind, is_open, bounded, strict = of
         load = self.load
         if self.running >= (load.max_running // 2 if is_open else load.max_running):
             return -inf
