@@ -102,7 +102,7 @@ def configure(**changes: Any) -> Callable[[Path], None]:
         (lambda directory: (directory / "config.json").write_text("{"), "cannot be read as JSON"),
     ],
 )
-def test_what_is_wrong_is_said(break_it: Callable[[Path], None], says: str, copy: Path) -> None:
+def test_a_wrong_setting_is_named(break_it: Callable[[Path], None], says: str, copy: Path) -> None:
     break_it(copy)
     with pytest.raises(ModelError, match=says) as caught:
         load_model(copy, torch.float32)

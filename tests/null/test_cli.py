@@ -1,4 +1,4 @@
-"""The command line, also where little is installed: it names what is missing, in one sentence."""
+"""The command line works where little is installed. It names a missing package in one sentence."""
 
 from __future__ import annotations
 

@@ -121,7 +121,9 @@ async def test_each_way_to_fail_has_a_type(
 
 
 @pytest.mark.parametrize("last", [{"cut": True}, {"pause_s": 0.3}])
-async def test_what_was_delivered_is_not_asked_again(tmp_path: Path, last: dict[str, Any]) -> None:
+async def test_a_partly_delivered_text_is_not_requested_again(
+    tmp_path: Path, last: dict[str, Any]
+) -> None:
     """The stream is cut off, or stalls, after the first part."""
     async with started(tmp_path, streams("a", **last)) as (engine, endpoint):
         text, end = await ending(engine, chat())
