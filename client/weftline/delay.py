@@ -19,7 +19,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 PIECE = 1 << 16  # bytes that are read at a time
-PIECES = 1024  # that may be under way in each direction, before no more are read
+PIECES = 1024  # pieces under way in each direction; beyond these, reading stops
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def semantic_function(
 
     With `chat`, the text before an output is a user's message and the output the assistant's
     answer, and the model's chat template is applied; without, the text goes to the model as it
-    stands. Raises UnknownPlaceholder when docstring and parameters do not fit.
+    stands. Raises UnknownPlaceholder when docstring and parameters do not agree.
     """
 
     def make(function: Callable[..., Any]) -> SemanticFunction:

@@ -215,7 +215,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit. `detach` keeps calls running that nobody waits for.
+    """The body of POST /v1/submit. `detach` keeps calls running without a reader.
 
     A whole application can be one request. Without `session_id` a session is opened. The answer
     waits for the variables named in `get` and holds their values, and with `graph` the session's

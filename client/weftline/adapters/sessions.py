@@ -63,8 +63,8 @@ class Closer:
                 try:
                     self.delete(id)
                 except Exception as error:
-                    # Any error at all: nobody waits for this thread, and what patches the user's
-                    # HTTP client (VCR, a proxy) raises errors of its own. The server cleans up.
+                    # Any error at all: no caller waits for this thread, and a patched HTTP client
+                    # (VCR, a proxy) raises errors of its own. The server cleans up.
                     log.debug("session %s was left to expire: %r", id, error)
 
     def _run(self) -> None:

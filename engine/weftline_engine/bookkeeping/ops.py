@@ -104,7 +104,9 @@ class Ops:
         return self._live[sequence.op.id]
 
     def submit(self, op: Op) -> None:
-        """Accept an op, or fail it. A newer attempt replaces an older one, which says no more."""
+        """Accept an op, or fail it. A newer attempt replaces an older one, which reports nothing
+        more.
+        """
         old = self._live.get(op.id)
         if old is not None:
             if old.op.attempt >= op.attempt:

@@ -23,7 +23,7 @@ from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
-RESUME_S = 2.0  # how long work goes on for a stream that was cut off, until its reader is back
+RESUME_S = 2.0  # seconds that work continues after a stream was cut off
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 

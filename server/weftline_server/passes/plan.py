@@ -44,7 +44,7 @@ class Plan:
     prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def advice(self, primitive: str) -> tuple[int, Criterion, str]:
-        """What an engine is told of a primitive: its depth, objective and group."""
+        """What an engine is told about a primitive: its depth, objective and group."""
         objective = self.objective.get(primitive, Criterion.LATENCY)
         return self.depth.get(primitive, 0), objective, self.group.get(primitive, "")
 

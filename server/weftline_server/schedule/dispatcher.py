@@ -47,7 +47,7 @@ class Dispatcher:
         self._expiring: asyncio.Task[None] | None = None
 
     async def start(self, sessions: Sessions) -> None:
-        """Start every engine, and tell `sessions` from now on what becomes of their primitives.
+        """Start every engine, and report the outcome of primitives to `sessions` from now on.
 
         Raises EngineDied with a reason for the user if an engine does not load.
         """

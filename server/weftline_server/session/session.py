@@ -1,4 +1,4 @@
-"""The session: events in, actions out. It decides what runs and who is told, and performs nothing.
+"""The session: events in, actions out. It decides everything and performs nothing.
 
 No clock and no I/O: time enters with the events. Nothing but `handle` changes a session, so the
 same events give the same session.
@@ -32,7 +32,7 @@ SHOWN_CHARS = 80
 class Session:
     """One application run. `handle` returns actions, or raises and changes nothing.
 
-    A session that `stays` may get more calls than it knows.
+    A session that `stays` may get more calls later.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Session:
 
     @property
     def plan(self) -> Plan:
-        """What the passes say of the graph as it stands."""
+        """The plan of the present graph."""
         return self.execution.planning.plan
 
     @property

@@ -73,7 +73,7 @@ class Candidate:
         self.strict = load.strict
         # These belong to the load until something is added: most of many engines get nothing.
         self.groups: Mapping[str, int] = load.groups
-        self.fresh: Collection[str] = load.shared  # hashes of the beginnings in flight
+        self.fresh: Collection[str] = load.shared  # hashes of the prefixes in flight
 
     def room(self, of: Class) -> float:
         """Return how many tokens a call of this class may add; -inf where no place is free."""
@@ -127,7 +127,7 @@ class Candidate:
             self.strict += own if item.strict else 0
 
     def missing(self, item: Queued) -> int:
-        """Return the call's tokens without a beginning that is there or will be."""
+        """Return the call's tokens without a prefix that is there or will be."""
         shared, there = 0, self.load.prefixes
         for hash, tokens in item.prefixes:
             if hash not in self.fresh and hash not in there:
