@@ -111,7 +111,7 @@ def noting(url: str, noted: Recording) -> ChatWeftline:
     return ChatWeftline(
         base_url=url,
         temperature=0,
-        # the time to connect too: two hundred connections are made at once, and none twice
+        # Connecting counts too: two hundred connections open at once.
         timeout=60,
         http_client=openai.DefaultHttpxClient(event_hooks={"request": [note]}),
         http_async_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [anote]}),
@@ -154,7 +154,7 @@ async def test_edges_of_fifty_at_once_do_not_mix(echo_url: str) -> None:
 
 
 def test_a_run_costs_one_request_more_at_most(recording: Recording) -> None:
-    """Closing rides on the next run's call, or takes a request when there is none."""
+    """The close is sent with the next run's call, or as a request when there is none."""
     chain = P | ChatWeftline(base_url=recording.url) | TEXT
     for _ in range(3):
         chain.invoke(X)
