@@ -52,7 +52,9 @@ def replay(
     bandwidth: float,
     deadline: float,
 ) -> dict[str, object] | str:
-    """Decode all (prompt, output) together; the latencies, and the share of the roof reached."""
+    """Decode all (prompt, output) together. Return the latencies, and the share of the roof
+    reached.
+    """
     copied, shared = MODES[mode]
     tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
     if not llama.fits(config, 1 + tables[-1][-1], model.device):

@@ -119,7 +119,7 @@ async def _run(args: argparse.Namespace) -> int:
     client = _cores(args.client_cores or args.cores, "client-cores")
     about = machine.describe(cores, client)
     os.sched_setaffinity(0, client)
-    # Numbers without a model say nothing about speed, so they never go among the results.
+    # Numbers without a model say nothing about speed, so they are never stored as results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or dated(about, kept)
 
@@ -190,7 +190,7 @@ def _over(say: Callable[[str], None]) -> int:
 
 
 def _cores(names: str | None, option: str) -> tuple[int, ...]:
-    """The cores that an option names; without it, all that this process may use."""
+    """The cores of an option; without it, all cores that this process may use."""
     allowed = os.sched_getaffinity(0)
     if names is None:
         return tuple(sorted(allowed))
