@@ -132,7 +132,9 @@ def _build(
     inputs = {s.input: Input() for s in segments if s.input is not None}
     outputs = {s.output: Output() for s in segments if s.output is not None}
     if not outputs:
-        raise UnknownPlaceholder(f"the docstring of {name} has no {{{{output:…}}}}", param=name)
+        raise UnknownPlaceholder(
+            f"the docstring of {name} has no {{{{output:…}}}}: add one", param=name
+        )
     # eval_str: a module with postponed annotations holds them as text.
     parameters = inspect.signature(function, eval_str=True).parameters
     for parameter in parameters.values():
@@ -145,8 +147,9 @@ def _build(
         wrong = parameter.name in inputs and parameter.name in outputs
         if not found or wrong:
             raise UnknownPlaceholder(
-                f"parameter {parameter.name!r} of {name} does not stand in its docstring"
-                + (" as that" if wrong else ""),
+                f"parameter {parameter.name!r} of {name} is "
+                + ("the other kind" if wrong else "missing")
+                + " in its docstring",
                 param=parameter.name,
             )
     return SemanticFunction(

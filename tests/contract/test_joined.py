@@ -78,7 +78,7 @@ async def gate() -> AsyncIterator[tuple[int, list[str]]]:
 @pytest.mark.parametrize(
     ("name", "key", "says"),
     [
-        ("one", "another key of enough characters", "the key is wrong"),
+        ("one", "another key of enough characters", "the key is wrong: use the server's"),
         ("twice", KEY, "there is one already"),
     ],
 )
@@ -147,5 +147,5 @@ async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
     again = Line(*await asyncio.open_connection("127.0.0.1", gate[0]))
     await again.receive()
     again.send(*heard)
-    assert await again.receive() == [wire.Refused("the key is wrong")]
+    assert await again.receive() == [wire.Refused("the key is wrong: use the server's")]
     await again.close()

@@ -242,7 +242,7 @@ def test_transforms_of_parsers() -> None:
         pass
 
     for parser in (Mine(River), LangchainOutputParser(object()), object()):
-        with pytest.raises(NoTransform, match="its class is not one that is known"):
+        with pytest.raises(NoTransform, match="its class is not known"):
             transforms_of(parser)
 
 

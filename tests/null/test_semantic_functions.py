@@ -165,7 +165,7 @@ def test_a_function_that_does_not_fit_its_docstring() -> None:
         def silent(words):
             """{{input:words}}"""
 
-    with pytest.raises(UnknownPlaceholder, match="'other' of odd does not stand"):
+    with pytest.raises(UnknownPlaceholder, match="'other' of odd is missing"):
 
         @semantic_function
         def odd(other):

@@ -33,7 +33,7 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
     body = await read(request, Submit)
     config = state_of(request.app).config
     if len(body.calls) > config.max_calls:
-        raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
+        raise InvalidRequest(f"a submit may have at most {config.max_calls} calls", param="calls")
     named = body.session_id
     if named is None:
         session = service.open(tenant, stays=not body.close)
@@ -128,7 +128,9 @@ def _offset(last_event_id: str | None) -> int:
     if last_event_id is None:
         return 0
     if not last_event_id.isdecimal() or len(last_event_id) > 12:
-        raise InvalidRequest("Last-Event-ID is not one of ours", param="Last-Event-ID")
+        raise InvalidRequest(
+            "Last-Event-ID must be the id of an earlier event", param="Last-Event-ID"
+        )
     return int(last_event_id)
 
 

@@ -27,7 +27,9 @@ async def read(request: Request, kind: type[T]) -> T:
     async for chunk in request.stream():
         body += chunk
         if len(body) > config.max_body:
-            raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
+            raise BodyTooLarge(
+                f"the body is larger than {config.max_body} bytes: send less", param="body"
+            )
     return parse(bytes(body), kind)
 
 
@@ -70,7 +72,7 @@ def _check_json(text: str) -> None:
     try:
         json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
-        raise InvalidRequest("the body nests too deeply", param="body") from error
+        raise InvalidRequest("the body nests too deeply: use fewer levels", param="body") from error
     except (json.JSONDecodeError, InvalidRequest):
         raise
     except ValueError as error:
@@ -85,7 +87,7 @@ def _refuse(constant: str) -> None:
 def _finite(number: str) -> float:
     value = float(number)
     if value in (float("inf"), float("-inf")):
-        raise InvalidRequest(f"{number[:40]} is too large a number", param="body")
+        raise InvalidRequest(f"the number {number[:40]} is too large", param="body")
     return value
 
 
@@ -139,7 +141,7 @@ async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Cancelled("the client went away")
+            raise Cancelled("the client disconnected")
         return task.result()
     finally:
         for pending in (task, watch):

@@ -100,7 +100,7 @@ class Prompter:
                 param="prompt",
             )
         if payload.size == 0:
-            raise InvalidRequest("the prompt before an output is empty", param="prompt")
+            raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
 
     def token(self, id: int) -> tuple[str, bytes]:

@@ -70,7 +70,7 @@ class Readers:
                         signal.clear()
         except TimeoutError:
             raise Timeout(
-                f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
+                f"variable {variable!r} was not ready after {timeout_s} s; it may be ready later",
                 param=variable,
             ) from None
         if found.error is not None:

@@ -77,7 +77,7 @@ class Registry:
                     param="session_id",
                 )
             raise UnknownSession(
-                f"no session {id[:64]!r}: it was closed or has expired",
+                f"no session {id[:64]!r}: it was closed or has expired, so open another",
                 param="session_id",
             )
         return session

@@ -156,7 +156,9 @@ class Session:
         id = event.variable
         variable = self.variables.get(id)
         if id in self.graph.producer or (variable is not None and variable.settled):
-            raise AlreadySet(f"variable {id!r} already has a value or a producer", param=id)
+            raise AlreadySet(
+                f"variable {id!r} already has a value or a producer: use another", param=id
+            )
         self.spent.take_value(event.value, event.now - self.opened)
         variable = self.execution.variables.setdefault(id, Variable(id))
         variable.set(event.value)

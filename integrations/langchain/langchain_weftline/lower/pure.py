@@ -203,7 +203,7 @@ class _Evaluation:
         if isinstance(values, Ref):
             return values.then({"op": "join", "separator": separator}, is_text=True)
         if not isinstance(values, (list, tuple, dict)):
-            raise CannotCompile(self._step, "it joins what is not a list")
+            raise CannotCompile(self._step, "it joins something that is not a list")
         return joined(separator, list(values), self._step)
 
     def _list_loop(self, node: ast.ListComp | ast.GeneratorExp) -> Any:
