@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument(
-        "--folder", type=Path, help="of the results; without it a dry run writes none"
+        "--folder", type=Path, help="folder of the results; a dry run needs it to write them"
     )
     options = parser.parse_args()
     dry, figure = options.dry_run, options.fig

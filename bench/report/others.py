@@ -30,9 +30,10 @@ def simulation(report: Report) -> list[str]:
             f"{cost['step_s']}, plus {cost['fill_s']} for each prompt token and "
             f"{cost['sequence_s']} for each sequence that decodes. Each token that a prompt token "
             f"attends to adds {attend_us:.3g} µs. These times are fitted to `{fitted}`. All "
-            "of its prompts are short, so attention's share in the cost of a prompt token is not fitted: it was "
-            "measured once on the engine. Nothing is fitted to the other workloads; the mean error "
-            f"of their mean completion time is {report['mean_error']:.0%}."
+            "of its prompts are short, so attention's share in the cost of a prompt token is not "
+            "fitted: it was measured once on the engine. Nothing is fitted to the other "
+            "workloads; the mean error of their mean completion time is "
+            f"{report['mean_error']:.0%}."
         ),
         "",
         "| workload | point | round trip | measured | simulated | error |",

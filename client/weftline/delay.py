@@ -117,10 +117,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m weftline.delay", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--to", required=True, metavar="URL", help="of the server")
-    parser.add_argument("--rtt-ms", type=float, required=True, metavar="MS", help="a round trip")
+    parser.add_argument("--to", required=True, metavar="URL", help="URL of the server")
     parser.add_argument(
-        "--jitter", type=float, default=0.0, metavar="SHARE", help="of it, to either side"
+        "--rtt-ms", type=float, required=True, metavar="MS", help="added round trip"
+    )
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, metavar="SHARE", help="random part of the round trip"
     )
     args = parser.parse_args()
     asyncio.run(_serve(args.to, args.rtt_ms / 1e3, args.jitter))
