@@ -82,7 +82,7 @@ async def gate() -> AsyncIterator[tuple[int, list[str]]]:
         ("twice", KEY, "there is one already"),
     ],
 )
-async def test_who_may_not_join_is_told(
+async def test_a_refused_host_gets_the_reason(
     gate: tuple[int, list[str]], name: str, key: str, says: str
 ) -> None:
     config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)

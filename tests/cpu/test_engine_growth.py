@@ -79,7 +79,7 @@ def finish(core: Core, ops: list[Op], draw: random.Random) -> None:
         core.step()
 
 
-def test_ten_thousand_requests_leave_only_what_is_pinned(make_bench: Make, fill: Make) -> None:
+def test_ten_thousand_requests_leave_only_the_pinned_context(make_bench: Make, fill: Make) -> None:
     """Requests come in bursts, and are fed, cancelled and freed at random. One context stays
     pinned. After each burst the pool is at its pinned level again, and memory does not grow."""
     draw = random.Random(7)

@@ -39,7 +39,7 @@ def converted(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return resolve(str(smollm2_gguf), home=tmp_path_factory.mktemp("home"))
 
 
-def test_the_cached_entry_is_what_the_converter_makes(
+def test_the_cached_entry_equals_the_converters_output(
     smollm2_directory: Path, converted: Path
 ) -> None:
     """Files are compared one by one. If this fails, the converter changed and

@@ -35,9 +35,7 @@ def prompter(smollm2_directory: Path) -> Prompter:
     )
 
 
-def test_a_chat_is_what_transformers_makes_of_it(
-    prompter: Prompter, smollm2_directory: Path
-) -> None:
+def test_a_chat_equals_that_of_transformers(prompter: Prompter, smollm2_directory: Path) -> None:
     """The ids equal those of apply_chat_template, for messages with and without a
     system message.
     """
@@ -82,7 +80,7 @@ def test_a_token_is_shown_as_text_and_bytes(prompter: Prompter) -> None:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(PIECES, max_size=25), st.lists(PIECES, max_size=6))
-def test_no_later_text_changes_what_was_filled(
+def test_later_text_never_changes_filled_ids(
     prompter: Prompter, before: list[str], after: list[str]
 ) -> None:
     """The ids reported as stable are those of the whole text, whatever follows."""

@@ -169,7 +169,7 @@ def test_the_end_of_text_is_kept_back_or_ignored(
         ({"logprobs": 21}, "0 to 20"),
     ],
 )
-def test_what_lies_outside_its_range_is_refused(
+def test_a_parameter_out_of_range_is_refused(
     options: dict[str, Any], says: str, make_bench: Make, generate: Make
 ) -> None:
     failed = make_bench().run(generate("op", [1, 2], **options))[0].failed

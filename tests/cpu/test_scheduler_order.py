@@ -109,7 +109,7 @@ def test_nothing_starves_behind_shorter_work() -> None:
     assert served[latency.op.id] < served[bulk.op.id] < 8000
 
 
-def test_the_strictest_bound_limits_what_else_is_in_flight() -> None:
+def test_the_strictest_bound_limits_the_tokens_in_flight() -> None:
     """Two throughput sequences decode with 20 tokens each. A latency call whose step bound is 25
     leaves one of them in the step. The next call, with a bound of 10, leaves none. When these end,
     both go on.
@@ -148,7 +148,7 @@ def sizes(plan: StepPlan) -> dict[str, int]:
     return {chunk.sequence.op.id: chunk.stop - chunk.start for chunk in plan.chunks}
 
 
-def test_a_long_application_makes_short_steps_behind_one_that_decodes() -> None:
+def test_a_long_application_gets_short_steps_beside_one_that_decodes() -> None:
     """A step has 40 tokens, of which six may be prompt rows beside another application's decode.
     The application's own second call gets all that it needs. So does an application whose whole
     work fits into a step.

@@ -196,7 +196,7 @@ def test_the_last_to_come_is_preempted_and_recomputes() -> None:
     assert ranges(run(scheduler)) == [("b", 8, 9, True)]
 
 
-def test_a_pinned_context_goes_only_when_nothing_else_can_run() -> None:
+def test_a_pinned_context_is_evicted_only_when_nothing_else_can_run() -> None:
     """The pool of 4 blocks is all pinned. The next request gets it, and the drop is reported."""
     scheduler = make_scheduler(blocks=4)
     first = add(scheduler, "first", list(range(1, 17)), Kind.FILL)

@@ -40,7 +40,7 @@ def test_the_scanner_cuts_before_the_first_stop(text: str, stops: list[str]) -> 
         assert sent == text
 
 
-def test_what_may_begin_a_stop_string_waits() -> None:
+def test_the_possible_start_of_a_stop_string_is_held_back() -> None:
     scanner = StopScanner(["</end>"])
     assert [scanner.push(text) for text in ("a <", "/e", "x", " </en", "d> b")] == [
         "a ",

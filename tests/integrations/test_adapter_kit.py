@@ -166,7 +166,7 @@ def test_a_session_closes_after_its_last_request() -> None:
     assert closed == ["s"] and list(session.answers) == [("v", "text")]
 
 
-def test_a_request_carries_what_is_to_be_closed_and_gives_it_back() -> None:
+def test_a_request_carries_the_ids_to_close_and_returns_them() -> None:
     """Without an answer the ids go back to the closer: the server may not have read them."""
     closer = Closer(lambda id: None)
     session, said = Session(closer), dict[str, Any]()

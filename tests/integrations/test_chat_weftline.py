@@ -61,7 +61,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm._get_ls_params()["ls_provider"] == "weftline"
 
 
-def test_a_profile_of_what_the_server_adds_to_any_model() -> None:
+def test_the_profile_of_abilities() -> None:
     """Agents choose by the profile how to request an object. The user states the context window."""
     profile = ChatWeftline().profile or {}
     assert profile["tool_calling"] and profile["tool_choice"] and profile["structured_output"]

@@ -197,7 +197,7 @@ async def test_streams_the_last_text(llm: ChatWeftline) -> None:
     assert "".join(chunk.content for chunk in chunks) == message(llm).invoke(CHUNKS[0]).content
 
 
-async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
+async def test_other_results_are_streamed_as_one_part(llm: ChatWeftline) -> None:
     """A dict comes as one part."""
     chain = json_between(llm)
     assert list(compile_chain(chain).stream(CHUNKS[0])) == [chain.invoke(CHUNKS[0])]
@@ -352,7 +352,7 @@ async def test_callbacks_see_the_run(llm: ChatWeftline) -> None:
     ]
 
 
-async def test_on_graph_shows_what_ran(llm: ChatWeftline) -> None:
+async def test_on_graph_gets_the_graph_of_each_run(llm: ChatWeftline) -> None:
     """It gets the graph of each run, with edges that the client never read."""
     graphs: list[dict[str, Any]] = []
     compiled = compile_chain(map_reduce(llm), on_graph=graphs.append)

@@ -203,7 +203,7 @@ async def test_calls_of_tools_are_sent_ahead(url: str) -> None:
         )
 
 
-def test_a_traced_run_streams_what_was_sent_ahead(url: str) -> None:
+def test_a_traced_run_streams_the_sent_ahead_calls(url: str) -> None:
     """A tracer that wants chunks makes LangChain stream inside `invoke`."""
 
     class Chunks(BaseCallbackHandler, _StreamingCallbackHandler):  # type: ignore[type-arg]

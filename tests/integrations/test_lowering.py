@@ -204,7 +204,7 @@ def test_messages_and_history() -> None:
     assert texts(second.calls[1])[1] == ("assistant", "{answer=v0}")
 
 
-def test_names_come_from_what_the_user_named() -> None:
+def test_names_come_from_the_users_names() -> None:
     """run_name, template names and the place in the chain give names. Equal names get different
     suffixes.
     """

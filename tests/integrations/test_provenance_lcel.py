@@ -329,7 +329,9 @@ CASES: dict[str, tuple[Program, list[str]]] = {
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_what_the_server_is_told(name: str, watched: Watched, plain_llm: ChatWeftline) -> None:
+def test_the_provenance_that_the_server_gets(
+    name: str, watched: Watched, plain_llm: ChatWeftline
+) -> None:
     """Templates, values and edges arrive, and the result is the plain model's."""
     program, expected = CASES[name]
     result, sent = watched.run(program)

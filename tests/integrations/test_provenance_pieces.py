@@ -68,7 +68,7 @@ def test_the_longest_value_wins_and_short_ones_are_whole_words() -> None:
     )
 
 
-def test_a_value_that_was_there_before_is_no_answer() -> None:
+def test_an_earlier_value_is_not_traced_to_an_answer() -> None:
     """A topic that the first answer repeats is not traced to that answer. The whole answer is."""
     run = session()
     run.see(["kangaroos"])
@@ -79,7 +79,7 @@ def test_a_value_that_was_there_before_is_no_answer() -> None:
     assert run.trace((Piece("wallabies of the template"),))[0].from_var is None
 
 
-def test_where_strings_stand() -> None:
+def test_the_paths_of_strings() -> None:
     """Nested inputs are found by path, with plain names on the wire."""
     inputs = {"user": {"name": "Ann"}, "docs": ["one", ("two",)], "n": 3}
     assert list(strings_in(inputs)) == [("user.name", "Ann"), ("docs", "one"), ("docs", "two")]

@@ -312,7 +312,7 @@ def test_off(how: str, recording: Recording, monkeypatch: pytest.MonkeyPatch) ->
     assert len(recording.requests) == 2
 
 
-def test_dormant_until_there_is_a_model() -> None:
+def test_no_handler_before_the_first_model() -> None:
     """Importing the package registers no handler. The first model registers one, the second does
     not.
     """
@@ -329,7 +329,7 @@ assert len(hooks) == before + 1
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_values_that_do_not_stand_in_the_prompt_stay_here(recording: Recording) -> None:
+def test_values_outside_the_prompt_are_not_sent(recording: Recording) -> None:
     """Inputs may hold secrets, so only those that the prompt shows are sent."""
     llm = ChatWeftline(base_url=recording.url)
     jinja = PromptTemplate.from_template("Hi {{who}}", template_format="jinja2")

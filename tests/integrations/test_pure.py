@@ -172,7 +172,7 @@ def test_refused(function: Callable[[Any], Any], reason: str) -> None:
         apply_pure(function, value)
 
 
-def test_a_key_that_is_not_there_is_pythons_error() -> None:
+def test_a_missing_key_raises_pythons_error() -> None:
     """The client's own dict lacks the key, so the client raises KeyError."""
     with pytest.raises(KeyError, match="other"):
         apply_pure(lambda x: x["other"], {"a": Ref("a")})

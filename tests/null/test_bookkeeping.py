@@ -100,7 +100,7 @@ def fill(name: str, tokens: Sequence[int], **options: Any) -> api.Op:
     return api.Op(id=name, kind=api.Kind.FILL, tokens=tuple(tokens), **made)
 
 
-def test_an_op_says_that_it_was_accepted_what_it_made_and_how_it_ended() -> None:
+def test_an_op_reports_its_acceptance_its_output_and_its_end() -> None:
     desk = Desk()
     desk.run(generate("a", range(1, 6)))
     assert desk.of("a") == ["Accepted", "Part", "Part", "Part", "Finished", "ContextMoved"]

@@ -80,7 +80,7 @@ async def test_a_ready_variable_stays(serve: Serve) -> None:
     assert (await server.get(session, "a")).json()["value"] == "one"
 
 
-async def test_a_session_of_an_earlier_server_is_told_so(serve: Serve) -> None:
+async def test_a_session_of_an_earlier_server_is_named_as_such(serve: Serve) -> None:
     """Its id names the server run that made it. An id that never existed is just unknown."""
     before, after = await serve(), await serve()
     session = await before.session()

@@ -224,7 +224,7 @@ def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
         cache.need(1 << 60, "m")
 
 
-def test_only_what_a_model_directory_holds_is_asked_of_the_hub() -> None:
+def test_only_files_of_a_model_directory_are_downloaded() -> None:
     """Pickles, code, second copies of the weights and other formats are not downloaded."""
     names = [
         "config.json",

@@ -81,7 +81,7 @@ async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
     assert "".join(texts) == "one two three four five"[int(last) :]
 
 
-async def test_a_stream_that_nobody_resumes_cancels_its_call(
+async def test_a_stream_that_is_not_resumed_cancels_its_call(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After RESUME_S the reader counts as gone, as if it had never streamed."""

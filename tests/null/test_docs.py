@@ -48,7 +48,7 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     assert {r for r in shown if "Last-Event" not in r[1]} == served
 
 
-async def test_the_protocol_is_the_one_that_is_told(serve: Serve) -> None:
+async def test_the_documented_protocol_is_right(serve: Serve) -> None:
     """The page states the protocol's version and the form of an error as the server gives them."""
     server = await serve()
     told = re.search(r"protocol's version is (\w+); `POST /v1/session` names it", SERVING)
@@ -93,7 +93,7 @@ def test_the_engines_of_the_configuration_file() -> None:
     assert (left.name, right.engine, hosted.connect_key_env) == ("left", "vllm", "EXAMPLE_KEY")
 
 
-def test_what_each_engine_can_do_is_in_the_table() -> None:
+def test_the_table_of_capabilities_is_right() -> None:
     """Each capability has a row, and "yes" and "no" equal the engines' announcements."""
     rows = re.findall(r"^\| `(\w+)`: [^|]* \| (.*) \|$", ENGINES, re.M)
     table = {name: cells.split(" | ") for name, cells in rows}
@@ -105,7 +105,7 @@ def test_what_each_engine_can_do_is_in_the_table() -> None:
         assert yes == {one.value for one in announced}
 
 
-def test_the_papers_table_names_what_is_there() -> None:
+def test_the_papers_table_names_existing_files() -> None:
     """Every file that the table names exists in the server, the tests or the tree. Sections 4 to 8
     are there.
     """

@@ -55,7 +55,7 @@ def evict(made: ContextTree, count: int, now: float) -> set[str]:
     return there(made)
 
 
-def test_without_knowledge_the_least_recently_used_goes() -> None:
+def test_without_an_expected_use_the_least_recently_used_is_evicted() -> None:
     """Of one context the end goes first, so that its prefix stays useful."""
     made = tree()
     fill(made, "aaAA", "bb", "cc")
@@ -122,7 +122,7 @@ def test_a_prefix_that_many_ask_for_outlives_their_ends() -> None:
     assert evict(made, 5, 2.5) == {"pp"}
 
 
-def test_a_held_node_never_goes() -> None:
+def test_a_held_node_is_never_evicted() -> None:
     made = tree()
     paths = fill(made, "aa", "bb")
     made.hold(paths["aa"][0])

@@ -282,7 +282,7 @@ async def test_a_mismatched_engine_may_not_join(benches: list[Bench]) -> None:
     assert bench.dispatcher.states == {"own": EngineState.READY}
 
 
-async def test_a_suspended_engine_gets_nothing_until_it_wants(benches: list[Bench]) -> None:
+async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: list[Bench]) -> None:
     bench = await started(benches, own=(own := Puppet()))
     await own.say(available(False, "it answered 500"))
     await bench.call("c")
@@ -360,7 +360,9 @@ async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) 
 
 
 @pytest.mark.parametrize("kind", ["sleep", "generate"])
-async def test_an_op_that_nobody_ever_took_fails_as_well(benches: list[Bench], kind: str) -> None:
+async def test_an_op_that_no_engine_ever_took_fails_as_well(
+    benches: list[Bench], kind: str
+) -> None:
     bench = await started(benches, own=Puppet())
     await bench.call("c", "other", kind)
     bench.now += UNAVAILABLE_S - 1
@@ -406,7 +408,9 @@ async def test_reported_prefixes_attract_calls(benches: list[Bench]) -> None:
     assert known() == set()
 
 
-async def test_a_failed_op_leaves_what_the_engine_reports_of_it(benches: list[Bench]) -> None:
+async def test_a_failed_op_leaves_the_prefixes_that_the_engine_reports(
+    benches: list[Bench],
+) -> None:
     bench = await started(benches, own=(own := Puppet(capabilities=REPORTS)))
     (slot,) = bench.dispatcher.slots
     await bench.call("a", prefixes=(("beginning", 64),))

@@ -51,7 +51,7 @@ def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) ->
     return want(session, f"{name}/{index}")
 
 
-def test_nobody_reads_the_last_answer() -> None:
+def test_the_last_answer_has_no_reader() -> None:
     assert finish(made(call("a", "Do: ", ">x")), "a") is None
 
 
@@ -71,7 +71,7 @@ def test_a_chat_that_goes_on_reads_prompt_and_answer() -> None:
     assert finish(session, "a") == Want(tokens=None, pause_s=0.0)
 
 
-def test_maps_with_a_common_beginning_keep_that_alone() -> None:
+def test_maps_with_a_common_prefix_keep_only_the_prefix() -> None:
     """176 of 176 + 44 + 40 characters are common: 67 of the 100 tokens. They are kept until the
     last map.
     """
@@ -95,7 +95,7 @@ def test_a_reader_that_has_to_wait_comes_later() -> None:
     assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=2.0)
 
 
-def test_a_beginning_of_a_few_tokens_is_not_worth_keeping() -> None:
+def test_a_prefix_of_a_few_tokens_is_not_kept() -> None:
     session = made(call("a", "Sum: ", "1" * 300, ">x"), call("b", "Sum: ", "2" * 300, ">y"))
     assert finish(session, "a") is None
 

@@ -68,7 +68,7 @@ async def test_another_body_is_refused(serve: Serve) -> None:
     assert len((await server.graph(session))["calls"]) == 1
 
 
-async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
+async def test_a_refusal_is_repeated_too(serve: Serve) -> None:
     """The error of a bad body is kept, and the repetition gets the kept error."""
     server = await serve()
     body = {"calls": [call("bad", "no output")]}
@@ -78,7 +78,7 @@ async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
     assert "idempotency-replayed" in second.headers
 
 
-async def test_a_full_server_is_asked_again(serve: Serve) -> None:
+async def test_a_request_to_a_full_server_may_be_repeated(serve: Serve) -> None:
     """A 429 is not kept: with the same key the request succeeds once there is room."""
     server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
     session = await server.session()
@@ -121,7 +121,7 @@ async def test_a_body_that_is_too_large(serve: Serve) -> None:
         assert (answer.status_code, answer.json()["error"]["type"]) == (413, "BodyTooLarge")
 
 
-async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
+async def test_a_stream_is_repeated_whole(serve: Serve) -> None:
     """The repetition gets the same events, and the calls do not run twice."""
     server = await serve()
     body = {"calls": [ECHO], "stream": "x", "close": True}
@@ -254,7 +254,7 @@ async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
     await first.task
 
 
-async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) -> None:
+async def test_without_waiting_clients_the_work_is_cancelled(serve: Serve) -> None:
     """All clients have disconnected: the call is cancelled, and the key is free for another
     attempt.
     """

@@ -67,7 +67,7 @@ class World:
         ]
 
 
-def test_a_context_that_nobody_will_read_is_freed() -> None:
+def test_a_context_without_a_future_reader_is_freed() -> None:
     assert World().call("a", "x", 100, 0.0) == [Free("e", "x")]
 
 
@@ -293,7 +293,7 @@ def test_one_always_enters_an_empty_cache() -> None:
         (None, 0.5, 9.0, True),
     ],
 )
-def test_beyond_what_fits_one_enters_while_it_is_cheap(
+def test_one_application_beyond_the_room_enters_while_it_is_cheap(
     recomputed: float | None, busy: float, changed: float, enters: bool
 ) -> None:
     inside = [app("a", 0.0, 900, 900)]

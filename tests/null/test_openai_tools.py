@@ -47,7 +47,7 @@ async def streamed(server: Server, *messages: Any, **more: Any) -> list[dict[str
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_template_without_tools_is_told_in_words(serve: Serve) -> None:
+async def test_a_template_without_tools_gets_them_in_words(serve: Serve) -> None:
     """A block at the end of the system message lists the tools. Tool calls and their results are
     words as well.
     """

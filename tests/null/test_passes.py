@@ -87,7 +87,7 @@ def test_the_stricter_of_two_wins() -> None:
     }
 
 
-def test_a_bulk_reader_that_comes_later_slows_nobody_down() -> None:
+def test_a_later_bulk_reader_slows_no_call_down() -> None:
     """A call that a chat already reads stays latency. It becomes bulk only without
     another reader.
     """
@@ -197,7 +197,7 @@ def test_a_long_chain_grows_at_no_cost() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_growing_step_by_step_ends_in_the_plan_of_the_whole(data: st.DataObject) -> None:
+def test_a_graph_grown_step_by_step_has_the_plan_of_the_whole(data: st.DataObject) -> None:
     """Calls are added one or two at a time in any order, readers before their producers, with
     criteria in between. The plan equals that of all calls at once.
     """

@@ -126,7 +126,7 @@ def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
     assert placed([call], [room, engine("idle")]) == {"a": "here"}
 
 
-def test_a_hash_without_those_before_it_is_no_prefix() -> None:
+def test_a_hash_without_the_shorter_ones_is_no_prefix() -> None:
     """A shared prefix begins at the first token."""
     prefixes = (("a", 64), ("b", 1024))
     engines = [engine("e1"), engine("e2", prefixes={"b"})]

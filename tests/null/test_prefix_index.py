@@ -21,7 +21,7 @@ from weftline_server.schedule.placement import common
 LONG = (("a", 32), ("a+", 64), ("a++", 128))
 
 
-def test_an_engine_that_reports_gets_the_index_and_any_other_the_estimate() -> None:
+def test_a_reporting_engine_gets_the_index_and_others_the_estimate() -> None:
     silent: tuple[Any, ...] = tuple(one for one in Capability if one is not Capability.REPORTS)
     reports = (*silent, Capability.REPORTS)
     for capabilities, expected in ((reports, PrefixIndex), (silent, PrefixEstimate)):
@@ -48,7 +48,7 @@ def test_a_prefix_counts_while_it_is_computed_and_while_reported() -> None:
         assert common(LONG, index.hashes) == left
 
 
-def test_a_beginning_counts_while_any_context_has_it() -> None:
+def test_a_prefix_counts_while_any_context_has_it() -> None:
     index = PrefixIndex()
     index.expect("c", LONG)
     index.expect("d", LONG[:2])

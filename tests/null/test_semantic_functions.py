@@ -68,9 +68,7 @@ async def session(sent: Sent) -> AsyncIterator[AsyncSession]:
         yield session
 
 
-async def test_nothing_is_sent_until_a_value_is_asked_for_and_then_all(
-    session: AsyncSession, sent: Sent
-) -> None:
+async def test_all_calls_are_sent_with_the_first_get(session: AsyncSession, sent: Sent) -> None:
     """Of two independent calls, the first get starts both."""
     one, two = shout("one"), shout(words="two")
     assert sent.requests == ["POST /v1/session"]

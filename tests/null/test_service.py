@@ -41,7 +41,7 @@ async def test_a_drain_lets_calls_end(serve: Serve) -> None:
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "EngineUnavailable")
 
 
-async def test_a_drain_cancels_what_takes_too_long(
+async def test_a_drain_cancels_calls_that_take_too_long(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log tells the operator about it."""

@@ -163,7 +163,7 @@ def test_text_is_logged_as_it_comes() -> None:
     assert (variable.text, variable.state) == ("Hello", VariableState.STREAMING)
 
 
-def test_a_failure_reaches_everything_below_at_once() -> None:
+def test_a_failure_reaches_all_descendants_at_once() -> None:
     """Every descendant fails with the error of the call that failed first, and with its name."""
     play = Play(call("a", writes="x"), call("b", "x", "y"), call("c", "y", "z"), call("d", "", "w"))
     play.send("a")

@@ -35,7 +35,7 @@ async def ended(engine: SimulatedEngine, count: int) -> dict[str, api.Finished]:
     return found
 
 
-def test_a_step_takes_what_the_profile_says() -> None:
+def test_a_step_takes_the_time_of_the_profile() -> None:
     """20 prompt tokens take a step of 1 + 2 s, then two more tokens take 1.5 s each. A second op
     with the same prompt finds 16 of its tokens, one block, in the cache.
     """

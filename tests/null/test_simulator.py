@@ -49,7 +49,7 @@ CHATS = [chats(1), chats(4)]
 STEPS = [call(0, 1, 100, 6), call(1, 1, 106, 6), call(2, 1, 106, 6)]
 
 
-def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
+def test_a_call_takes_the_steps_of_the_profile() -> None:
     """80 prompt tokens take a step of 0.03 + 0.08 s; seven more tokens take 0.034 s each."""
     (found,) = replay(CHATS[:1], HIDDEN)
     assert found.prefill_s == pytest.approx(0.03 + 0.08)
@@ -136,7 +136,7 @@ def test_an_application_ends_with_its_last_sink() -> None:
     assert run(main) == pytest.approx(0.03 + 0.02 + 0.038 + 3 * 0.034)
 
 
-def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
+def test_a_client_that_makes_every_call_pays_each_round_trip() -> None:
     """The second of two calls reads the first. The client pays a round trip for each."""
 
     async def main(loop: VirtualLoop) -> tuple[float, float]:

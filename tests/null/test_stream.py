@@ -47,7 +47,7 @@ async def test_ids_resume_a_stream(serve: Serve) -> None:
     assert await events(server, session, **{"Last-Event-ID": end}) == whole[1:]
 
 
-async def test_the_value_is_what_the_transforms_made(serve: Serve) -> None:
+async def test_the_value_is_the_transforms_result(serve: Serve) -> None:
     """The parts are the text as generated; the value is transformed."""
     server, session = await made(serve, transforms=[{"op": "line_list"}])
     said = await events(server, session)

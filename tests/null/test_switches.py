@@ -79,7 +79,7 @@ def test_a_prompt_that_is_filled_early_does_not_wait_for_its_input() -> None:
     assert late - early > 0.35
 
 
-def test_a_token_that_was_filled_too_early_is_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_early_filled_token_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of the whole prompt count: a different continuation gives no wrong text."""
     wrong: list[tuple[int, ...]] = []
 

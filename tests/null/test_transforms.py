@@ -110,7 +110,7 @@ def test_bad_spec_is_refused(spec: Any, message: str) -> None:
     assert refusal.value.param == "transforms"
 
 
-def test_flow_says_what_may_leave_early() -> None:
+def test_the_flow_of_each_transform() -> None:
     """Unchanged text passes part by part, and lists pass item by item. Everything else waits for
     its end.
     """

@@ -162,7 +162,7 @@ def test_failure_keeps_the_parsers_words(spec: dict[str, Any], value: str, messa
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 200])
-def test_what_cannot_be_sent_on_fails(text: str) -> None:
+def test_a_value_that_json_cannot_carry_fails(text: str) -> None:
     """Objects with expected keys follow the rule for all JSON."""
     with pytest.raises(TransformFailed, match="which cannot be sent on"):
         run([{"op": "structured", "keys": ["a"]}], text)
