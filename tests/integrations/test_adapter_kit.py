@@ -213,7 +213,7 @@ def test_the_sessions_of_a_run_end_together() -> None:
 
 
 def test_a_session_that_cannot_be_closed_is_left() -> None:
-    """The next ones are closed all the same, with the latest `delete`, whatever it raised."""
+    """The next sessions are still closed, with the latest `delete`, whatever it raised."""
     done: list[str] = []
 
     def refuse(id: str) -> None:

@@ -358,7 +358,7 @@ def test_an_explanation_says_where_and_why(llm: ChatWeftline) -> None:
         "part  step                      where   why",
         "      ChatPromptTemplate 'ask'  client  the client has its values",
         "      ChatWeftline              server  call 'ask'",
-        "      RunnableLambda 'opaque'   client  what it calls, 'title', may do anything",
+        "      RunnableLambda 'opaque'   client  it calls 'title', which may do anything",
         "      ChatPromptTemplate        client  the client has its values",
         "      ChatWeftline              server  a call, on a prompt of the client's values",
     ]

@@ -263,7 +263,7 @@ def opaque(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("tail", "reason"),
     [
-        (RunnableLambda(opaque), "what it calls, 'strip', may do anything"),
+        (RunnableLambda(opaque), "it calls 'strip', which may do anything"),
         (RunnableLambda(lambda text: text * 2), "its BinOp is not known to be pure"),
         (PromptTemplate.from_template("{x!r}") | LLM, "has a conversion or a format"),
         (
@@ -275,7 +275,7 @@ def opaque(value: Any) -> Any:
             "its messages are not a list",
         ),
         (LLM.bind(logprobs=True), "a graph has no option 'logprobs'"),
-        (LLM.bind(tools=[{"type": "function"}]), "its tools are none that a graph can name"),
+        (LLM.bind(tools=[{"type": "function"}]), "a graph cannot name its tools"),
         (ChatWeftline(base_url="http://elsewhere"), "another server"),
         (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
     ],

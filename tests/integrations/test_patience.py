@@ -65,7 +65,7 @@ def test_a_stalled_call_times_out(tier: str, stalling_url: str) -> None:
     assert stalls(chat_weftline, way, ours, stalling_url) == plain
     deadline = time.monotonic() + 20
     while "weftline_sessions_open 0" not in httpx.get(f"{stalling_url}/metrics").text:
-        assert time.monotonic() < deadline, "what nobody waits for goes on"
+        assert time.monotonic() < deadline, "a call without a reader goes on"
         time.sleep(0.05)
 
 

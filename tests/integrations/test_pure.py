@@ -135,12 +135,12 @@ async def waits(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x["a"].upper(), "'upper', may do anything"),
+        (lambda x: x["a"].upper(), "'upper', which may do anything"),
         (lambda x: print(x), "its name 'print' is no constant"),
         (lambda x: WORDS + x["list"], "its name 'WORDS' is no constant"),
         (lambda x: [i for i in x["list"] if i], "conditions or several loops"),
         (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),
-        (lambda x: [*x["a"]], "it unpacks what is not a list"),
+        (lambda x: [*x["a"]], "it unpacks something that is not a list"),
         (lambda x: dict(**x["given"]), "its Call is not known to be pure"),
         (lambda x: len(x["a"]), "length of a value of the server"),
         (lambda x: f"{x['a']:>9}", "an f-string has a format"),

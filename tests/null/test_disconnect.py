@@ -140,7 +140,7 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
         asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
     ]
     driver = server.driver
-    while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
+    while len(driver.registry) < 3:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     assert sorted(session.stays for session in driver.registry) == [False, False, True]
     await asyncio.gather(*left)

@@ -207,7 +207,7 @@ class Caller:
 
     async def parts(self, count: int) -> None:
         """Return when `count` parts of text have arrived."""
-        while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - it tells nobody
+        while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
 
     async def _receive(self) -> dict[str, Any]:

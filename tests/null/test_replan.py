@@ -28,7 +28,7 @@ async def busy(serve: Serve) -> Server:
 
 
 async def queued(server: Server, count: int) -> None:
-    while server.service.status().queued < count:  # noqa: ASYNC110 - nobody tells
+    while server.service.status().queued < count:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
 
 
@@ -101,7 +101,7 @@ async def test_an_application_that_is_nearly_done_goes_first(serve: Serve) -> No
         await asyncio.gather(*(get(f"v{i}") for i in range(count)))
 
     running = asyncio.create_task(run(old, 8))
-    while len(ended) < 6:  # noqa: ASYNC110 - nobody tells
+    while len(ended) < 6:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     await asyncio.gather(run(new, 3), running)
     assert ended == [old] * 8 + [new] * 3

@@ -86,7 +86,7 @@ class Driver:
         that are too old.
         """
         for session in self.registry.idle(self._now()):
-            self.close(session, "the session expired: nobody used it")
+            self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
 
