@@ -108,9 +108,9 @@ def semantic_function(
 ) -> SemanticFunction | Callable[[Callable[..., Any]], SemanticFunction]:
     """Make a semantic function of a function whose docstring is a prompt.
 
-    With `chat`, the text before an output is a user's message and the output the assistant's
-    answer, and the model's chat template is applied; without, the text goes to the model as it
-    stands. Raises UnknownPlaceholder when docstring and parameters do not agree.
+    With `chat`, the text before an output is a user's message, and the output is the assistant's
+    answer. The model's chat template is applied. Without `chat` the text goes to the model
+    unchanged. Raises UnknownPlaceholder when docstring and parameters do not agree.
     """
 
     def make(function: Callable[..., Any]) -> SemanticFunction:

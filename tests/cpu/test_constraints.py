@@ -168,7 +168,7 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
         ('{"choice": []}', "a constraint is"),
         ('{"choice": ["a", 1]}', "every choice"),
         ('{"regex": "a("}', "cannot be followed"),
-        ('{"structural_tag": {"tags": []}}', "has tags"),
+        ('{"structural_tag": {"tags": []}}', "needs tags"),
         ('{"structural_tag": {"tags": [{"begin": "a"}]}}', "begin, schema and end"),
         ('{"json_schema": {"type": "nonsense"}}', "cannot be followed"),
         ('{"json_schema": {"$ref": "http://example.com/x"}}', "cannot be followed"),

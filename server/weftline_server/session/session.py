@@ -137,8 +137,8 @@ class Session:
     def _replan(self) -> tuple[str, ...]:
         """Bring the plan up to date; return the queued primitives whose hints have changed.
 
-        All queued primitives are told when the work left has halved or doubled, so that each hears
-        of it in time, and none of ten thousand hears of it more than a few times.
+        All queued primitives get new hints when the work left has halved or doubled. So each gets
+        them in time, and none of ten thousand gets them more than a few times.
         """
         moved = self.execution.planning.update()
         runs = self.primitives
