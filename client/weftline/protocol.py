@@ -39,7 +39,7 @@ def check_id(value: str, param: str) -> None:
 
 
 class Criterion(StrEnum):
-    """What to optimise for a reader of a variable (Parrot section 5.1)."""
+    """The aim that a reader of a variable states (Parrot section 5.1)."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -208,7 +208,7 @@ class Call:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is told about."""
+        """The tools that the prompt describes to the model."""
         return () if self.tool_choice == "none" else self.tools
 
     def segments(self) -> Iterator[Segment]:

@@ -245,7 +245,7 @@ class Request:
 
 
 def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:
-    """What a request of `session` tells the server; `messages` are in pieces."""
+    """The field `weftline` of a request of `session`; `messages` are in pieces."""
     return {
         "session_id": session.alias,
         "open": True,

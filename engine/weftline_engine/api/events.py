@@ -1,4 +1,4 @@
-"""What an engine tells the server: the events of its ops and of itself."""
+"""The events that an engine sends to the server, about its ops and about itself."""
 
 from __future__ import annotations
 

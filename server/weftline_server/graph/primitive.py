@@ -25,7 +25,7 @@ class Flow(StrEnum):
 
 
 class Effects(StrEnum):
-    """What running a primitive changes outside the graph, and so when it may run."""
+    """The changes that a primitive makes outside the graph. They decide when it may run."""
 
     NONE = "none"  # may run early, twice, or for nothing
     IDEMPOTENT = "idempotent"  # may run again after a failure

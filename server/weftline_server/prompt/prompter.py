@@ -34,7 +34,7 @@ UNSTABLE_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What an op carries: token ids, or text or messages for an engine without a tokenizer.
+    """The content of an op: token ids, or text or messages for an engine without a tokenizer.
 
     An op without a prompt carries JSON values as `inputs`.
     """

@@ -187,7 +187,7 @@ class Driver:
             log.debug("no early fill for primitive %s: %s", id, error.type)
 
     def want(self, id: PrimitiveId) -> Want | None:
-        """Who will read the context of a finished primitive; None without a future reader."""
+        """The future use of a finished primitive's context; None without a future reader."""
         session = self.registry.by_id(id.session)
         return None if session is None else want(session, id.primitive)
 

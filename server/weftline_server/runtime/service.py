@@ -227,7 +227,7 @@ class Service:
         return tuple(EngineStatus.of(slot) for slot in self._driver.dispatcher.slots)
 
     def status(self) -> Status:
-        """What health checks, metrics and the cluster read."""
+        """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
         return Status(
             draining=self.draining,

@@ -141,7 +141,7 @@ class Dispatcher:
         return False
 
     def cancel(self, op: str) -> None:
-        """Take a primitive back. Its session hears nothing more of it."""
+        """Take a primitive back. Its session gets no more reports about it."""
         if (queued := self._queue.take(op)) is not None:
             self._memory.dropped(None, queued.op, self._now())
             return

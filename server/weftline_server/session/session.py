@@ -130,7 +130,9 @@ class Session:
         return [*actions, ev.Replan(moved)] if moved else actions
 
     def _work_moved(self) -> bool:
-        """Whether the work left has halved or doubled since the queued primitives were told."""
+        """Whether the work left has halved or doubled since the last hints of the
+        queued primitives.
+        """
         told, left = self._told_left, self.execution.work_left
         return left > 0 and not told < 2 * left < 4 * told
 

@@ -54,7 +54,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What a stream sends besides the text."""
+    """The options of a stream besides the text."""
 
     include_usage: bool = False
 

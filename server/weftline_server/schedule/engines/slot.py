@@ -1,4 +1,4 @@
-"""One engine as the dispatcher holds it: its state, the ops it has in hand, and its prefixes."""
+"""The dispatcher's record of one engine: its state, its running ops, and its prefixes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Work:
 
 
 class InHand:
-    """The ops that an engine has in hand, and the load that they are."""
+    """The running ops of an engine, and their load."""
 
     def __init__(self) -> None:
         self.works: dict[str, Work] = {}
@@ -224,7 +224,7 @@ class Slot:
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
     def hold(self, work: Work) -> None:
-        """Note that the engine has this op in hand, or has got more of its prompt."""
+        """Note that the engine runs this op, or has got more of its prompt."""
         is_new = work.op.id not in self.ops.works
         self.ops.hold(work, self.prefixes.hashes)
         if is_new:

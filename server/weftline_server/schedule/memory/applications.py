@@ -1,4 +1,4 @@
-"""What is known about each application: its KV cache need, its pauses, and the contexts it left.
+"""The record of each application: its KV cache need, its pauses, and the contexts it left.
 
 It is learned from the application itself and from earlier ones of its kind. The code is synchronous
 and has no clock: callers pass the time.

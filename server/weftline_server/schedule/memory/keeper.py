@@ -1,4 +1,4 @@
-"""Memory decides what stays in the engines' KV caches, from the graph and from learned habits.
+"""Memory decides which contexts stay in the KV caches, from the graph and from learned habits.
 
 A finished call leaves its context. If a call of the graph will continue it, it is pinned, up to a
 share of the cache. If the session may continue it later, the engine may evict it, and is told when

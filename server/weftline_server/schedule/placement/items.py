@@ -73,7 +73,7 @@ def is_bounded(hints: Hints) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """An engine that is ready, and the load it has in hand. All counts are in tokens.
+    """An engine that is ready, and its present load. All counts are in tokens.
 
     `kinds` are the kinds of op that it takes. `kv_tokens` limits what runs there at all, and
     `latency_tokens` limits what runs beside a call that a user waits for (Parrot's Figure 10);
