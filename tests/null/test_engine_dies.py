@@ -18,9 +18,7 @@ from weftline_server.schedule.engines import fleet
 
 
 class Host:
-    """Counts the deaths: an engine dies when it gets a prompt that contains `fatal`, a given number
-    of times.
-    """
+    """The host of the engines. It kills an engine that gets `fatal` in a prompt, `deaths` times."""
 
     def __init__(self, deaths: int, after: int = 0) -> None:
         self.deaths = deaths

@@ -25,7 +25,7 @@ def echo(name: str) -> Call:
 
 
 class Cut(httpx.AsyncByteStream):
-    """The first `count` events of a response, followed by a broken or a silent connection."""
+    """Some events of a response, followed by a broken or a silent connection."""
 
     def __init__(self, events: list[bytes], quietly: bool) -> None:
         self._events = events

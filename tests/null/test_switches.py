@@ -25,7 +25,7 @@ CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.
 
 
 def step(prompt: tuple[Segment, ...], writes: str, *reads: str, tokens: int = 10) -> Call:
-    """Build a call of `tokens` tokens. An input has the name of the variable that it reads."""
+    """Build a call with `tokens` output tokens. An input has the name of its variable."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=writes, sampling=sampling)
     inputs = (Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads)
