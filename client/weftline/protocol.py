@@ -223,7 +223,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit. `detach` keeps calls running without a reader.
+    """The body of POST /v1/submit. `detach` keeps calls running that nobody waits for.
 
     A whole application can be one request. Without `session_id` a session is opened. The answer
     waits for the variables named in `get` and holds their values, and with `graph` the session's
@@ -249,7 +249,7 @@ class Submit:
         reads = bool(self.get or self.watch) or self.stream is not None
         if not self.calls and (self.session_id is None or not reads):
             raise InvalidRequest(
-                "a submit must have a call, or read variables of its session", param="calls"
+                "a submit has at least one call, or reads variables of its session", param="calls"
             )
         for variable in self.get:
             check_id(variable, "get")

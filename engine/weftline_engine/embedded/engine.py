@@ -66,7 +66,7 @@ class Core:
         """The KV cache, in the layout of the model."""
         return self.worker.cache
 
-    # The verbs of `weftline_engine.api.Engine`. They take effect in the next step.
+    # The verbs of `weftline_engine.api.Engine`; the next step heeds them.
 
     def submit(self, op: Op) -> None:
         self.book.submit(op)

@@ -63,7 +63,7 @@ def step_profile(
     """Pairs of tokens in flight and seconds of a step, ascending in both.
 
     The keys and values are whatever the pool holds: only the time matters. The steps write into
-    free KV blocks, and leave finite numbers there.
+    free pages, and leave finite numbers there.
     """
     length = min(TOKENS, config.blocks * config.block_size, decoder.config.context_limit)
     blocks = -(-length // config.block_size)
@@ -83,7 +83,7 @@ def step_profile(
 
 
 def _decoding(number: int, length: int, blocks: int) -> Chunk:
-    """The last token of a sequence that shares no KV block."""
+    """The last token of a sequence whose pages are its own."""
     op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
     sequence = Sequence(op, number, tokens=[0] * length)
     pages = tuple(range(number * blocks, (number + 1) * blocks))

@@ -33,7 +33,7 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
     body = await read(request, Submit)
     config = state_of(request.app).config
     if len(body.calls) > config.max_calls:
-        raise InvalidRequest(f"a submit may have at most {config.max_calls} calls", param="calls")
+        raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
     named = body.session_id
     if named is None:
         session = service.open(tenant, stays=not body.close)

@@ -27,9 +27,7 @@ async def read(request: Request, kind: type[T]) -> T:
     async for chunk in request.stream():
         body += chunk
         if len(body) > config.max_body:
-            raise BodyTooLarge(
-                f"the body is larger than {config.max_body} bytes: send less", param="body"
-            )
+            raise BodyTooLarge(f"the body is larger than {config.max_body} bytes", param="body")
     return parse(bytes(body), kind)
 
 
@@ -141,7 +139,7 @@ async def or_disconnect(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Cancelled("the client disconnected")
+            raise Cancelled("the client went away")
         return task.result()
     finally:
         for pending in (task, watch):

@@ -28,7 +28,7 @@ def objectives(graph: Graph, plan: Plan, changed: Changed) -> Findings:
         return found.get(id) or plan.objective.get(id, Criterion.LATENCY)
 
     def demand(child: str, task: str) -> Criterion:
-        """The criterion that a consumer demands of its producer.
+        """What a consumer asks of its producer.
 
         Another task needs the whole value, so it turns ttft and tpot into latency. The next output
         of the same task passes its own objective on.

@@ -57,7 +57,7 @@ class Variable:
 
     @property
     def settled(self) -> bool:
-        """Whether it is ready or failed, and so will not change any more."""
+        """Ready or failed: it will not change any more."""
         return not ALLOWED[self.state]
 
     def move_to(self, state: VariableState) -> None:

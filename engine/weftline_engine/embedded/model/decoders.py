@@ -39,7 +39,7 @@ def load_decoder(
         try:
             return NativeDecoder(config, weights, _current(builds))
         except NoCompiler as reason:
-            print(f"engine: slower, because the C decoder is missing: {reason}", file=sys.stderr)
+            print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
     return torch_model(config, weights, getattr(torch, dtype))
 
 

@@ -44,7 +44,7 @@ def new_variable() -> str:
 class Calls:
     """Lowers prompts, models and parsers, and collects the calls that this makes.
 
-    `drafts` are the calls that were not submitted yet, `server` is where all of them go, and
+    `drafts` are the calls that nobody has submitted yet, `server` is where all of them go, and
     `patience` is how long to wait for each variable.
     """
 

@@ -39,7 +39,7 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     try:
         toolbox = Toolbox.of(payload)
     except ValueError as error:
-        raise CannotCompile(model, "a graph cannot name its tools") from error
+        raise CannotCompile(model, "its tools are none that a graph can name") from error
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     options = {
         "max_tokens" if name == "max_completion_tokens" else name: value

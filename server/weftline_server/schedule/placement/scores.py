@@ -34,8 +34,8 @@ GROUP_TOKENS = 256
 # On two real engines 8 was slower than 4, in one run.
 PREFIX_WEIGHT = 4
 
-# Decides how much of an engine a call may use. The fields are the kind of its op, and whether it is
-# an early fill, is bounded, is strict, and has waited longer than PATIENCE_S.
+# Decides how much of an engine a call may use: the kind of its op, whether it is an early fill,
+# whether it is bounded, whether it is strict, and whether it has waited longer than PATIENCE_S.
 Class = tuple[str, bool, bool, bool, bool]
 
 
