@@ -46,10 +46,9 @@ if platform.machine() == "x86_64":
 
 @pytest.fixture(scope="module", params=BUILDS.values(), ids=list(BUILDS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The decoder in three builds: as this machine builds it, with products of bfloat16 pairs, and
-    with the smaller tiles of narrower vectors. The second build has that instruction written out:
-    operands are rounded, and memory is laid out for it.
-    """
+    """The decoder as this machine builds it, as one with products of bfloat16 pairs does (with that
+    instruction written out: what enters a product is rounded there, and lies otherwise), and in the
+    smaller tiles of narrower vectors."""
     return library(tmp_path_factory.mktemp("kernels"), flags=(*FLAGS, *request.param))
 
 
@@ -240,7 +239,7 @@ def test_it_compiles_for_other_processors(tmp_path: Path) -> None:
 
 
 def test_a_new_build_takes_the_place_of_the_old(tiny_directory: Path, tmp_path: Path) -> None:
-    """A build of an older source is removed when a new one is made, and not before."""
+    """A build of an older source goes when a new one is made, and not before."""
     stale = tmp_path / "decoder-0123456789abcdef.so"
     stale.write_bytes(b"")
     assert isinstance(load_decoder(tiny_directory, "bfloat16", 16, tmp_path), NativeDecoder)

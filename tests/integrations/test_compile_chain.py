@@ -197,7 +197,7 @@ async def test_streams_the_last_text(llm: ChatWeftline) -> None:
     assert "".join(chunk.content for chunk in chunks) == message(llm).invoke(CHUNKS[0]).content
 
 
-async def test_other_results_are_streamed_as_one_part(llm: ChatWeftline) -> None:
+async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
     """A dict comes as one part."""
     chain = json_between(llm)
     assert list(compile_chain(chain).stream(CHUNKS[0])) == [chain.invoke(CHUNKS[0])]

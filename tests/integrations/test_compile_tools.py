@@ -142,7 +142,7 @@ async def test_the_parsers_own_values_and_exceptions(name: str, url: str) -> Non
 @pytest.mark.parametrize("schema", [Town, SCHEMA], ids=["class", "schema"])
 @pytest.mark.parametrize("include_raw", [False, True])
 def test_structured_output(schema: Any, include_raw: bool, url: str) -> None:
-    """`with_structured_output` is a model with a tool, and a parser. Both run in the server."""
+    """`with_structured_output` is a model with a tool and a parser; both go to the server."""
     llm = ChatWeftline(base_url=url)
     plain = ASK | llm.with_structured_output(schema, include_raw=include_raw)
     for ask in ("the town", "nothing", "a word"):
@@ -162,7 +162,7 @@ def _parsed(chain: Chain, ask: str) -> Any:
 
 
 def planned(llm: ChatWeftline) -> Any:
-    """A chain that makes a plan, and a text about an item of the plan."""
+    """A plan, and a text about an item of it."""
     plan = ASK | llm.with_structured_output(SCHEMA)
     return plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
 
@@ -229,7 +229,7 @@ def test_an_object_is_read_in_the_client(url: str) -> None:
 
 
 def test_a_message_with_calls_is_streamed_whole(url: str) -> None:
-    """It is one chunk, equal to the sum of the plain chain's chunks."""
+    """As one chunk, which adds up to what the plain chain's chunks add up to."""
     chain = ASK | ChatWeftline(base_url=url).bind_tools([Town])
     chunks = list(chain.stream({"ask": "the town"}))
     plain = sum(chunks[1:], chunks[0])

@@ -141,9 +141,8 @@ def chat(llm: Any) -> Any:
     return said
 
 
-# For each application: its calls, the sessions of its two runs or one, and the names of
-# LlamaIndex's templates under which its prompts send pieces. The last field says whether an answer
-# enters a later prompt.
+# Calls of each application, sessions of its two runs or one, and the names in LlamaIndex's own
+# templates that its prompts arrive in pieces under; last, whether an answer enters a later prompt.
 APPLICATIONS: dict[str, tuple[Callable[[Any], Any], int, int, set[str], bool]] = {
     "sub-question": (sub_question, 4, 1, {"context_str", "query_str", "tools_str"}, True),
     "router": (router, 2, 1, {"context_list", "context_str", "query_str"}, False),

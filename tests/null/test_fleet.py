@@ -331,9 +331,8 @@ REPORTS: Any = ("reports",)
 
 
 async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) -> None:
-    """An engine that only sleeps gets sleep ops alone, and adds no served model. For an op without
-    a prompt no engine is told to keep or free a context, and no application waits.
-    """
+    """One that only sleeps gets sleep ops and nothing else, and makes no model served. Of an op
+    without a prompt no engine is told to keep or free a context, and no application waits."""
     sleeper = Puppet("naps", kinds=SLEEPS)
     bench = await started(benches, sleeper=sleeper)
     assert bench.dispatcher.models == [] and not bench.dispatcher.healthy
