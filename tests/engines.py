@@ -90,7 +90,7 @@ def network(
 
 
 def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
-    """An engine on a pool of `blocks` pages of 4 tokens. Long prompts come in chunks of 64."""
+    """An engine on a pool of `blocks` KV blocks of 4 tokens. Long prompts come in chunks of 64."""
     config = SchedulerConfig(
         blocks=blocks, block_size=PAGE, max_running=max_running, step_tokens=64
     )

@@ -105,7 +105,7 @@ class CoreEngine:
         )
 
     def submit(self, op: api.Op) -> None:
-        # An op with a salt of its own shares nothing.
+        # An op with a salt of its own shares no KV block.
         self._tell(self._core.submit, op if self._shares else replace(op, salt=op.id))
 
     def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
@@ -193,8 +193,8 @@ def _gpts(rate: float, users: int, shorter: int) -> Point:
 def team(files: int, task: int, output: Sequence[int]) -> Program:
     """An architect, a coder for each file, then a reviewer and a reviser for each file.
 
-    Every prompt begins with the task and all that was written before. The paper has four cycles of
-    reviews and revisions; this is one.
+    Every prompt begins with the task and all texts written before. The paper has four cycles of
+    reviews and revisions, this has one.
     """
 
     def step(number: int, *reads: int) -> Step:

@@ -135,7 +135,7 @@ def measure(
 def sdpa(
     shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
 ) -> Callable[[], object] | str:
-    """torch's attention; gathering the pages beforehand is not timed."""
+    """torch's attention. The time to gather the blocks beforehand does not count."""
     length = parts[0].start + 1
     needed = len(parts) * length * 2 * shape.kv_heads * shape.width * 2
     if cache.is_cuda and needed > 0.9 * torch.cuda.mem_get_info()[0]:
@@ -154,7 +154,7 @@ def sdpa(
 def flashinfer(
     shape: Shape, parts: list[Rows], q_RNH: Tensor, cache: Tensor
 ) -> Callable[[], object] | str:
-    """FlashInfer's paged decode on the same pages, if it is installed."""
+    """FlashInfer's paged decode on the same blocks, if it is installed."""
     if not cache.is_cuda or importlib.util.find_spec("flashinfer") is None:
         return "not installed"
     module = importlib.import_module("flashinfer")

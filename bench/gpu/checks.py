@@ -58,7 +58,7 @@ def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
-    """A check of attention that shares every common page, in splits of 64 tokens."""
+    """A check of attention that shares every common block, in splits of 64 tokens."""
 
     def check(device: torch.device, dtype: torch.dtype) -> float:
         work = build(parts, PAGE, min_blocks_saved=1)
@@ -73,8 +73,9 @@ def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
 
 
 def tree(levels: int) -> list[Rows]:
-    """A binary tree: each branch has the whole pages of 37 tokens, each leaf 5 tokens of its
-    own."""
+    """A binary tree: each branch has the whole blocks of 37 tokens, each leaf 5 tokens
+    of its own.
+    """
     tables: list[list[int]] = [[]]
     used = 0
     for _ in range(levels):
@@ -89,8 +90,9 @@ def tree(levels: int) -> list[Rows]:
 
 
 def chunk_behind_prefix() -> list[Rows]:
-    """A prompt of 150 tokens after 10 shared pages, and three decoding sequences that share
-    them."""
+    """A prompt of 150 tokens after 10 shared blocks, and three decoding sequences that
+    share them.
+    """
     prefix = list(range(10))
     decode = [Rows([*prefix, 30 + i], i, 1, 10 * PAGE + 3 * i) for i in range(3)]
     return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * PAGE)]

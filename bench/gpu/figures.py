@@ -52,7 +52,9 @@ def replay(
     bandwidth: float,
     deadline: float,
 ) -> dict[str, object] | str:
-    """Decode all (prompt, output) together; the latencies, and the share of the roof reached."""
+    """Decode all (prompt, output) together. Return the latencies, and the share of the roof
+    reached.
+    """
     copied, shared = MODES[mode]
     tables = llama.tables(prefix, [sum(one) for one in lengths], copied=copied)
     if not llama.fits(config, 1 + tables[-1][-1], model.device):
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("--fig", type=int, choices=figures, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument(
-        "--folder", type=Path, help="of the results; without it a dry run writes none"
+        "--folder", type=Path, help="folder of the results; a dry run needs it to write them"
     )
     options = parser.parse_args()
     dry, figure = options.dry_run, options.fig

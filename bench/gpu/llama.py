@@ -83,7 +83,7 @@ class Decode:
 
     @torch.inference_mode()
     def __init__(self, network: TorchModel, parts: Sequence[Rows], *, shared: bool) -> None:
-        """`parts` is the largest step, by pages, that will be loaded."""
+        """`parts` is the largest step, by KV blocks, that will be loaded."""
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
         self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
@@ -159,7 +159,9 @@ def engine_seconds(
 
 
 def tables(prefix: int, totals: Sequence[int], *, copied: bool) -> list[list[int]]:
-    """The pages of sequences of `totals` tokens that share `prefix`, or have a copy of it each."""
+    """The KV blocks of sequences of `totals` tokens that share `prefix`, or have a copy
+    of it each.
+    """
     common = 0 if copied else prefix // PAGE
     used, found = 1 + common, []
     for total in totals:
@@ -184,7 +186,7 @@ def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
 
 
 def fits(config: LlamaConfig, pages: int, device: torch.device) -> bool:
-    """Whether a cache of `pages` leaves 4 GiB for a step."""
+    """Whether a cache of `pages` KV blocks leaves 4 GiB for a step."""
     if device.type != "cuda":
         return True
     return token_bytes(config) * PAGE * pages < torch.cuda.mem_get_info(device)[0] - 4 * 2**30

@@ -75,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 def _declare_what(add: Callable[..., object]) -> None:
     """Add the options that choose workloads, systems and points."""
     add("--quick", action="store_true", help="small sizes, fewer points")
-    add("--scale", choices=tuple(SCALES), help="instead of full and quick")
+    add("--scale", choices=tuple(SCALES), help="sizes to run, instead of full or quick ones")
     add("--names", help="with `all`: only these workloads, in this order, separated by commas")
-    systems = f"separated by commas, the baseline first; of {', '.join(SYSTEMS)}"
+    systems = f"systems, separated by commas, the baseline first: {', '.join(SYSTEMS)}"
     add("--systems", help=systems, metavar="NAMES")
     ablation = "run weftline with each optimisation left out in turn"
     add("--ablation", action="store_true", help=ablation)
@@ -92,21 +92,21 @@ def _declare_what(add: Callable[..., object]) -> None:
 
 def _declare_how(add: Callable[..., object]) -> None:
     """Add the options that choose the model, the machine's cores, the time and the folder."""
-    add("--model", default=DEFAULT_MODEL, help="as for `weftline serve`")
+    add("--model", default=DEFAULT_MODEL, help="model, as for `weftline serve`")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    dtype = "auto: the type that its torch multiplies faster here, by a probe of six seconds"
+    dtype = "vLLM's type; auto: the one that multiplies faster here, by a probe of six seconds"
     add("--vllm-dtype", choices=("auto", *probe.DTYPES), default="auto", help=dtype)
-    add("--null", action="store_true", help="the null engine, which checks only the harness")
+    add("--null", action="store_true", help="run the null engine, which checks only the harness")
     resume = "keep complete turns that were measured with the same code, machine and settings"
     add("--resume", action="store_true", help=resume)
     within = (
         "begin no turn that would end after this many seconds, and exit with 3 if turns are left; "
-        "--resume goes on from there"
+        "--resume continues from there"
     )
     add("--within", type=float, metavar="S", help=within)
-    add("--cores", metavar="N,N", help="of all servers (default: all)")
-    add("--client-cores", metavar="N,N", help="of the client (default: those of the servers)")
-    folder = "of the results: the summaries, with the raw runs in raw/"
+    add("--cores", metavar="N,N", help="cores of all servers (default: all)")
+    add("--client-cores", metavar="N,N", help="cores of the client (default: the servers')")
+    folder = "folder of the results: summaries, with the raw runs in raw/"
     add("--folder", type=Path, help=folder)
 
 
@@ -119,7 +119,7 @@ async def _run(args: argparse.Namespace) -> int:
     client = _cores(args.client_cores or args.cores, "client-cores")
     about = machine.describe(cores, client)
     os.sched_setaffinity(0, client)
-    # Numbers without a model say nothing about speed, so they never go among the results.
+    # Numbers without a model say nothing about speed, so they are never stored as results.
     kept = Path("out/bench-null") if args.null else RESULTS
     folder = args.folder or dated(about, kept)
 
@@ -190,7 +190,7 @@ def _over(say: Callable[[str], None]) -> int:
 
 
 def _cores(names: str | None, option: str) -> tuple[int, ...]:
-    """The cores that an option names; without it, all that this process may use."""
+    """The cores of an option; without it, all cores that this process may use."""
     allowed = os.sched_getaffinity(0)
     if names is None:
         return tuple(sorted(allowed))

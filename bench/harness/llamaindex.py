@@ -22,7 +22,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
     The plain LLM is ours with early sending and provenance switched off, which makes it a client of
     OpenAI's chat endpoint. LlamaIndex's own needs an older openai package than LangChain's.
     """
-    is_ours = stage.way is Way.COMPILED  # its graphs report every call, so nothing watches them
+    is_ours = stage.way is Way.COMPILED  # its graphs report every call, so no handler watches them
     watched = CallbackManager([] if is_ours else [_Watch(stage)])
     llm = Weftline(
         base_url=stage.url,

@@ -1,6 +1,7 @@
 """Summaries under bench/results/DATE-MACHINE, made from the raw runs in its ignored folder raw/.
 
-A summary holds medians, quartiles and counts, and what the report draws. Nobody writes it by hand.
+A summary holds medians, quartiles and counts, and the data of the report's pictures. It is never
+written by hand.
 """
 
 from __future__ import annotations
@@ -145,10 +146,10 @@ def _compared(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, int]:
 
 
 def _phases(runs: Sequence[Run]) -> dict[str, Any]:
-    """Seconds of all calls in each phase, and the mean share of a prompt that was cached.
+    """Seconds of all calls in each phase, and the mean cached share of a prompt.
 
-    The server's own sums come first; where it was not asked for them, the calls of its graphs
-    tell. Empty where neither is known.
+    The server's own sums are used if it was asked for them, else the calls of its graphs. The
+    result is empty if neither is known.
     """
     calls = [call for run in runs for app in run.apps for call in app.calls]
     total = {name: sum(run.phases_s.get(name, 0.0) for run in runs) for name in PHASES}
@@ -196,8 +197,8 @@ def _app_seconds(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
 def write_runs(folder: Path, name: str, report: Mapping[str, Any]) -> Path:
     """Write a report of raw runs below `folder`, and its summary; return where the summary is.
 
-    The page draws pictures only of its own folder: a folder with the name of a scale holds the
-    same workloads at other sizes, whose summaries do without.
+    The page draws pictures only of its own folder. A folder with the name of a scale holds the
+    same workloads at other sizes, and its summaries have no data for pictures.
     """
     write(folder / RAW, name, report)
     return write(folder, name, summarise(report, pictures=folder.name not in SCALES))
@@ -232,12 +233,14 @@ def dated(about: Mapping[str, Any], results: Path = RESULTS) -> Path:
 
 
 def stamp(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the summary of a program of bench/micro begins with: the date and the machine."""
+    """The first fields of a summary of bench/micro: the date and the machine."""
     return {"date": datetime.date.today().isoformat(), "machine": about}
 
 
 def dumps(value: Any, indent: str = "") -> str:
-    """JSON for a reader: what fits in a line of WIDTH stands in one, and short items share one."""
+    """JSON for a reader: a value that fits takes one line of WIDTH, and short items
+    share a line.
+    """
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + len(flat) <= WIDTH:
         return flat

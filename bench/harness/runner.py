@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run, on which servers, and where the results go."""
+    """The workload to run, its servers, and the place of the results."""
 
     workload: str
     systems: Sequence[str]

@@ -34,7 +34,7 @@ class Run:
 
     @property
     def where(self) -> tuple[str, int, str]:
-        """The point, the round trip and the cache: what runs are grouped by."""
+        """The point, the round trip and the cache, by which runs are grouped."""
         return self.point, self.delay_ms, self.cache
 
     def to_json(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all servers of a benchmark have in common.
+    """The settings that all servers of a benchmark share.
 
     With `model` None they run the null engine. All have a KV cache of `kv_tokens`; by default each
     would take a share of the free memory. vLLM runs in `vllm_dtype`, or in weftline's `dtype` if

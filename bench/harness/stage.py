@@ -95,7 +95,7 @@ class Stage:
     async def app(self, kind: str) -> AsyncIterator[App]:
         """Record one execution of an application.
 
-        An error is recorded, too; only a cancel is raised.
+        An error is recorded as well. Only a cancel is raised.
         """
         app = App(kind, self.now())
         self.apps.append(app)

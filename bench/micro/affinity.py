@@ -209,10 +209,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--rates", help="requests a second, by comma")
+    parser.add_argument("--rates", help="requests a second, separated by commas")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each way, in turns")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", action="store_true", help="on two engines of SmolLM2")
+    parser.add_argument("--real", action="store_true", help="run on two engines of SmolLM2")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     if args.real and cores < 2:

@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--part", choices=(*MEASURES, STARTS))
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    parser.add_argument("--vllm-cores", default=cores, help="or auto (default: all of ours)")
+    parser.add_argument("--vllm-cores", default=cores, help="vLLM's cores, or auto (default: ours)")
     # On a processor without bfloat16 instructions, torch is slow in bfloat16. There vLLM in float32
     # is faster, although it reads twice the bytes.
     parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")

@@ -2,8 +2,8 @@
 
     python -m bench.micro.engine_alone MODEL_DIRECTORY [--dtype bfloat16] [--repeat 3]
 
-It prints JSON. Every number is the best of its repeats, as other processes on the machine only make
-it worse; all repeats are printed, too.
+It prints JSON. Every number is the best of its repeats, because other processes on the machine
+only make it worse. All repeats are printed as well.
 """
 
 from __future__ import annotations

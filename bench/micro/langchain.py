@@ -71,7 +71,7 @@ def compared(build: Build, url: str, repeat: int) -> dict[str, Any]:
 
 
 def provenance_ms(url: str) -> dict[str, Any]:
-    """The milliseconds that a call takes longer with provenance, sync and async."""
+    """The extra milliseconds of a call with provenance, sync and async."""
     prompt = ChatPromptTemplate.from_messages([("system", "You are {role}."), ("human", "{x}")])
     chains = [
         prompt | ChatWeftline(base_url=url, provenance=told, max_tokens=4) for told in (False, True)

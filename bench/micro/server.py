@@ -84,8 +84,8 @@ def _queue(length: int, shared: int | None) -> list[Queued]:
 def growing() -> Mapping[str, Curve]:
     """Microseconds to add one call to a session and to plan the change, by the session's size.
 
-    The call comes after a chain that has ended, as an agent's does; beside calls that wait for the
-    same variable; or after one of ten waiting chains.
+    The call comes after a chain that has ended, like an agent's. Or it comes beside calls that
+    wait for the same variable, or after one of ten waiting chains.
     """
     shapes: dict[str, Callable[[int], str]] = {
         "after its last call": lambda number: f"v{number - 1}",

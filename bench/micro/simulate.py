@@ -43,11 +43,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="weftline bench simulate", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--engines", default="4,16,64", help="how many, separated by commas")
+    parser.add_argument("--engines", default="4,16,64", help="engine counts, separated by commas")
     parser.add_argument("--calls", type=int, default=10_000, help="the fewest calls at each size")
     parser.add_argument("--load", type=float, default=0.6, help="share of an engine's capacity")
-    parser.add_argument("--policies", default=",".join(POLICIES), help="which, separated by commas")
-    parser.add_argument("--folder", type=Path, help="of the measured results")
+    parser.add_argument(
+        "--policies", default=",".join(POLICIES), help="policies, separated by commas"
+    )
+    parser.add_argument("--folder", type=Path, help="folder of the measured results")
     args = parser.parse_args()
     # With 256 engines and 100,000 calls, nearly all objects stay alive. Collecting garbage after
     # every 700 new objects would take a quarter of the time.

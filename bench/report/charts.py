@@ -174,7 +174,7 @@ def _draw_call(axes: Axes, row: int, call: Sequence[float | None]) -> None:
 
 
 def ablation(reports: Mapping[str, Report], path: Path) -> Path:
-    """For each workload, weftline's time, and stacked on it the time that each part saves."""
+    """For each workload: weftline's time, with the time that each part saves stacked on it."""
     with pyplot.rc_context(SETTINGS):
         figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(reports) + 1.3))
         # Weftline is green; the parts that are left out take the other colours.

@@ -27,12 +27,13 @@ def simulation(report: Report) -> list[str]:
         *paragraph(
             "`weftline bench simulate` runs the server's own sessions, passes and policy, and the "
             "embedded engine's scheduler, on simulated engines. A step takes "
-            f"{cost['step_s']}, plus {cost['fill_s']} for each prompt token, {attend_us:.3g} µs "
-            f"for each token that a prompt token attends to, and {cost['sequence_s']} for each "
-            f"sequence that decodes. These times are fitted to `{fitted}`. All of its prompts are "
-            "short, so attention's share in the cost of a prompt token is not fitted: it was "
-            "measured once on the engine. Nothing is fitted to the other workloads; the mean error "
-            f"of their mean completion time is {report['mean_error']:.0%}."
+            f"{cost['step_s']}, plus {cost['fill_s']} for each prompt token and "
+            f"{cost['sequence_s']} for each sequence that decodes. Each token that a prompt token "
+            f"attends to adds {attend_us:.3g} µs. These times are fitted to `{fitted}`. All "
+            "of its prompts are short, so attention's share in the cost of a prompt token is not "
+            "fitted: it was measured once on the engine. Nothing is fitted to the other "
+            "workloads; the mean error of their mean completion time is "
+            f"{report['mean_error']:.0%}."
         ),
         "",
         "| workload | point | round trip | measured | simulated | error |",
@@ -102,8 +103,8 @@ def server(report: Report) -> list[str]:
         "",
         *paragraph(
             "`make bench-server` times a round of placements over 16 engines by the length of the "
-            "queue: for calls that share prefixes, for calls that share none, and on engines "
-            "without room. It also times the addition of one call to a session by the session's "
+            "queue. The calls share prefixes, or share none, or find engines without room. It "
+            "also times the addition of one call to a session by the session's "
             "size."
         ),
         "",

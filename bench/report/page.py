@@ -83,7 +83,7 @@ side, the same for all systems. A run begins when the servers of the other syste
 def write_page(results: Path, docs: Path = DOCS) -> Path:
     """Write the page and its pictures; return the page's path.
 
-    `results` holds folders DATE-MACHINE, of which the newest counts, or is one of them. The
+    `results` holds folders DATE-MACHINE, and the newest counts; or it is such a folder. The
     sections of bench/micro take the newest results of the same machine.
     """
     folder, reports = find(results)

@@ -48,8 +48,9 @@ class Agents:
 
 @dataclass(slots=True)
 class Result:
-    """The times at which applications ended, and the seconds that each took from its agent's wish
-    to start; the tokens that were computed, and those that were needed."""
+    """When applications ended, and the seconds of each since its agent wanted to start it.
+
+    It also has the tokens that were computed, and those that were needed."""
 
     agents: Agents
     ended: list[float] = field(default_factory=list)

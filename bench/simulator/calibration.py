@@ -92,7 +92,7 @@ def timed(reports: Mapping[str, Report]) -> list[Case]:
 
 
 def _overhead(apps: Sequence[Mapping[str, Any]]) -> float:
-    """The mean seconds of an application that are the client's: all but the time from the start of
+    """The mean seconds of an application outside its calls: all but the time from the start of
     its first call to the end of its last."""
     spans = [
         max(c["start"] + c["seconds"] for c in app["calls"]) - min(c["start"] for c in app["calls"])
@@ -173,7 +173,7 @@ def _step(
     reads: tuple[int, ...] = (),
     late: bool = False,
 ) -> Step:
-    """A measured call as a step; `given` tokens of its prompt are the outputs that it reads."""
+    """A measured call as a step. Of its prompt, `given` tokens are the outputs that it reads."""
     text = call["prompt"] - given
     shared = max(0, min(case.shared, text - 1))
     return Step(

@@ -91,7 +91,7 @@ async def perform(made: World, program: Program, seed: object, *, phases: bool =
 
 
 async def by_client(made: World, program: Program, seed: object, round_trip_s: float) -> float:
-    """Run one application as a client does that makes every call itself; the seconds that it took.
+    """Run one application like a client that makes every call itself. Return its seconds.
 
     Each call starts when the outputs that it reads are there, and has them in its prompt.
     """

@@ -53,7 +53,7 @@ WORKLOAD = Workload(
     paper="1.8 to 2.4 times without sharing, 1.1 to 1.7 over a paged shared prefix, 1 A100, 7B",
     difference=(
         "without sharing, the paper's engines prefilled the prompt for every user. vLLM today "
-        "prefills it once; what is left to gain is reading the shared keys and values once for all "
+        "prefills it once. The remaining gain is to read the shared keys and values once for all "
         "users."
     ),
     points=points,

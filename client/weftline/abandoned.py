@@ -66,7 +66,7 @@ class TextStream(Generator[str, None, None]):
             raise
 
     def close(self) -> None:
-        """Close the connection, and with it what nobody else reads."""
+        """Close the connection. The server cancels the calls that no other reader waits for."""
         _OPEN.pop(id(self), None)
         self._source.close()
 

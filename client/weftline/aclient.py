@@ -101,8 +101,8 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """Send `submit`, and yield the events that the server pushes for its `watch`.
 
-        A reader that closes the generator early gives the variables up. The server cancels the
-        calls that nobody else waits for.
+        A reader that closes the generator early stops waiting for the variables. The server
+        cancels the calls that no other reader waits for.
         """
         async with aclosing(self._events("/v1/submit", submit, max_retries)) as events:
             async for event in events:
@@ -250,7 +250,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
             await self._client._request("POST", "/v1/submit", submit)
 
     async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps calls running that nobody waits for."""
+        """Send `calls` at once, all or none. `detach` keeps calls running without a reader."""
         await self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = await self._client._request("POST", "/v1/submit", body)

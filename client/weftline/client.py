@@ -189,7 +189,7 @@ class Session(SessionBase[Variable]):
             self._client._request("POST", "/v1/submit", submit)
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
-        """Send `calls` at once, all or none. `detach` keeps calls running that nobody waits for."""
+        """Send `calls` at once, all or none. `detach` keeps calls running without a reader."""
         self.flush()
         body = Submit(session_id=self.id, calls=tuple(calls), detach=detach)
         answer = self._client._request("POST", "/v1/submit", body)

@@ -19,7 +19,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 PIECE = 1 << 16  # bytes that are read at a time
-PIECES = 1024  # that may be under way in each direction, before no more are read
+PIECES = 1024  # pieces under way in each direction; beyond these, reading stops
 
 
 @contextmanager
@@ -117,10 +117,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m weftline.delay", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--to", required=True, metavar="URL", help="of the server")
-    parser.add_argument("--rtt-ms", type=float, required=True, metavar="MS", help="a round trip")
+    parser.add_argument("--to", required=True, metavar="URL", help="URL of the server")
     parser.add_argument(
-        "--jitter", type=float, default=0.0, metavar="SHARE", help="of it, to either side"
+        "--rtt-ms", type=float, required=True, metavar="MS", help="added round trip"
+    )
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, metavar="SHARE", help="random part of the round trip"
     )
     args = parser.parse_args()
     asyncio.run(_serve(args.to, args.rtt_ms / 1e3, args.jitter))

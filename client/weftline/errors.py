@@ -176,7 +176,7 @@ class CyclicGraph(GraphError):
 
 
 class NoProducer(WeftlineError):
-    """The variable is empty, and no call produces it. `wait` at get waits for it all the same."""
+    """The variable is empty, and no call produces it. A get with `wait` still waits for it."""
 
     status = HTTPStatus.CONFLICT
 

@@ -108,9 +108,9 @@ def semantic_function(
 ) -> SemanticFunction | Callable[[Callable[..., Any]], SemanticFunction]:
     """Make a semantic function of a function whose docstring is a prompt.
 
-    With `chat`, the text before an output is a user's message and the output the assistant's
-    answer, and the model's chat template is applied; without, the text goes to the model as it
-    stands. Raises UnknownPlaceholder when docstring and parameters do not fit.
+    With `chat`, the text before an output is a user's message, and the output is the assistant's
+    answer. The model's chat template is applied. Without `chat` the text goes to the model
+    unchanged. Raises UnknownPlaceholder when docstring and parameters do not agree.
     """
 
     def make(function: Callable[..., Any]) -> SemanticFunction:
@@ -132,7 +132,9 @@ def _build(
     inputs = {s.input: Input() for s in segments if s.input is not None}
     outputs = {s.output: Output() for s in segments if s.output is not None}
     if not outputs:
-        raise UnknownPlaceholder(f"the docstring of {name} has no {{{{output:…}}}}", param=name)
+        raise UnknownPlaceholder(
+            f"the docstring of {name} has no {{{{output:…}}}}: add one", param=name
+        )
     # eval_str: a module with postponed annotations holds them as text.
     parameters = inspect.signature(function, eval_str=True).parameters
     for parameter in parameters.values():
@@ -145,8 +147,9 @@ def _build(
         wrong = parameter.name in inputs and parameter.name in outputs
         if not found or wrong:
             raise UnknownPlaceholder(
-                f"parameter {parameter.name!r} of {name} does not stand in its docstring"
-                + (" as that" if wrong else ""),
+                f"parameter {parameter.name!r} of {name} is "
+                + ("the other kind" if wrong else "missing")
+                + " in its docstring",
                 param=parameter.name,
             )
     return SemanticFunction(

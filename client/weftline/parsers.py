@@ -33,7 +33,7 @@ def parser_spec(parser: Any) -> Spec | None:
     """
     make = _PARSERS.get(_full_name(type(parser)))
     if make is None:
-        raise NoTransform(parser, "its class is not one that is known")
+        raise NoTransform(parser, "its class is not known")
     spec = make(parser)
     if spec is None:
         return None
@@ -65,7 +65,7 @@ def _list(op: str) -> Callable[[Any], Spec]:
 
 def _xml(parser: Any) -> Spec:
     if parser.parser != "defusedxml":
-        raise NoTransform(parser, "it does not read by defusedxml")
+        raise NoTransform(parser, "it does not use defusedxml")
     return {"op": "xml"}
 
 
@@ -80,7 +80,7 @@ def _structured(parser: Any) -> Spec:
 
 def _router(parser: Any) -> Spec:
     if parser.next_inputs_type is not str:
-        raise NoTransform(parser, "its inputs are no text")
+        raise NoTransform(parser, "its inputs are not text")
     return _fields("router", "default_destination", "next_inputs_inner_key")(parser)
 
 

@@ -39,7 +39,7 @@ def check_id(value: str, param: str) -> None:
 
 
 class Criterion(StrEnum):
-    """What to optimise for a reader of a variable (Parrot section 5.1)."""
+    """The aim that a reader of a variable states (Parrot section 5.1)."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -71,12 +71,12 @@ class Segment:
     def __post_init__(self) -> None:
         if [self.text, self.input, self.output].count(None) != 2:
             raise InvalidRequest(
-                "a segment has exactly one of 'text', 'input' and 'output'", param="prompt"
+                "a segment must have exactly one of 'text', 'input' and 'output'", param="prompt"
             )
         if self.from_var is not None:
             check_id(self.from_var, "from_var")
             if self.text is None:
-                raise InvalidRequest("'from_var' goes with 'text'", param="from_var")
+                raise InvalidRequest("'from_var' needs a 'text'", param="from_var")
         name = self.input if self.input is not None else self.output
         if name is not None and not _NAME.fullmatch(name):
             raise InvalidRequest(f"{name[:40]!r} is not a placeholder name", param="prompt")
@@ -112,10 +112,12 @@ class Message:
             )
         if self.tool_calls and (self.role != "assistant" or outputs):
             raise InvalidRequest(
-                "tool_calls belong to an assistant message that is given", param="tool_calls"
+                "only an assistant message without outputs may have tool_calls", param="tool_calls"
             )
         if self.tool_call_id is not None and self.role != "tool":
-            raise InvalidRequest("tool_call_id belongs to a tool message", param="tool_call_id")
+            raise InvalidRequest(
+                "only a tool message may have a tool_call_id", param="tool_call_id"
+            )
 
 
 # A segment among messages is an input whose value is messages: a whole history, or one message.
@@ -150,12 +152,16 @@ class Placeholder:
         if self.from_var is not None:
             check_id(self.from_var, "from_var")
         if self.in_out is InOut.OUT and (self.value is not None or self.from_var is not None):
-            raise InvalidRequest(f"output {self.name!r} cannot have a value", param=self.name)
+            raise InvalidRequest(
+                f"output {self.name!r} cannot have a value: leave it out", param=self.name
+            )
         if self.in_out is InOut.IN and self.sampling is not None:
-            raise InvalidRequest(f"input {self.name!r} cannot have sampling", param=self.name)
+            raise InvalidRequest(
+                f"input {self.name!r} cannot have sampling: leave it out", param=self.name
+            )
         if self.value is not None and self.semantic_var_id is not None:
             raise InvalidRequest(
-                f"input {self.name!r} has both a value and a variable", param=self.name
+                f"input {self.name!r} has both a value and a variable: give one", param=self.name
             )
 
 
@@ -189,7 +195,9 @@ class Call:
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 128 or not self.name.isprintable():
-            raise InvalidRequest("a call's name has 1 to 128 printable characters", param="name")
+            raise InvalidRequest(
+                "a call's name must have 1 to 128 printable characters", param="name"
+            )
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be in -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
@@ -200,7 +208,7 @@ class Call:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is told about."""
+        """The tools that the prompt describes to the model."""
         return () if self.tool_choice == "none" else self.tools
 
     def segments(self) -> Iterator[Segment]:
@@ -251,10 +259,10 @@ class Submit:
             check_id(variable, "watch")
         if bool(self.get) + bool(self.watch) + (self.stream is not None) > 1:
             raise InvalidRequest(
-                "a submit has one of 'get', 'stream' and 'watch', not two", param="watch"
+                "a submit may have only one of 'get', 'stream' and 'watch'", param="watch"
             )
         if len(set(self.watch)) < len(self.watch):
-            raise InvalidRequest("'watch' names a variable twice", param="watch")
+            raise InvalidRequest("'watch' names a variable twice: name it once", param="watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from weftline.protocol import Get, Submit, to_wire
 
 
 class StreamedRequest:
-    """How a request is sent and sent again, and which events the caller has already had.
+    """How a request is sent and sent again, and which events the caller has already received.
 
     The stream of a variable continues after `Last-Event-ID`. A submit is sent again with the same
     idempotency key, and gives all its events again. Those that the caller has had are skipped.
@@ -45,7 +45,7 @@ class StreamedRequest:
         """Whether events follow; False for a refusal.
 
         Raises RemoteProtocolError if the events belong to another run than the earlier ones: the
-        server has forgotten the first run, and halves of two texts make no text.
+        server has forgotten the first run, and two halves of different texts must not be joined.
         """
         if not response.is_success:
             return False

@@ -73,7 +73,7 @@ class Sampling:
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
         if any(not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
             raise InvalidRequest(
-                f"each stop string has 1 to {MAX_STOP_CHARS} characters", param="stop"
+                f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop"
             )
         if self.constraint is not None:
             _check_constraint(self.constraint)
@@ -100,12 +100,13 @@ def _check_constraint(constraint: dict[str, Any]) -> None:
             check_schema(schema, "constraint")
         case {"regex": str(pattern), **rest} if not rest and pattern:
             if len(pattern) > MAX_CONSTRAINT_CHARS:
-                raise InvalidRequest("the constraint's regex is too long", param="constraint")
+                raise InvalidRequest(
+                    f"the constraint's regex is longer than {MAX_CONSTRAINT_CHARS} characters",
+                    param="constraint",
+                )
         case {"choice": [_, *_] as texts, **rest} if not rest:
             if not all(isinstance(text, str) and text for text in texts):
-                raise InvalidRequest(
-                    "every choice must be a text that is not empty", param="constraint"
-                )
+                raise InvalidRequest("every choice must be a non-empty text", param="constraint")
         case _:
             raise InvalidRequest(_FORM, param="constraint")
 

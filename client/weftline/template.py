@@ -61,7 +61,9 @@ def check_placeholders(
     outputs = [s.output for s in segments if s.output is not None]
     for name in outputs:
         if outputs.count(name) > 1:
-            raise UnknownPlaceholder(f"output {name!r} stands twice in the prompt", param=name)
+            raise UnknownPlaceholder(
+                f"output {name!r} occurs twice in the prompt: rename one", param=name
+            )
     declared: dict[str, InOut] = {}
     for placeholder in placeholders:
         if placeholder.name in declared:
@@ -82,6 +84,4 @@ def check_placeholders(
             )
     for name in declared:
         if name not in used:
-            raise UnknownPlaceholder(
-                f"placeholder {name!r} does not stand in the prompt", param=name
-            )
+            raise UnknownPlaceholder(f"placeholder {name!r} is missing in the prompt", param=name)

@@ -104,7 +104,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool | None
 def check_tools(tools: tuple[Tool, ...]) -> None:
     """Raise InvalidRequest for too many tools, or two with the same name."""
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"a call has at most {MAX_TOOLS} tools", param="tools")
+        raise InvalidRequest(f"a call may have at most {MAX_TOOLS} tools", param="tools")
     names = [tool.function.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
@@ -120,4 +120,4 @@ def check_choice(choice: ToolChoice, tools: tuple[Tool, ...]) -> None:
                 param="tool_choice",
             )
     elif choice == "required" and not tools:
-        raise InvalidRequest("tool_choice 'required' needs tools", param="tool_choice")
+        raise InvalidRequest("tool_choice 'required' needs tools: give some", param="tool_choice")

@@ -106,7 +106,7 @@ def _grammar(constraint: str) -> str:
             return LLMatcher.grammar_from_regex(pattern)
         case {"choice": [_, *_] as texts, **rest} if not rest:
             if not all(isinstance(text, str) and text for text in texts):
-                raise BadConstraint("every choice must be a text that is not empty")
+                raise BadConstraint("every choice must be a non-empty text")
             # The grammar's language has the strings of JSON.
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
         case {"structural_tag": dict() as tags, **rest} if not rest:
@@ -134,11 +134,11 @@ def _tagged(form: dict[str, Any]) -> str:
         case {"tags": [_, *_] as tags}:
             pass
         case _:
-            raise BadConstraint("a structural_tag has tags")
+            raise BadConstraint("a structural_tag needs tags")
     try:
         parts = [(tag["begin"], _json(tag["schema"]), tag["end"]) for tag in tags]
     except (KeyError, TypeError):
-        raise BadConstraint("a tag has begin, schema and end") from None
+        raise BadConstraint("a tag needs begin, schema and end") from None
     if (trigger := form.get("trigger")) is not None:
         made = [StructTag(trigger=trigger, begin=b, grammar=g, end=e) for b, g, e in parts]
         return LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=False))

@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 
 class NullMode(StrEnum):
-    """What the engine answers."""
+    """The source of the engine's output."""
 
     ECHO = "echo"  # the rendered prompt
     SCRIPT = "script"  # the reply of the first rule whose text occurs in the prompt

@@ -37,9 +37,12 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """The seconds of a step, as a sum: a constant, and so much for each prompt token computed, for
-    each token that these attend to, for each sequence that decodes, and for each token in flight,
-    because its KV is read."""
+    """The seconds of a step, as a sum: `step_s` is its constant.
+
+    `fill_s` is added for each computed prompt token, and `attend_s` for each token that these
+    attend to. `sequence_s` is added for each decoding sequence, and `token_s` for each token in
+    flight, because its KV is read.
+    """
 
     step_s: float = 0.010
     fill_s: float = 0.0005

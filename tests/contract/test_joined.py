@@ -1,5 +1,6 @@
-"""Engines that join over TCP: the contract on the null engine at the other end, who may join,
-and what a stranger gets."""
+"""Engines that join over TCP: the contract, with the null engine at the other end; admission and
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class TestJoined(EngineContract):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def gate() -> AsyncIterator[tuple[int, list[str]]]:
-    """A gate that refuses whoever is called "twice"; its port and who came in."""
+    """A gate that refuses a host named "twice"; its port and the hosts that came in."""
     names: list[str] = []
 
     async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
@@ -77,11 +78,11 @@ async def gate() -> AsyncIterator[tuple[int, list[str]]]:
 @pytest.mark.parametrize(
     ("name", "key", "says"),
     [
-        ("one", "another key of enough characters", "the key is wrong"),
+        ("one", "another key of enough characters", "the key is wrong: use the server's"),
         ("twice", KEY, "there is one already"),
     ],
 )
-async def test_who_may_not_join_is_told(
+async def test_a_refused_host_gets_the_reason(
     gate: tuple[int, list[str]], name: str, key: str, says: str
 ) -> None:
     config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)
@@ -92,7 +93,7 @@ async def test_who_may_not_join_is_told(
 
 
 async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
-    """The host asks for a proof, too: whoever sits on the port learns its name only."""
+    """The host demands a proof too, so a foreign program on the port learns only its name."""
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Line(reader, writer)
@@ -132,7 +133,7 @@ async def test_nonsense_before_the_proof_ends_the_connection(
 
 
 async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
-    """What was overheard of one handshake opens no other: each has its own nonce."""
+    """An overheard handshake opens no other one, because each has its own nonce."""
     heard: list[wire.Message] = []
 
     class Overheard(Line):
@@ -146,5 +147,5 @@ async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
     again = Line(*await asyncio.open_connection("127.0.0.1", gate[0]))
     await again.receive()
     again.send(*heard)
-    assert await again.receive() == [wire.Refused("the key is wrong")]
+    assert await again.receive() == [wire.Refused("the key is wrong: use the server's")]
     await again.close()

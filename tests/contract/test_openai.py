@@ -43,4 +43,4 @@ async def target(
 
 
 class TestOpenAIOnNull(EngineContract):
-    """Once by messages, once by text."""
+    """Each test runs with messages and with text."""

@@ -1,5 +1,4 @@
-"""The openai engine in front of weftline's own server with a real model: text by text, it says what
-the model itself says."""
+"""The openai engine in front of weftline's own server gives the texts of a real model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ QUESTIONS = tuple(" ".join(f"w{n + i}" for i in range(25)) for n in (100, 200, 3
 
 
 def answer(prompt: list[int], count: int) -> list[str]:
-    """The words that the engine says after these, by its own rule."""
+    """The words of the engine's own rule after these words."""
     tokens = list(prompt)
     for _ in range(count):
         said = array("q", tokens[-8:]).tobytes()
@@ -56,4 +56,4 @@ async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Targ
 
 
 class TestSimulated(EngineContract):
-    """In milliseconds."""
+    """The simulated steps take milliseconds."""

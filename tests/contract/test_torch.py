@@ -26,4 +26,4 @@ async def target(smollm2_directory: Path, answers: dict[str, list[str]]) -> Asyn
 
 
 class TestTorch(EngineContract):
-    """In its child process."""
+    """The engine runs in its child process."""

@@ -1,4 +1,4 @@
-"""A tiny random Llama with a byte tokenizer, and ways to run ops on it to their end."""
+"""A tiny random Llama with a byte tokenizer, and helpers that run ops on it to their end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ByteDetokenizerOfTest:
 
 @dataclass
 class Outcome:
-    """What became of an op."""
+    """The result of one op."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass
 class Bench:
-    """A core and what its ops have said so far."""
+    """A core and everything that its ops have reported."""
 
     core: Core
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Bench:
         return events
 
     def run(self, *ops: Op) -> list[Outcome]:
-        """Submit these together and step until the engine is idle."""
+        """Submit these ops together and step until the engine is idle."""
         self.submit(ops)
         for _ in range(20_000):
             if not self.core.busy:
@@ -109,7 +109,8 @@ def _tiny_llama(
 ) -> Path:
     """Save a random Llama of 3 layers whose logits are far enough apart for exact comparisons.
 
-    Every vector is random too: transformers starts norms at 1 and biases at 0."""
+    Every vector is random too, because transformers starts norms at 1 and biases at 0.
+    """
     torch.manual_seed(0)
     shape = {
         "vocab_size": VOCABULARY,
@@ -141,7 +142,7 @@ def _tiny_llama(
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """More would only wait for each other on tensors as small as these."""
+    """One thread, because on tensors this small more threads only wait for each other."""
     torch.set_num_threads(1)
 
 
@@ -152,7 +153,7 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Callable[..., Path]:
-    """Saves a tiny Llama with other settings."""
+    """Save a tiny Llama with other settings."""
     return _tiny_llama
 
 
@@ -186,7 +187,7 @@ def make_bench(decoders_by_type: dict[torch.dtype, TorchModel]) -> Callable[...,
 
 @pytest.fixture(scope="session")
 def tokens_of() -> Callable[[int, int], tuple[int, ...]]:
-    """A random prompt, of a seed and a length."""
+    """Return a random prompt for a seed and a length."""
 
     def make(seed: int, count: int) -> tuple[int, ...]:
         generator = torch.Generator().manual_seed(seed)

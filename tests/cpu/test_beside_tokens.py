@@ -1,4 +1,4 @@
-"""How many rows of prompts a step has behind a decode: on each device, and in the simulator."""
+"""The prompt rows that a step has beside a decode, on each device and in the simulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weftline_engine.embedded.devices import beside_tokens
 
 
 def test_the_simulator_has_the_short_steps_of_a_cpu() -> None:
-    """Never more than a step; a GPU's steps stay as they are."""
+    """They are never more than a step. A GPU's steps stay as they are."""
     cpu = torch.device("cpu")
     assert beside_tokens(cpu, 512) == start_from().beside_tokens == 96
     assert beside_tokens(cpu, 80) == 80

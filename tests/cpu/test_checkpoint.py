@@ -1,4 +1,4 @@
-"""A model directory that cannot be run says why in one sentence."""
+"""A model directory that cannot be run gives one sentence that says why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def copy(tiny_directory: Path, tmp_path: Path) -> Path:
 
 
 def shard(directory: Path) -> list[Path]:
-    """Split the weights in two files and an index, as large models come."""
+    """Split the weights into two files and an index, as large models are published."""
     single = directory / "model.safetensors"
     tensors = load_file(single)
     single.unlink()
@@ -102,7 +102,9 @@ def configure(**changes: Any) -> Callable[[Path], None]:
         (lambda directory: (directory / "config.json").write_text("{"), "cannot be read as JSON"),
     ],
 )
-def test_what_is_wrong_is_said(break_it: Callable[[Path], None], says: str, copy: Path) -> None:
+def test_a_broken_model_directory_is_described(
+    break_it: Callable[[Path], None], says: str, copy: Path
+) -> None:
     break_it(copy)
     with pytest.raises(ModelError, match=says) as caught:
         load_model(copy, torch.float32)

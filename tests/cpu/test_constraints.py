@@ -1,4 +1,6 @@
-"""Outputs held to a schema, a pattern or a choice, with llguidance on the tiny random model."""
+"""Outputs that are held to a schema, a pattern or a choice, with llguidance on the tiny random
+model.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ TAGS = [{"begin": "a", "schema": SCHEMA, "end": "b"}]
 @pytest.fixture
 def grammars(tiny_directory: Path) -> TokenGrammars:
     tokenizer = Tokenizer.from_file(str(tiny_directory / "tokenizer.json"))
-    # Forced text is tokenised as the tokenizer would: it must read bytes and not characters.
+    # Forced text is tokenised as the tokenizer would do it, so it must read bytes, not characters.
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     return TokenGrammars(tokenizer.to_str(), 256, [0])
 
@@ -62,10 +64,8 @@ EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
         {"structural_tag": {"tags": TAGS, "otherwise": {"json_schema": EMPTY}}},
     ],
 )
-def test_space_between_the_parts_of_an_object_comes_to_an_end(
-    form: dict[str, Any], grammars: TokenGrammars
-) -> None:
-    """A model that likes spaces best can write 40 of them, and has to close the object then."""
+def test_space_inside_an_object_is_bounded(form: dict[str, Any], grammars: TokenGrammars) -> None:
+    """A model that prefers spaces can write 40 of them, and then has to close the object."""
     matcher = grammars.compile(json.dumps(form))
     found = []
     for byte in b"{" + b" " * 40:
@@ -79,7 +79,7 @@ def test_space_between_the_parts_of_an_object_comes_to_an_end(
 def test_outputs_are_what_their_constraints_allow(
     make: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Twelve constrained requests beside one that is free: which gives what it gives alone."""
+    """Twelve constrained requests run beside a free one, whose tokens are the same as alone."""
     free = generate("free", tokens_of(99, 20))
     alone = make().run(free)[0].tokens
     kinds = [
@@ -113,7 +113,7 @@ TAG = {"begin": BEGIN, "schema": SCHEMA, "end": END}
 def test_tool_calls_are_json_between_their_tags(
     make: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Forced: one call. Left free, or something else: either, and a call is whole or not begun."""
+    """A forced output is one call. A free output may be text or calls, and each call is whole."""
     once = {"tags": [TAG], "separator": "\n", "stop_after_first": True}
     forms = [
         once,
@@ -137,7 +137,7 @@ def test_tool_calls_are_json_between_their_tags(
 
 
 def test_a_constraint_survives_preemption(make: Make, generate: Make, tokens_of: Make) -> None:
-    """Six requests of which the pool holds two give what each gives alone."""
+    """The pool holds two of six requests. Each gives the tokens that it gives alone."""
     ops = [
         generate(f"op{i}", tokens_of(i, 20), **options({"regex": "[a-z]{30}"}, seed=i))
         for i in range(6)
@@ -168,7 +168,7 @@ def test_nan_under_a_constraint_fails_that_request(make: Make, generate: Make) -
         ('{"choice": []}', "a constraint is"),
         ('{"choice": ["a", 1]}', "every choice"),
         ('{"regex": "a("}', "cannot be followed"),
-        ('{"structural_tag": {"tags": []}}', "has tags"),
+        ('{"structural_tag": {"tags": []}}', "needs tags"),
         ('{"structural_tag": {"tags": [{"begin": "a"}]}}', "begin, schema and end"),
         ('{"json_schema": {"type": "nonsense"}}', "cannot be followed"),
         ('{"json_schema": {"$ref": "http://example.com/x"}}', "cannot be followed"),
@@ -189,7 +189,9 @@ def test_without_llguidance_constraints_are_refused(make_bench: Make, generate: 
 
 
 def test_a_tokenizer_that_cannot_be_constrained_refuses_only_constraints() -> None:
-    """More tokens than the model has: found when a constraint comes, not when the model loads."""
+    """The tokenizer has more tokens than the model. The error comes with a constraint, not at
+    loading.
+    """
     words = {"vocab": {"a": 0, "b": 1, "c": 2}, "merges": []}
     text = json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", **words}})
     grammars = TokenGrammars(text, 2, [1])

@@ -41,7 +41,7 @@ def test_a_dummy_needs_nothing_but_its_config(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has a tokenizer, decodes in the batch what it decodes alone, and loads the same again."""
+    """It has a tokenizer, decodes the same in a batch as alone, and loads the same again."""
     monkeypatch.setattr("weftline_engine.loading.default_home", lambda: tmp_path / "home")
     config = model or json.loads((tiny_directory / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 4000}))
@@ -90,8 +90,8 @@ def test_a_dummy_is_served_from_its_config_json(
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 5)
 
 
-def test_a_device_that_is_not_there_is_said() -> None:
-    """auto takes the CPU then; who asks for cuda is told why not."""
+def test_a_missing_device_is_an_error() -> None:
+    """auto takes the CPU then. With cuda the error says why there is none."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     assert choose("auto", "bfloat16") == choose("cpu", "float64") == torch.device("cpu")

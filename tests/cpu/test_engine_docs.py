@@ -29,7 +29,7 @@ def test_a_program_prints_what_is_shown(program: str, output: str) -> None:
 
 
 def test_the_command_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
-    """It parses: with --help behind it, the usage is printed."""
+    """It parses: with --help added, it prints its usage."""
     [line] = re.findall(r"^    weftline (.*)$", PAGE, re.M)
     with pytest.raises(SystemExit) as ended:
         cli.main([*shlex.split(line), "--help"])

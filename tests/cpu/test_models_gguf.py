@@ -1,4 +1,4 @@
-"""A local GGUF file: converted once, keyed by its content, refused if it is no Llama."""
+"""A local GGUF file is converted once and keyed by its content. It is refused if it is no Llama."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Write = Callable[..., Path]
 
 
 def left_behind(home: Path) -> list[str]:
-    """What is in the cache beside lock files."""
+    """List the files of the cache except lock files."""
     return sorted(path.name for path in (home / "models").glob("*") if path.suffix != ".lock")
 
 
 def test_a_gguf_becomes_a_directory(write_gguf: Write, tmp_path: Path) -> None:
-    """Eleven tensors, a tied head, a tokenizer that merges a and b."""
+    """The result has eleven tensors, a tied head, and a tokenizer that merges a and b."""
     source = write_gguf(tmp_path / "tiny.gguf")
     assert cached(str(source), home=tmp_path) is None
     directory = resolve(str(source), home=tmp_path)
@@ -40,7 +40,7 @@ def test_a_gguf_becomes_a_directory(write_gguf: Write, tmp_path: Path) -> None:
 
 
 def test_the_content_is_the_key_not_the_name(write_gguf: Write, tmp_path: Path) -> None:
-    """A copy under another name is the same entry; another content another one."""
+    """A copy under another name is the same entry. Other content is another entry."""
     first = resolve(str(write_gguf(tmp_path / "a.gguf")), home=tmp_path)
     assert cached(str(write_gguf(tmp_path / "b.gguf")), home=tmp_path) == first
     other = write_gguf(tmp_path / "c.gguf", metadata={"general.note": "another"})
@@ -86,10 +86,10 @@ def test_an_untied_head_is_kept(write_gguf: Write, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_a_plain_llama_is_refused(
+def test_a_gguf_that_is_no_plain_llama_is_refused(
     write_gguf: Write, tmp_path: Path, changes: dict[str, object], sentence: str
 ) -> None:
-    """One sentence says why, and the cache is left empty."""
+    """One sentence says why, and the cache stays empty."""
     source = write_gguf(tmp_path / "odd.gguf", **changes)
     with pytest.raises(ModelUnavailable, match=sentence):
         resolve(str(source), home=tmp_path)
@@ -98,7 +98,7 @@ def test_what_is_not_a_plain_llama_is_refused(
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.99])
 def test_a_truncated_gguf_is_refused(write_gguf: Write, tmp_path: Path, share: float) -> None:
-    """Cut anywhere: in the header, the metadata, the tensors."""
+    """It may be cut in the header, the metadata or the tensors."""
     source = write_gguf(tmp_path / "whole.gguf")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(source.read_bytes()[: int(share * source.stat().st_size)])

@@ -1,4 +1,6 @@
-"""hf:ORG/NAME against a Hub of our own on loopback, which speaks what we use of its protocol."""
+"""hf:ORG/NAME, tested against our own Hub on loopback, which speaks the parts of the protocol that
+we use.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def safetensors() -> bytes:
 
 @dataclass
 class Repository:
-    """The files of org/tiny, and what was asked for."""
+    """The files of org/tiny, and the requests that it got."""
 
     files: dict[str, bytes] = field(
         default_factory=lambda: {
@@ -44,7 +46,7 @@ class Repository:
     announced_sha256: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        """What the Hub's model API says of it."""
+        """Return the response of the Hub's model API."""
         siblings = []
         for name, content in self.files.items():
             entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": "b" * 40}
@@ -57,13 +59,13 @@ class Repository:
 
 @pytest.fixture
 def repository() -> Repository:
-    """A whole repository, with two files too many."""
+    """A complete repository with two unneeded files."""
     return Repository()
 
 
 @pytest.fixture
 def hub(repository: Repository) -> Iterator[str]:
-    """The address of a Hub that has `repository` alone."""
+    """The address of a Hub that has only `repository`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -105,7 +107,9 @@ def hub(repository: Repository) -> Iterator[str]:
 
 
 def pull(model: str, endpoint: str, home: Path) -> tuple[int, str, str]:
-    """`weftline pull` with that Hub: exit code, standard output, last line of standard error."""
+    """Run `weftline pull` with that Hub. Return exit code, standard output, last line of standard
+    error.
+    """
     environment = os.environ | {"HF_ENDPOINT": endpoint, "WEFTLINE_HOME": str(home)}
     environment |= {"HF_HOME": str(home / "hf")}
     command = [sys.executable, "-m", "weftline_server", "pull", model]
@@ -115,12 +119,14 @@ def pull(model: str, endpoint: str, home: Path) -> tuple[int, str, str]:
 
 
 def left_behind(home: Path) -> list[str]:
-    """What the cache holds beside lock files."""
+    """List the files of the cache except lock files."""
     return [path.name for path in (home / "models").glob("*") if path.suffix != ".lock"]
 
 
 def test_a_hub_model_becomes_an_entry(hub: str, repository: Repository, tmp_path: Path) -> None:
-    """Weights, config and tokenizer are fetched; pickle and code are not; then never again."""
+    """Weights, config and tokenizer are downloaded; pickles and code are not. A second pull
+    downloads nothing.
+    """
     code, out, said = pull("hf:org/tiny", hub, tmp_path)
     assert code == 0, said
     assert sorted(path.name for path in Path(out).iterdir()) == [
@@ -136,7 +142,7 @@ def test_a_hub_model_becomes_an_entry(hub: str, repository: Repository, tmp_path
 
 
 def test_a_model_that_the_hub_does_not_have(hub: str, tmp_path: Path) -> None:
-    """A 404 of the Hub."""
+    """The Hub responds with 404."""
     assert pull("hf:org/other", hub, tmp_path) == (
         1,
         "",
@@ -178,7 +184,7 @@ def test_a_repository_of_pickles(hub: str, repository: Repository, tmp_path: Pat
 
 
 def test_a_truncated_tokenizer(hub: str, repository: Repository, tmp_path: Path) -> None:
-    """What arrives is validated like any directory."""
+    """Downloaded files are validated like any directory."""
     repository.files["tokenizer.json"] = b'{"version":'
     code, _, said = pull("hf:org/tiny", hub, tmp_path)
     assert code == 1

@@ -1,4 +1,4 @@
-"""The C decoder against the torch one on the same bfloat16 weights, and against itself."""
+"""The C decoder against the torch decoder on the same bfloat16 weights, and against itself."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.work_list import Rows, build
 
 Make = Callable[..., Any]
-# What rounding costs, on logits of about 10: of the cache alone 8e-3, and of all that enters a
-# product, where the processor multiplies bfloat16, 0.032.
+# Rounding errors on logits of about 10. Rounding the cache alone costs 8e-3. Where the processor
+# multiplies bfloat16, every operand of a product is rounded, which costs 0.032.
 MEAN = 0.04
-# Another order of the same sums moved a logit by 1e-5, and by 0.062 where it flips roundings.
+# Another order of the same sums moved a logit by 1e-5, or by 0.062 where it changes a rounding.
 ONE_SUM = 0.1
 
 
@@ -76,7 +76,7 @@ def pair(
 
 
 def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
-    """Logits at every position of one sequence, computed in chunks of these lengths."""
+    """Return the logits at every position of one sequence, computed in chunks of these lengths."""
     cache, pages, found, start = model.new_cache(24, 16), list(range(23, -1, -1)), [], 0
     for count in chunks:
         at = np.arange(start, start + count)
@@ -96,7 +96,7 @@ def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
 
 
 def test_logits_equal_the_torch_decoder(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
-    """300 tokens, so that an item is longer than the scores kept at once, in uneven chunks."""
+    """300 tokens come in uneven chunks, so that an item is longer than the scores kept at once."""
     reference, native = pair
     tokens = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(0))
     expected = prefill(reference, tokens, [300])
@@ -104,13 +104,14 @@ def test_logits_equal_the_torch_decoder(pair: tuple[LlamaDecoder, NativeDecoder]
     error = (found - expected).abs()
     assert float(error.mean()) < MEAN
     assert float(error.max()) < 20 * MEAN
-    # The two best of a random model often all but tie.
+    # The two best tokens of a random model are often almost tied.
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.93
 
 
 def test_chunks_change_no_bit_of_a_row(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:
-    """Every row is summed in the same order whatever stands beside it, up to 256 tokens, where a
-    single query's context begins to be cut into parts."""
+    """Every row is summed in the same order whatever rows are beside it. This holds up to 256
+    tokens, where the context of a single query starts to be cut into parts.
+    """
     _, native = pair
     tokens = torch.randint(0, 256, (250,), generator=torch.Generator().manual_seed(0))
     whole = prefill(native, tokens, [250])
@@ -128,7 +129,7 @@ def test_a_long_context_is_cut_and_merged(pair: tuple[LlamaDecoder, NativeDecode
 
 
 class Texts:
-    """No text."""
+    """A tokenizer that produces no text."""
 
     def stream(self, prompt: object) -> Texts:
         return self
@@ -140,10 +141,10 @@ class Texts:
         return ""
 
 
-def test_it_serves_what_it_serves_alone(
+def test_batched_and_preempted_requests_equal_those_alone(
     pair: tuple[LlamaDecoder, NativeDecoder], generate: Make, tokens_of: Make
 ) -> None:
-    """Six requests on two shared prefixes, batched and preempted, and each alone."""
+    """Six requests on two shared prefixes run batched and preempted, and each alone."""
     _, native = pair
     prompts = [(*tokens_of(i % 2, 37), *tokens_of(10 + i, 3 + 5 * i)) for i in range(6)]
 
@@ -166,7 +167,7 @@ def test_it_serves_what_it_serves_alone(
 def test_a_task_of_more_queries_changes_no_bit(
     pair: tuple[LlamaDecoder, NativeDecoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it where its rows are more than share a block: 768 in wide groups."""
+    """This also holds for more rows than share a block: 768 in wide groups."""
     tokens, found = torch.arange(200) * 7 % 250, []
     for queries in (16, 128):
         monkeypatch.setattr(decoder, "queries_of_task", lambda *step, queries=queries: queries)
@@ -175,13 +176,15 @@ def test_a_task_of_more_queries_changes_no_bit(
 
 
 def test_every_thread_gets_some_tasks_of_a_step() -> None:
-    """As many queries a task as leaves eight tasks for each thread, and 16 to 128 in any case."""
+    """A task has as many queries as leave eight tasks for each thread, but at least 16 and at most
+    128.
+    """
     steps = [(10, 3, 2), (512, 3, 2), (512, 3, 16), (512, 8, 2), (8192, 8, 2)]
     assert [queries_of_task(*step) for step in steps] == [16, 64, 16, 128, 128]
 
 
 @pytest.mark.parametrize(("shared", "queries"), [(False, 16), (True, 16), (True, 32)])
-def test_cut_items_say_what_the_work_list_says(shared: bool, queries: int) -> None:
+def test_cut_items_equal_the_work_list(shared: bool, queries: int) -> None:
     """Attention over the flat arrays, in plain numpy, equals attention over the items."""
     torch.manual_seed(0)
     parts = [Rows([*range(20), 20 + i], i, 1, 320 + i) for i in range(3)]
@@ -227,8 +230,8 @@ def test_a_compiler_that_fails_leaves_nothing(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are x86's")
-def test_it_compiles_for_processors_that_are_not_at_hand(tmp_path: Path) -> None:
-    """With the instruction for bfloat16 pairs, and with no more than AVX2."""
+def test_it_compiles_for_other_processors(tmp_path: Path) -> None:
+    """It compiles with the instruction for bfloat16 pairs, and with AVX2 alone."""
     for target in ("-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma", "-mavx2 -mfma"):
         command = ["gcc", "-O1", *target.split(), "-Wno-psabi", "-fopenmp", "-S", "-o", "-"]
         done = subprocess.run([*command, str(SOURCE)], capture_output=True, text=True, check=False)

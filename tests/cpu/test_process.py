@@ -1,4 +1,4 @@
-"""The engine in its own process: served, killed, orphaned, refused, closed."""
+"""The engine in its own process: it serves, is killed or orphaned, refuses and closes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def engine(tiny_directory: Path) -> AsyncIterator[ProcessEngine]:
 
 
 async def until(engine: ProcessEngine, count: int) -> list[Event]:
-    """Events until so many ops have ended."""
+    """Collect events until `count` ops have ended."""
     found: list[Event] = []
     async for events in engine.events():
         found += events
@@ -39,7 +39,7 @@ async def until(engine: ProcessEngine, count: int) -> list[Event]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there and not a zombie that nobody has waited for."""
+    """Whether the process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def wait_for_end(pid: int) -> None:
 async def test_it_serves_like_the_core(
     engine: ProcessEngine, generate: Make, tokens_of: Make, make_bench: Make, tiny_directory: Path
 ) -> None:
-    """Every verb goes through; the tokens are those of a core in this process."""
+    """Every verb reaches the child. The tokens equal those of a core in this process."""
     description = await engine.start()
     assert description.tokenizer == str(tiny_directory / "tokenizer.json")
     assert (description.bos_token, description.eos_token) == ("A", "B")
@@ -84,7 +84,7 @@ async def test_it_serves_like_the_core(
 
 
 async def test_it_computes_on_its_own_cores(tiny_directory: Path) -> None:
-    """All its threads stay on them, so that two engines of a machine keep clear of each other."""
+    """All its threads stay on its cores, so two engines of a machine do not disturb each other."""
     core = max(os.sched_getaffinity(0))
     config = EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=1024, cores=(core,))
     engine = ProcessEngine(config)
@@ -99,7 +99,7 @@ async def test_it_computes_on_its_own_cores(tiny_directory: Path) -> None:
 async def test_its_threads_do_not_spin_for_long(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that spins keeps one that it waits for from a core that both have."""
+    """A spinning thread keeps the thread that it waits for off a core that both need."""
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     await engine.start()
@@ -120,7 +120,7 @@ async def test_kill_nine_is_seen_at_once(engine: ProcessEngine, generate: Make) 
         async with asyncio.timeout(5):
             async for _ in events:
                 pass
-    engine.submit(generate("late", [1]))  # verbs never fail
+    engine.submit(generate("late", [1]))  # Verbs never fail.
 
 
 async def test_close_leaves_no_process(engine: ProcessEngine, generate: Make) -> None:
@@ -186,7 +186,7 @@ def test_a_config_that_cannot_be_is_refused(options: dict[str, Any], says: str) 
 
 
 def test_the_core_imports_torch_and_no_other_library() -> None:
-    """What runs on a GPU machine with nothing installed: the standard library, numpy and torch."""
+    """It runs on a GPU machine with only the standard library, numpy and torch."""
     program = """
 import sys
 blocked = ("tokenizers", "transformers", "safetensors", "fastapi", "pydantic", "httpx", "gguf")

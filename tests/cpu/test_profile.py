@@ -20,7 +20,7 @@ from weftline_engine.transport.process import ProcessEngine
 def test_it_has_a_point_for_each_batch_that_fits(
     make_bench: Callable[..., Any], blocks: int, max_running: int, tokens: tuple[int, ...]
 ) -> None:
-    """Batches of 1, 4 and 16 sequences; more tokens never take less time."""
+    """Batches have 1, 4 and 16 sequences. More tokens never take less time."""
     bench = make_bench(blocks=blocks, max_running=max_running)
     core = bench.core
     profile = step_profile(core.worker.decoder, core.cache, core.config)
@@ -34,7 +34,7 @@ def test_it_changes_no_answer(
     generate: Callable[..., Any],
     tokens_of: Callable[[int, int], tuple[int, ...]],
 ) -> None:
-    """What the measurement leaves in the pool's pages is never read."""
+    """The measurement leaves data in the pool's blocks that is never read."""
     fresh, measured = make_bench(), make_bench()
     core = measured.core
     step_profile(core.worker.decoder, core.cache, core.config)
@@ -43,7 +43,7 @@ def test_it_changes_no_answer(
 
 
 async def test_the_child_announces_it(tiny_directory: Path) -> None:
-    """It comes through the socket with the rest of the description."""
+    """The profile comes through the socket with the rest of the description."""
     engine = ProcessEngine(EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=2048))
     profile = (await engine.start()).step_profile
     await engine.close()

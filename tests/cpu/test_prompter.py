@@ -1,4 +1,4 @@
-"""A model's tokenizer and template: ids as transformers has them, and prefixes that last."""
+"""A model's tokenizer and template: ids equal those of transformers, and stable prefixes stay."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def prompter(smollm2_directory: Path) -> Prompter:
     )
 
 
-def test_a_chat_is_what_transformers_makes_of_it(
-    prompter: Prompter, smollm2_directory: Path
-) -> None:
-    """The same ids as apply_chat_template gives, for messages with and without a system's."""
+def test_a_chat_equals_that_of_transformers(prompter: Prompter, smollm2_directory: Path) -> None:
+    """The ids equal those of apply_chat_template, for messages with and without a
+    system message.
+    """
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(smollm2_directory)
@@ -63,13 +63,13 @@ def test_a_prompt_beyond_the_context_is_refused(prompter: Prompter) -> None:
 
 
 def test_an_output_at_the_very_start_follows_the_models_first_token(prompter: Prompter) -> None:
-    """Nothing stands before it, and a model needs something to go on from."""
+    """The prompt is empty, and a model needs at least one token to continue from."""
     description = replace(prompter.description, bos_token="<|im_start|>")
     assert Prompter(description).payload(PromptBefore("")).tokens == (1,)
 
 
 def test_a_token_is_shown_as_text_and_bytes(prompter: Prompter) -> None:
-    """Of a character in parts each token has its bytes, and together they are the text."""
+    """For a character in parts each token has its bytes. Together the bytes are the text."""
     text = "The caf\u00e9 \U0001f600, 3\u20ac"
     tokens = prompter.payload(PromptBefore(text)).tokens or ()
     shown = [prompter.token(token) for token in tokens]
@@ -80,10 +80,10 @@ def test_a_token_is_shown_as_text_and_bytes(prompter: Prompter) -> None:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(PIECES, max_size=25), st.lists(PIECES, max_size=6))
-def test_no_later_text_changes_what_was_filled(
+def test_later_text_never_changes_filled_ids(
     prompter: Prompter, before: list[str], after: list[str]
 ) -> None:
-    """Whatever follows, the ids that were called stable are those of the whole text."""
+    """The ids reported as stable are those of the whole text, whatever follows."""
     known, rest = "".join(before), "".join(after)
     stable = prompter.stable_prefix(PromptBefore(known + HOLE), HOLE)
     whole = prompter.tokenizer.encode(known + rest).ids  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def test_no_later_text_changes_what_was_filled(
 
 
 def test_nearly_all_of_a_long_text_is_stable(prompter: Prompter) -> None:
-    """What is held back is a few words, in a chat also what the template puts behind the value."""
+    """A few words are held back, and in a chat also the template's text behind the value."""
     text = " one two three four five six seven eight" * 4
     stable = prompter.stable_prefix(PromptBefore("", (Turn("user", text + HOLE),)), HOLE)
     whole = prompter.payload(PromptBefore("", (Turn("user", text + " nine"),))).tokens

@@ -1,4 +1,4 @@
-"""Penalties, log probabilities and limits of an output, against a plain reading of their rules."""
+"""Penalties, log probabilities and limits of an output equal a plain version of their rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUESTS = [
 def penalised(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """Token by token: repetition, then frequency and presence."""
+    """Apply repetition, then frequency and presence penalties, token by token."""
     changed = []
     for token, x in enumerate(logits):
         if token in prompt or token in output:
@@ -42,7 +42,9 @@ def penalised(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_penalties_and_logprobs_are_the_plain_rules(seed: int) -> None:
-    """Six requests decode 30 tokens of a vocabulary of 8 together; their slots were others'."""
+    """Six requests decode 30 tokens of a vocabulary of 8 together, in rows that others
+    used before.
+    """
     generator = np.random.default_rng(seed)
     sampler = Sampler(2, 8, (), NoGrammars())
     before = [sampler.add(REQUESTS[2], 0) for _ in range(3)]
@@ -90,7 +92,7 @@ def test_a_row_of_nan_counts_nothing() -> None:
 
 
 def ops(tokens_of: Make) -> list[Op]:
-    """One of each way to sample, on prompts of different lengths."""
+    """One op for each way to sample, on prompts of different lengths."""
     ways: list[dict[str, Any]] = [
         {},
         {"min_p": 0.1, "temperature": 1.5},
@@ -113,7 +115,7 @@ def ops(tokens_of: Make) -> list[Op]:
 def test_a_seed_gives_the_same_alone_in_a_batch_and_after_preemption(
     make_bench: Make, tokens_of: Make
 ) -> None:
-    """All five together, one by one, and together in a pool that holds two of them."""
+    """All five run together, one by one, and together in a pool that holds two of them."""
     alone = [make_bench().run(op)[0].tokens for op in ops(tokens_of)]
     assert [out.tokens for out in make_bench().run(*ops(tokens_of))] == alone
     small = make_bench(blocks=14, block_size=8, step_tokens=70)
@@ -140,8 +142,9 @@ def test_parts_carry_the_log_probabilities_that_were_asked_for(
 def test_the_end_of_text_is_kept_back_or_ignored(
     make_bench: Make, generate: Make, tokens_of: Make
 ) -> None:
-    """The model is made to prefer its end token 0: it ends the output at once, or after the fewest
-    tokens that are asked for, or never."""
+    """The model prefers its end token 0. It ends the output at once, or after the minimum number of
+    tokens, or never.
+    """
 
     def probe(logits_RV: torch.Tensor, names: list[str]) -> None:
         logits_RV[:, 0] = 1e4
@@ -166,7 +169,7 @@ def test_the_end_of_text_is_kept_back_or_ignored(
         ({"logprobs": 21}, "0 to 20"),
     ],
 )
-def test_what_lies_outside_its_range_is_refused(
+def test_a_parameter_out_of_range_is_refused(
     options: dict[str, Any], says: str, make_bench: Make, generate: Make
 ) -> None:
     failed = make_bench().run(generate("op", [1, 2], **options))[0].failed

@@ -1,4 +1,4 @@
-"""Sampling against a plain, row-by-row reading of the same rules."""
+"""Sampling equals a plain, row-by-row version of the same rules."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ ROWS = 6
 
 
 def plain_choice(logits: npt.NDArray[np.float64], params: SamplingParams, uniform: float) -> int:
-    """Temperature, then min_p, then top_k, then top_p, then the inverse of the distribution
-    function.
+    """Apply temperature, then min_p, then top_k, then top_p, then invert the distribution function.
 
-    Candidates stand in falling order where one of these is on, else in the vocabulary's.
+    Candidates are in falling order if one of these is on, else in the vocabulary's order.
     """
     if params.temperature == 0:
         return int(logits.argmax())
@@ -63,7 +62,7 @@ params_strategy = st.builds(
 def test_a_batch_samples_like_the_plain_rule(
     requests: list[SamplingParams], vocabulary: int, seed: int
 ) -> None:
-    """3,000 words are more than the candidates that are sorted first."""
+    """A vocabulary of 3,000 is larger than the candidates that are sorted first."""
     logits = np.random.default_rng(seed).normal(size=(len(requests), vocabulary)) * 2
     table = SamplingTable(2)
     slots = [table.add(one, one.seed or 0) for one in requests]
@@ -76,7 +75,9 @@ def test_a_batch_samples_like_the_plain_rule(
 
 
 def test_draws_follow_the_distribution() -> None:
-    """40,000 draws of one row: each frequency within 5 standard deviations of its probability."""
+    """Of 40,000 draws of one row, each frequency is within 5 standard deviations of its
+    probability.
+    """
     p = np.array([0.5, 0.25, 0.15, 0.1])
     count = 40_000
     table = SamplingTable(1)
@@ -98,8 +99,9 @@ def test_a_seed_draws_the_same_alone_and_in_a_batch() -> None:
 
 
 def test_stop_tokens_are_banned_until_min_tokens() -> None:
-    """Token 2 is the best by far and ends the output; with one token produced of at least two, the
-    next best comes, and with two produced it may."""
+    """Token 2 is by far the best and ends the output. At least two tokens are required. After one
+    token the next best is sampled; after two, token 2 may be.
+    """
     table = SamplingTable(2)
     slot = table.add(SamplingParams(max_tokens=9, min_tokens=2, temperature=0), 0)
     logits = torch.tensor([[0.0, 3.0, 9.0], [0.0, 3.0, 9.0]])

@@ -1,4 +1,4 @@
-"""Whom a step serves first: what the hints, the age and the places decide."""
+"""The order in which a step serves sequences: by hints, age and places."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_scheduler(
 def add(
     scheduler: Scheduler, name: str, tokens: int, *, open: bool = False, **hints: Any
 ) -> Sequence:
-    """A generate whose prompt is its own: so many times a token that no other has."""
+    """Add a generate whose prompt is one token, its own, `tokens` times."""
     op = Op(id=name, kind=Kind.GENERATE, context=name, hints=Hints(**hints))
     arrival = len(scheduler.waiting) + len(scheduler.running)
     mark = int.from_bytes(name.encode(), "big")
@@ -57,9 +57,10 @@ def names(plan: StepPlan) -> list[str]:
     return [chunk.sequence.op.id for chunk in plan.chunks]
 
 
-def test_who_has_least_left_comes_first() -> None:
-    """Latency before throughput, then the application with the least work left, its deepest call
-    first, then arrival; open prompts last, whatever their hints."""
+def test_the_least_work_left_goes_first() -> None:
+    """Latency goes before throughput, then less work left in the application, then the deeper call,
+    then arrival. Open prompts go last, whatever their hints.
+    """
     scheduler = make_scheduler()
     add(scheduler, "open", 17, open=True, application="a", work_left=1)
     add(scheduler, "bulk", 3, application="b", work_left=10, criterion="throughput")
@@ -71,7 +72,7 @@ def test_who_has_least_left_comes_first() -> None:
 
 
 def test_an_application_moves_as_one() -> None:
-    """Its newest hints say that little is left; its older calls come forward with them."""
+    """Its newest hints say that little work is left, so its older calls move forward too."""
     scheduler = make_scheduler()
     add(scheduler, "a1", 3, application="a", work_left=3000)
     add(scheduler, "b1", 3, application="b", work_left=1000)
@@ -89,8 +90,9 @@ def test_new_hints_take_effect_in_the_next_step() -> None:
 
 
 def test_nothing_starves_behind_shorter_work() -> None:
-    """In every 20 steps comes a call with little left and a prompt as long as 20 steps can take:
-    the long application and the one for throughput are served all the same, in this order."""
+    """Every 20 steps a call with little work left comes, with a prompt as long as 20 steps can
+    take. The long application and the throughput one are still served, in this order.
+    """
     scheduler = make_scheduler(step_tokens=9, max_running=8)
     latency = add(scheduler, "long", 8, application="long", work_left=8000)
     bulk = add(scheduler, "bulk", 8, application="bulk", work_left=8, criterion="throughput")
@@ -107,9 +109,11 @@ def test_nothing_starves_behind_shorter_work() -> None:
     assert served[latency.op.id] < served[bulk.op.id] < 8000
 
 
-def test_the_strictest_bound_limits_what_else_is_in_flight() -> None:
-    """Two of throughput decode together with 20 tokens each. A latency call that bears 25 beside it
-    leaves one of them in the step, the next one that bears 10 none; when they end, both go on."""
+def test_the_strictest_bound_limits_the_tokens_in_flight() -> None:
+    """Two throughput sequences decode with 20 tokens each. A latency call whose step bound is 25
+    leaves one of them in the step. The next call, with a bound of 10, leaves none. When these end,
+    both go on.
+    """
     scheduler = make_scheduler()
     for name in ("b1", "b2"):
         add(scheduler, name, 20, criterion="throughput")
@@ -131,8 +135,8 @@ def test_a_bound_below_one_prompt_still_lets_the_first_run() -> None:
     assert names(run(scheduler)) == ["a"]
 
 
-def test_those_with_a_bound_do_not_hold_each_other_up() -> None:
-    """The server has placed both, and knows what they share; what is beside them waits."""
+def test_calls_with_a_bound_do_not_block_each_other() -> None:
+    """The server has placed both and knows what they share. Only the other sequences wait."""
     scheduler = make_scheduler()
     add(scheduler, "a", 30, token_bound=0)
     add(scheduler, "b", 30, token_bound=0)
@@ -144,9 +148,11 @@ def sizes(plan: StepPlan) -> dict[str, int]:
     return {chunk.sequence.op.id: chunk.stop - chunk.start for chunk in plan.chunks}
 
 
-def test_a_long_application_makes_short_steps_behind_one_that_decodes() -> None:
-    """Steps of 40 tokens, six of them for prompts behind another application's decode. Its own
-    second call gets all that it needs, and so does who has no more to do than fits into a step."""
+def test_a_long_application_gets_short_steps_beside_one_that_decodes() -> None:
+    """A step has 40 tokens, of which six may be prompt rows beside another application's decode.
+    The application's own second call gets all that it needs. So does an application whose whole
+    work fits into a step.
+    """
     scheduler = make_scheduler(beside_tokens=6)
     first = add(scheduler, "a1", 3, application="a", work_left=50)
     assert sizes(run(scheduler)) == {"a1": 3}
@@ -163,7 +169,7 @@ def test_a_long_application_makes_short_steps_behind_one_that_decodes() -> None:
 
 
 def test_open_prompts_wait_until_nothing_else_is_computed() -> None:
-    """Where a row beside others costs as much as by itself."""
+    """This applies where a row beside others costs as much as alone."""
     scheduler = make_scheduler(ahead_beside=False)
     add(scheduler, "a", 5, open=True)
     add(scheduler, "b", 6, open=True)
@@ -175,7 +181,7 @@ def test_open_prompts_wait_until_nothing_else_is_computed() -> None:
 
 
 def test_open_prompts_that_wait_take_no_place() -> None:
-    """Two places: six open prompts that have computed what they know leave both to others."""
+    """Of two places, six open prompts without work left take none."""
     scheduler = make_scheduler(max_running=2)
     for name in "abcdef":
         add(scheduler, name, 5, open=True)
@@ -189,7 +195,9 @@ def test_open_prompts_that_wait_take_no_place() -> None:
 
 
 def test_latency_takes_a_place_and_room_from_throughput() -> None:
-    """One place and 8 blocks, 6 of them taken: the short latency call goes first in both."""
+    """The engine has one place, and 6 of 8 blocks are taken. The short latency call gets both
+    first.
+    """
     scheduler = make_scheduler(blocks=8, max_running=1)
     bulk = add(scheduler, "bulk", 22, criterion="throughput")
     assert names(run(scheduler)) == ["bulk"]
@@ -201,7 +209,7 @@ def test_latency_takes_a_place_and_room_from_throughput() -> None:
 
 
 def test_latency_does_not_take_room_from_latency() -> None:
-    """Work that has begun is not thrown away for a call that has a little less left."""
+    """Work that has begun is not discarded for a call with a little less work left."""
     scheduler = make_scheduler(blocks=8)
     add(scheduler, "begun", 22, work_left=100)
     run(scheduler)
@@ -210,8 +218,9 @@ def test_latency_does_not_take_room_from_latency() -> None:
 
 
 def test_a_prompt_that_just_got_its_tokens_is_not_preempted_in_the_same_step() -> None:
-    """An open prompt is computed and has nothing more to do; another that finds no room must not
-    take the blocks that this very step writes to."""
+    """An open prompt is computed and has no work left. Another prompt without room must not take
+    the blocks that this very step writes to.
+    """
     scheduler = make_scheduler(blocks=6)
     first = add(scheduler, "a", 16, open=True)
     second = add(scheduler, "b", 16, open=True)

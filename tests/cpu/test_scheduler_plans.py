@@ -44,7 +44,7 @@ def run(scheduler: Scheduler) -> StepPlan:
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding() -> None:
-    """The decoding sequence takes its one token first; the prompt gets the rest of the budget."""
+    """The decoding sequence gets its one token first, the prompt the rest of the budget."""
     scheduler = make_scheduler(step_tokens=10)
     add(scheduler, "short", [1, 2, 3])
     assert ranges(run(scheduler)) == [("short", 0, 3, True)]
@@ -64,8 +64,9 @@ def test_several_prompts_share_a_step() -> None:
 
 
 def test_prompts_that_grow_by_the_same_text_are_computed_once() -> None:
-    """Two open prompts get the same tokens in pieces of 5, as reviews of a file that is being
-    written do; blocks are of 4. What is no whole block waits, so both stand at a border."""
+    """Two open prompts get the same tokens in parts of 5, like two reviews of a file that is being
+    written. Blocks have 4 tokens. A partial block waits, so both stop at a block's end.
+    """
     scheduler = make_scheduler()
     text = list(range(1, 21))
     both = [add(scheduler, name, []) for name in "ab"]
@@ -89,8 +90,9 @@ def test_prompts_that_grow_by_the_same_text_are_computed_once() -> None:
 
 
 def test_prompts_that_go_on_from_the_same_copy_are_computed_once() -> None:
-    """Both begin with a context that ends within a block, whose rows each of them copies; then they
-    get the same text. The second takes the blocks of the first, and gives back its copy."""
+    """Both continue a context that ends inside a block, which each copies. Then they get the same
+    text. The second adopts the blocks of the first and returns its copy.
+    """
     scheduler = make_scheduler()
     first = add(scheduler, "first", list(range(1, 7)), kind=Kind.FILL)
     run(scheduler)
@@ -106,11 +108,11 @@ def test_prompts_that_go_on_from_the_same_copy_are_computed_once() -> None:
         one.prompt, one.open = len(one.tokens), False
     assert ranges(run(scheduler)) == [("a", 5, 18, True), ("b", 16, 18, True)]
     assert both[1].cached == 16
-    assert scheduler.pool.free == free - 3  # three of a; b has one more, and gave its copy back
+    assert scheduler.pool.free == free - 3  # three of a; b has one more, and returned its copy
 
 
 def test_equal_prefixes_meet_within_one_step() -> None:
-    """Of two equal prompts of 10 the second computes only what is no whole block of the first."""
+    """Of two equal prompts of 10 tokens, the second computes only its last partial block."""
     scheduler = make_scheduler()
     add(scheduler, "a", list(range(1, 11)))
     second = add(scheduler, "b", list(range(1, 11)))
@@ -122,7 +124,7 @@ def test_equal_prefixes_meet_within_one_step() -> None:
 
 
 def test_a_second_prompt_follows_the_first_through_its_chunks() -> None:
-    """Both come at once and are longer than a step: nothing is computed twice."""
+    """Both arrive together and are longer than a step, and nothing is computed twice."""
     scheduler = make_scheduler(step_tokens=9)
     add(scheduler, "a", list(range(1, 21)))
     second = add(scheduler, "b", list(range(1, 21)))
@@ -133,7 +135,9 @@ def test_a_second_prompt_follows_the_first_through_its_chunks() -> None:
 
 
 def test_a_fork_inside_a_block_copies_it() -> None:
-    """A context of 6 tokens ends in the middle of its second block; who goes on copies that."""
+    """A context of 6 tokens ends in the middle of its second block. A sequence that continues it
+    copies that block.
+    """
     scheduler = make_scheduler()
     parent = add(scheduler, "parent", [1, 2, 3, 4, 5, 6], Kind.FILL)
     blocks = run(scheduler).chunks[0].blocks
@@ -179,7 +183,7 @@ def test_salts_keep_tenants_apart() -> None:
 
 
 def test_the_last_to_come_is_preempted_and_recomputes() -> None:
-    """Two sequences of 8 tokens fill 4 blocks; the ninth token of the first costs the second's."""
+    """Two sequences of 8 tokens fill 4 blocks. The ninth token of the first preempts the second."""
     scheduler = make_scheduler(blocks=5)
     add(scheduler, "a", [1, 2, 3, 4, 5, 6, 7])
     second = add(scheduler, "b", [2, 3, 4, 5, 6, 7, 8])
@@ -188,12 +192,12 @@ def test_the_last_to_come_is_preempted_and_recomputes() -> None:
     assert ranges(run(scheduler)) == [("a", 8, 9, True)]
     assert (scheduler.waiting, second.tokens[-2:]) == ([second], [9, 9])
     scheduler.drop(scheduler.running[0])
-    # Its first block was still in the tree; its second had gone to "a".
+    # Its first block was still in the tree; its second had been evicted for "a".
     assert ranges(run(scheduler)) == [("b", 8, 9, True)]
 
 
-def test_a_pinned_context_goes_only_when_nothing_else_can_run() -> None:
-    """The pool of 4 blocks is all pinned; the next request gets it, and the drop is reported."""
+def test_a_pinned_context_is_evicted_only_when_nothing_else_can_run() -> None:
+    """The pool of 4 blocks is all pinned. The next request gets it, and the drop is reported."""
     scheduler = make_scheduler(blocks=4)
     first = add(scheduler, "first", list(range(1, 17)), Kind.FILL)
     run(scheduler)

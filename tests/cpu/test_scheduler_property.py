@@ -1,4 +1,4 @@
-"""Whatever the scheduler does, every token is computed over exactly its own prefix.
+"""Under any schedule, every token is computed over exactly its own prefix.
 
 The model is replaced by its meaning: a KV row *is* the prefix that it was computed from. So after
 each planned step the blocks of a chunk must spell the prefixes of its sequence.
@@ -43,13 +43,15 @@ class Meaning:
 
 
 def holders(sequences: Iterable[Sequence], contexts: Iterable[Context]) -> Counter[int]:
-    """How many hold each node, by its id: what the nodes' own counts must say."""
+    """Count the holders of each tree node, by its id. The nodes' own counts must agree."""
     held = itertools.chain((s.held for s in sequences), (c.held for c in contexts))
     return Counter(id(node) for nodes in held for node in nodes)
 
 
 def check_books(scheduler: Scheduler) -> None:
-    """Every block is free, in the tree or a sequence's own; every node counts its holders."""
+    """Every block is free, in the tree, or owned by a sequence. Every tree node counts
+    its holders.
+    """
     sequences = [*scheduler.running, *scheduler.waiting]
     expected = holders(sequences, scheduler.contexts.named.values())
     nodes = list(scheduler.tree.nodes())
@@ -60,7 +62,7 @@ def check_books(scheduler: Scheduler) -> None:
 
 
 class World:
-    """A scheduler, the meaning of its pool, and generates that produce `letter` so many times."""
+    """A scheduler, the meaning of its pool, and generates that repeat one token."""
 
     def __init__(self, blocks: int, step_tokens: int, ahead_beside: bool = True) -> None:
         config = SchedulerConfig(
@@ -100,7 +102,7 @@ class World:
         return name
 
     def step(self) -> bool:
-        """Whether there is more to do."""
+        """Do one step. Return whether there is more to do."""
         plan = self.scheduler.plan()
         self.meaning.run(plan)
         self.scheduler.apply(plan)
@@ -151,7 +153,7 @@ ACTIONS = ("add", "add", "fork", "step", "step", "feed", "update", "cancel", "fr
 
 
 def act(world: World, data: st.DataObject) -> None:
-    """One thing that a server may do, or a step."""
+    """Do one thing that a server may do, or a step."""
     contexts = sorted(world.scheduler.contexts.named)
     queued = [*world.scheduler.running, *world.scheduler.waiting]
     match data.draw(st.sampled_from(ACTIONS)):
@@ -194,8 +196,9 @@ def act(world: World, data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(8, 20), st.sampled_from([7, 9, 64]))
 def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_tokens: int) -> None:
-    """Ops with common prefixes and random hints come, fork, are fed, cancelled and freed, on a pool
-    that is too small. When all prompts are complete, all end."""
+    """Ops with common prefixes and random hints arrive, fork, and are fed, cancelled and freed, on
+    a pool that is too small. When all prompts are complete, all ops end.
+    """
     world = World(blocks, step_tokens, data.draw(st.booleans()))
 
     for _ in range(data.draw(st.integers(1, 25))):
@@ -221,7 +224,7 @@ def test_random_work_is_exact_and_ends(data: st.DataObject, blocks: int, step_to
 @settings(max_examples=15, deadline=None)
 @given(st.lists(some_hints, min_size=32, max_size=32))
 def test_thirty_two_requests_finish_on_eight_blocks(hints: list[Hints]) -> None:
-    """32 requests of 5 blocks each, none sharing, and contexts pinned until the end."""
+    """32 requests of 5 blocks each share nothing. Contexts stay pinned until the end."""
     world = World(8, 7)
     for i in range(32):
         world.add([i + 1] * 12, [i + 1] * 8, "", None, hints[i])

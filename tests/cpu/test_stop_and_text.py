@@ -20,8 +20,9 @@ Make = Callable[..., Any]
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_the_scanner_cuts_before_the_first_stop(text: str, stops: list[str]) -> None:
-    """Letter by letter, it sends what stands before the earliest end of a stop string, and never
-    anything that it would have to take back."""
+    """Letter by letter, it sends the text before the earliest end of a stop string. It never sends
+    text that it would have to take back.
+    """
     scanner = StopScanner(stops)
     sent = ""
     for letter in text:
@@ -39,7 +40,7 @@ def test_the_scanner_cuts_before_the_first_stop(text: str, stops: list[str]) -> 
         assert sent == text
 
 
-def test_what_may_begin_a_stop_string_waits() -> None:
+def test_the_possible_start_of_a_stop_string_is_held_back() -> None:
     scanner = StopScanner(["</end>"])
     assert [scanner.push(text) for text in ("a <", "/e", "x", " </en", "d> b")] == [
         "a ",
@@ -52,7 +53,7 @@ def test_what_may_begin_a_stop_string_waits() -> None:
 
 
 def forced(outputs: dict[str, bytes]) -> Callable[[Tensor, list[str]], None]:
-    """Makes the model say these bytes, one token each."""
+    """Makes the model generate these bytes, one token each."""
     left = {name: list(text) for name, text in outputs.items()}
 
     def probe(logits_RV: Tensor, ops: list[str]) -> None:
@@ -96,7 +97,7 @@ def test_the_end_token_ends_the_output(
 
 
 def test_the_first_token_is_looked_at_like_any_other(make_bench: Make, generate: Make) -> None:
-    """One token is one token, the end may come at once, and so may a stop string."""
+    """An output may have one token, and its first token may be the end of text or a stop string."""
     said = {"one": b"xy", "end": b"\0y", "stop": b".y"}
     bench = make_bench(probe=forced(said))
     one, end, stop = bench.run(
@@ -119,7 +120,9 @@ def test_a_character_waits_for_its_bytes(make_bench: Make, generate: Make) -> No
 
 
 def test_the_tokenizers_stream_gives_whole_characters(tiny_directory: Any) -> None:
-    """Byte tokens of characters of 1 to 4 bytes; one cut short reads as U+FFFD at the end."""
+    """Characters have 1 to 4 byte tokens. A character that is cut off reads as U+FFFD
+    at the end.
+    """
     tokenizer = Tokenizer.from_file(str(tiny_directory / "tokenizer.json"))
     text = "née 海 🌊!"
     stream = ByteDetokenizer(tokenizer).stream([65, 66])

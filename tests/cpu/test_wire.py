@@ -1,4 +1,4 @@
-"""Frames hold every message of the contract, and nothing else gets through."""
+"""Frames hold every message of the contract, and no other data is accepted."""
 
 from __future__ import annotations
 

@@ -202,8 +202,8 @@ def _below(pid: int) -> list[int]:
     return [found for word in words for found in (int(word), *_below(int(word)))]
 
 
-def test_a_model_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    """It is found before any server is started."""
+def test_a_missing_model_is_one_sentence(tmp_path: Path) -> None:
+    """The error comes before any server is started."""
     words = ["chain_summary", "--model", str(tmp_path), "--folder", str(tmp_path / "out")]
     done = subprocess.run([*BENCH, *words], capture_output=True, text=True)
     assert done.returncode == 1

@@ -85,7 +85,7 @@ def running(client: httpx.Client, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_what_runs_finishes_and_nothing_new_is_taken() -> None:
+def test_running_calls_finish_and_new_work_is_refused() -> None:
     """The second call of the chain is not queued yet when the signal comes, and still runs."""
     with serving() as (process, client), ThreadPoolExecutor() as pool:
         answer = pool.submit(client.post, "/v1/submit", json=chain(20))
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_it_within_two_seconds() -> None:
             answer.exception()
 
 
-def test_what_runs_too_long_is_told() -> None:
+def test_a_call_that_runs_too_long_gets_an_error() -> None:
     """At the end of the drain the reader gets a typed error. The exit code is still 0."""
     with serving("--drain-s", "0.2") as (process, client), ThreadPoolExecutor() as pool:
         answer = pool.submit(client.post, "/v1/submit", json=chain(500))
@@ -125,7 +125,7 @@ def test_what_runs_too_long_is_told() -> None:
         assert process.wait(WAIT_S) == 0
 
 
-def test_what_waits_for_a_client_holds_nothing() -> None:
+def test_a_call_without_its_input_does_not_hold_the_drain() -> None:
     """A call without its input cannot finish. The drain does not wait for it, and its reader gets
     an error.
     """

@@ -40,7 +40,7 @@ class TestSmolLM2(suite.TestStandard):
         super().test_agent_loop(model)
 
 
-def test_what_the_cache_held_is_told(fast_url: str) -> None:
+def test_the_usage_counts_cached_tokens(fast_url: str) -> None:
     """A repeated prompt is read from the KV cache, and the usage says so."""
     prompt = "Tell why the weft crosses the warp, and not the other way around. " * 4
     llm = ChatWeftline(base_url=fast_url, temperature=0, max_tokens=4)

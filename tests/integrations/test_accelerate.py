@@ -1,4 +1,4 @@
-"""Accelerated chains: LangChain runs them unchanged, and finds its answers already made."""
+"""Accelerated chains: LangChain runs them unchanged and finds its results already there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT_S = 20.0
 
 
 def steps(llm: ChatWeftline, number: int = 3) -> Chain:
-    """Each step asks about the answer of the one before."""
+    """Build a chain in which each step asks about the answer of the step before."""
     chain: Chain = ASK | llm | TEXT
     for step in range(1, number):
         prompt = ChatPromptTemplate.from_template(f"Step {step}: {{x}}")
@@ -52,12 +52,12 @@ def llm(echo_url: str) -> ChatWeftline:
 
 
 def all_ahead(recording: Recording) -> bool:
-    """Whether every call was sent ahead, and every answer taken from there."""
+    """Whether every call was sent ahead and every result came from the graph."""
     return bool(recording.bodies(SUBMIT)) and not recording.bodies(CHAT)
 
 
 async def test_every_way_to_run(echo_url: str) -> None:
-    """The plain chain's result, and no request but the one that was sent ahead."""
+    """The result is the plain chain's, and the only request is the one sent ahead."""
     expected = steps(ChatWeftline(base_url=echo_url)).invoke({"x": "soup"})
     ways: list[Callable[[Chain], Any]] = [
         lambda chain: chain.invoke({"x": "soup"}),
@@ -89,7 +89,7 @@ CHAINS = [*test_compile_chain.ONE, *test_compile_client_steps.ALL]
 
 @pytest.mark.parametrize("make", CHAINS)
 async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
-    """Of every chain that compiled chains are tested with, messages and their usage included."""
+    """This holds for every chain of the tests of compiled chains, with messages and their usage."""
     own = make in test_compile_chain.ONE
     given: Any = test_compile_chain.CHUNKS[1] if own else "one"
     chain = make(llm)
@@ -97,13 +97,13 @@ async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftl
     assert plain(accelerate(chain).invoke(given)) == expected
     assert plain(await accelerate(chain).ainvoke(given)) == expected
     if make is test_compile_chain.shown_list:
-        return  # it shows a dict, to which LangChain's stream adds first whatever comes first
+        return  # It shows a dict, in which LangChain's stream puts the keys in order of arrival.
     whole, streamed = (reduce(add, one.stream(given)) for one in (accelerate(chain), chain))
     assert plain(whole) == plain(streamed)
 
 
 class Events(BaseCallbackHandler):
-    """Everything that callbacks are told, without ids."""
+    """Records everything that callbacks are told, without ids."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -128,8 +128,8 @@ class Events(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_callbacks_hear_the_plain_chain(llm: ChatWeftline, streams: bool) -> None:
-    """Every event of a user's handler, in order, and every field of the answers."""
+def test_callbacks_get_the_events_of_the_plain_chain(llm: ChatWeftline, streams: bool) -> None:
+    """A user's handler gets the same events in the same order, with all fields of the answers."""
     plainly, ahead = Events(), Events()
     for chain, events in ((steps(llm), plainly), (accelerate(steps(llm)), ahead)):
         if streams:
@@ -140,7 +140,7 @@ def test_callbacks_hear_the_plain_chain(llm: ChatWeftline, streams: bool) -> Non
 
 
 async def test_events_are_those_of_the_plain_chain(llm: ChatWeftline) -> None:
-    """astream_events: names, and what they carry."""
+    """astream_events gives the same names and data."""
     found = []
     for chain in (steps(llm), accelerate(steps(llm))):
         events = [event async for event in chain.astream_events({"x": "soup"}, version="v2")]
@@ -177,8 +177,10 @@ def test_no_user_code_runs_to_find_the_graph(echo_url: str) -> None:
         assert sorted(calls) == ["between", "partial", "through", "y"]
 
 
-def test_what_is_not_known_ahead_is_an_ordinary_call(echo_url: str) -> None:
-    """The first call is; the second one's prompt is made by a function."""
+def test_a_call_that_is_not_known_ahead_is_an_ordinary_call(echo_url: str) -> None:
+    """The first call is sent ahead. A function makes the prompt of the second, so it is an ordinary
+    call.
+    """
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         chain = ASK | llm | TEXT | (lambda text: {"x": text.upper()}) | ASK | llm | TEXT
@@ -190,7 +192,7 @@ def test_what_is_not_known_ahead_is_an_ordinary_call(echo_url: str) -> None:
 
 
 def test_each_result_is_used_once(echo_url: str) -> None:
-    """A function that asks the same question again gets an answer of its own."""
+    """A function that asks the same question again gets a new answer."""
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
 
@@ -203,7 +205,7 @@ def test_each_result_is_used_once(echo_url: str) -> None:
 
 
 def test_other_parameters_are_another_call(echo_url: str) -> None:
-    """The same prompt with another limit is no hit."""
+    """The same prompt with another limit does not use the sent-ahead result."""
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         short = RunnableLambda(lambda x: llm.invoke(ASK.invoke(x), max_tokens=1).content)
@@ -214,7 +216,7 @@ def test_other_parameters_are_another_call(echo_url: str) -> None:
 
 
 def test_equal_calls_have_a_result_each(echo_url: str) -> None:
-    """Five times the same question is five calls."""
+    """Five equal questions are five calls."""
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         chain = RunnableParallel({str(n): ASK | llm | TEXT for n in range(5)})
@@ -224,7 +226,7 @@ def test_equal_calls_have_a_result_each(echo_url: str) -> None:
 
 
 def test_configuration_and_options(echo_url: str) -> None:
-    """What is bound or configured for a run is what was sent ahead."""
+    """Options that are bound or configured for a run apply to the calls sent ahead."""
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url).configurable_fields(
             max_tokens=ConfigurableField(id="length")
@@ -236,7 +238,7 @@ def test_configuration_and_options(echo_url: str) -> None:
 
 
 def in_langgraph(chain: Chain) -> Any:
-    """A graph of one node, which runs `chain`."""
+    """Build a graph of one node that runs `chain`."""
     graph = pytest.importorskip("langgraph.graph")
 
     def node(state: dict[str, str]) -> dict[str, str]:
@@ -249,7 +251,7 @@ def in_langgraph(chain: Chain) -> Any:
 
 
 async def test_inside_a_langgraph_node(echo_url: str) -> None:
-    """The node's own run is around the chain; nothing else changes."""
+    """The node's run is around the chain. Nothing else changes."""
     expected = steps(ChatWeftline(base_url=echo_url)).invoke({"x": "soup"})
     with recorded(echo_url) as passed:
         app = in_langgraph(accelerate(steps(ChatWeftline(base_url=passed.url))))
@@ -259,7 +261,7 @@ async def test_inside_a_langgraph_node(echo_url: str) -> None:
 
 
 def test_a_sync_call_in_the_middle_of_a_loop(llm: ChatWeftline) -> None:
-    """A coroutine that does not await its model blocks its loop, and gets its answer still."""
+    """A coroutine that calls its model without await blocks its loop, but still gets its answer."""
 
     async def blocking(value: Any) -> str:
         return str(llm.invoke(ASK.invoke(value)).content)
@@ -275,7 +277,7 @@ def script_url(start_script: StartServer) -> str:
 
 
 def streamed(chain: Chain, given: Any) -> tuple[str, str]:
-    """What a stream gives, or what it raises."""
+    """Return a stream's parts, or the error that it raises."""
     try:
         return "value", str(plain(list(chain.stream(given))))
     except Exception as error:
@@ -283,7 +285,9 @@ def streamed(chain: Chain, given: Any) -> tuple[str, str]:
 
 
 async def test_failures_are_those_of_the_plain_chain(script_url: str) -> None:
-    """A parser, a missing variable, an unknown model, a server that is away: type and text."""
+    """A parser, a missing variable, an unknown model and an unreachable server give the same type
+    and text.
+    """
     llm = ChatWeftline(base_url=script_url, max_retries=0)
     away = ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0)
     cases: list[tuple[Chain, Any, type[Exception]]] = [
@@ -304,7 +308,7 @@ async def test_failures_are_those_of_the_plain_chain(script_url: str) -> None:
 
 
 async def test_retries_and_fallbacks(echo_url: str) -> None:
-    """Only the first alternative is sent ahead; what fails is tried again as ever."""
+    """Only the first alternative is sent ahead. A failed call is retried as in a plain chain."""
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         tries: list[int] = []
@@ -322,8 +326,10 @@ async def test_retries_and_fallbacks(echo_url: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["unused", "cancelled", "abandoned"])
-async def test_what_is_not_used_is_cancelled(way: str) -> None:
-    """The server has no session left and runs nothing when the run is over; no graph comes."""
+async def test_unused_calls_are_cancelled(way: str) -> None:
+    """When the run is over, the server has no session left and runs nothing. No graph
+    is given out.
+    """
     graphs: list[Any] = []
     with served("--null-mode", "fixed", "--null-step-s", "0.05") as url:
         llm = ChatWeftline(base_url=url, max_tokens=1000)
@@ -352,7 +358,7 @@ async def test_what_is_not_used_is_cancelled(way: str) -> None:
 
 
 async def idle(url: str) -> bool:
-    """Whether the server comes to rest."""
+    """Whether the server becomes idle."""
     deadline = time.monotonic() + WAIT_S
     async with httpx.AsyncClient() as http:
         while time.monotonic() < deadline:
@@ -366,7 +372,7 @@ async def idle(url: str) -> bool:
 
 
 def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:
-    """A model with a timeout does not wait longer for what was begun ahead."""
+    """A model with a timeout does not wait longer for calls that were sent ahead."""
     with served("--null-mode", "fixed", "--null-step-s", "0.5") as url:
         llm = ChatWeftline(base_url=url, max_tokens=100, timeout=0.3, max_retries=0)
         with pytest.raises(openai.APITimeoutError):
@@ -374,7 +380,7 @@ def test_a_slow_answer_meets_the_models_timeout(echo_url: str) -> None:
 
 
 def test_an_explanation_tells_what_would_be_sent(llm: ChatWeftline) -> None:
-    """Calls that follow from the input, and those that do not."""
+    """It lists the calls that follow from the input, and those that do not."""
     chain = {"x": ASK | llm | TEXT | str.upper, "y": ASK | llm | TEXT} | ASK | llm
     explained = accelerate(chain).explain({"x": "soup"})
     sent = [step.why for step in explained.in_server if step.step == "ChatWeftline"]
@@ -384,7 +390,7 @@ def test_an_explanation_tells_what_would_be_sent(llm: ChatWeftline) -> None:
 
 
 async def test_many_runs_at_once(echo_url: str) -> None:
-    """Two hundred at once, each with its own answers."""
+    """Two hundred runs at once each get their own answers."""
     chain = accelerate(steps(ChatWeftline(base_url=echo_url)))
     made = await asyncio.gather(*(chain.ainvoke({"x": f"soup {n}."}) for n in range(200)))
     for number, text in enumerate(made):

@@ -11,7 +11,7 @@ from tests.integrations.test_accelerate import WAIT_S, steps
 
 
 async def test_the_graph_of_each_run(echo_url: str) -> None:
-    """Who asks for graphs gets one for each run, with its three calls."""
+    """With `on_graph`, each run gives one graph with its three calls."""
     llm = ChatWeftline(base_url=echo_url, temperature=0)
     graphs: queue.SimpleQueue[Any] = queue.SimpleQueue()
     chain = accelerate(steps(llm), on_graph=graphs.put)

@@ -166,7 +166,7 @@ def test_a_session_closes_after_its_last_request() -> None:
     assert closed == ["s"] and list(session.answers) == [("v", "text")]
 
 
-def test_a_request_carries_what_is_to_be_closed_and_gives_it_back() -> None:
+def test_a_request_carries_the_ids_to_close_and_returns_them() -> None:
     """Without an answer the ids go back to the closer: the server may not have read them."""
     closer = Closer(lambda id: None)
     session, said = Session(closer), dict[str, Any]()
@@ -213,7 +213,7 @@ def test_the_sessions_of_a_run_end_together() -> None:
 
 
 def test_a_session_that_cannot_be_closed_is_left() -> None:
-    """The next ones are closed all the same, with the latest `delete`, whatever it raised."""
+    """The next sessions are still closed, with the latest `delete`, whatever it raised."""
     done: list[str] = []
 
     def refuse(id: str) -> None:

@@ -1,4 +1,4 @@
-"""A server that is away, refuses or dies: every tier fails as ChatOpenAI does there."""
+"""A server that is unreachable, refuses or dies: every tier fails as ChatOpenAI does."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def without_the_model() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def full(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One session is all that it takes, and it is taken."""
+    """A server that allows one session, which is open."""
     config = folder / "config.toml"
     config.write_text("[registry]\nmax_sessions = 1\n")
     with served("--config", str(config)) as url:
@@ -75,7 +75,7 @@ def full(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def draining() -> Iterator[tuple[str, dict[str, Any]]]:
-    """It ends, but for a call that it still has to finish."""
+    """A server that shuts down while it has one call left to finish."""
     with started(*SLOW) as (url, process):
         call = {
             "name": "long",
@@ -107,7 +107,7 @@ SERVERS: dict[str, tuple[Any, type[Exception]]] = {
 def refusing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, Any], type[Exception]]]:
-    """A server that does not answer, what a model is told of it, and what it raises."""
+    """Make servers that refuse, with the model's settings for each and the expected exception."""
     make, error = SERVERS[request.param]
     arguments = [tmp_path_factory.mktemp("full")] if make is full else []
     with make(*arguments) as (url, options):
@@ -142,7 +142,9 @@ def steps(llm: Any, good: Any) -> dict[str, Chain]:
 def test_refused_as_chat_openai_is(
     tier: str, refusing: tuple[str, dict[str, Any], type[Exception]], echo_url: str
 ) -> None:
-    """Types, words, and the step that fails, which fallbacks and retries around it show."""
+    """Type, message and failing step are equal. Fallbacks and retries around the step show which it
+    is.
+    """
     url, options, error = refusing
     ours, way = TIERS[tier]
     expected = steps(chat_openai(url, **options), chat_openai(echo_url))
@@ -158,7 +160,7 @@ def test_refused_as_chat_openai_is(
 
 
 def lost(error: httpx.TransportError) -> ConnectionFailed:
-    """What our client makes of a connection that breaks amid an answer."""
+    """The exception of our client for a connection that breaks during a response."""
     failed = ConnectionFailed("no server answers")
     failed.began, failed.__cause__ = True, error
     return failed
@@ -181,7 +183,9 @@ def dies_between_two_calls(make: Callable[..., Any], way: Way, options: dict[str
 
 @tiers
 def test_it_dies_between_two_calls(tier: str) -> None:
-    """The first call is answered, the second finds nobody: it alone falls back."""
+    """The first call gets its response. The second cannot connect, so it alone uses its
+    fallback.
+    """
     ours, way = TIERS[tier]
     plain = plainly(dies_between_two_calls)
     assert plain == ("value", "instead of user: Tell of soup.\nassistant: ")
@@ -214,7 +218,7 @@ def dies_amid_a_stream(
 @tiers
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_it_dies_amid_a_stream(tier: str, asynchronous: bool) -> None:
-    """Some text has come and stays; the exception is the one of the connection."""
+    """The text so far stays. The exception is that of the connection."""
     ours, way = TIERS[tier]
     plain = plainly(dies_amid_a_stream, asynchronous)
     assert plain[:2] != (True, "value")
@@ -237,7 +241,7 @@ def dies_while_a_call_runs(make: Callable[..., Any], way: Way, options: dict[str
 
 @tiers
 def test_it_dies_while_a_call_runs(tier: str) -> None:
-    """An invoke that waits for its answer, in the first call of two."""
+    """An invoke waits for its response in the first of two calls."""
     ours, way = TIERS[tier]
     plain = plainly(dies_while_a_call_runs)
     assert issubclass(plain[0], openai.APIConnectionError)
@@ -261,8 +265,8 @@ def _kill(process: Forked) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_a_stream_that_began_fails_as_chat_openais_does(failure: WeftlineError, body: bool) -> None:
-    """Its status was a success by then, so what comes is no error of a status."""
-    http = chat_openai_http  # the client's own kind, which is not always httpx
+    """The status was already a success, so the exception is not one of an HTTP status."""
+    http = chat_openai_http  # the client's own class, which is not always one of httpx
 
     def answer(request: Any) -> Any:
         def parts() -> Iterator[bytes]:

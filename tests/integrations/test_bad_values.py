@@ -1,4 +1,4 @@
-"""Bad values in every tier: the step that complains, and its words, are the plain chain's."""
+"""Bad values in every tier: the step that fails, and its message, are the plain chain's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integrations.tiers import (
 
 
 class Odd:
-    """A value that no template shows."""
+    """A value that no template can show."""
 
     def __format__(self, spec: str) -> str:
         raise ArithmeticError("not to be shown")
@@ -48,7 +48,7 @@ BAD_VALUES: tuple[Any, ...] = (
 
 @tiers
 def test_bad_values(tier: str, echo_url: str) -> None:
-    """Missing variables, other types, a parser that fails: the same step complains."""
+    """Missing variables, other types and a failing parser make the same step fail."""
     ours, way = TIERS[tier]
 
     def chains(llm: Any) -> list[Chain]:

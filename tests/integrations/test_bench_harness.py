@@ -118,7 +118,7 @@ def test_a_ratio_is_of_the_same_repetition_and_failures_are_counted() -> None:
     assert theirs["metrics"]["seconds"]["ratio"]["median"] == 1.0
 
 
-def test_what_is_kept_of_an_earlier_part(tmp_path: Path) -> None:
+def test_the_runs_kept_of_an_earlier_part(tmp_path: Path) -> None:
     """Runs are read as they were written; later repetitions keep the token counts of their calls.
 
     After a change of code, machine or size nothing is kept; other systems are refused.
@@ -173,7 +173,7 @@ def report_of(name: str, *runs: Run) -> dict[str, Any]:
     return {**taken, "systems": systems, "runs": [run.to_json() for run in runs]}
 
 
-def test_a_summary_holds_what_the_report_draws() -> None:
+def test_a_summary_holds_the_data_of_the_report() -> None:
     """It has seconds by kind and system, the calls of the first repetition, and pairs for Figure
     13.
 
@@ -268,7 +268,7 @@ def test_repeated_tokens() -> None:
     assert repeated_share([], words) == 0.0
 
 
-def test_every_workload_says_what_it_is() -> None:
+def test_every_workload_describes_itself() -> None:
     """It gives the paper's result and why ours differs. Its points have different names at both
     scales, and the first one is quick."""
     for name in names():
@@ -296,7 +296,7 @@ def test_the_papers_baseline_holds_4096_tokens_and_is_never_the_headline(tmp_pat
     assert [row["system"] for row in rows] == ["weftline"]
 
 
-def test_what_is_left_out_in_turn_is_known_to_the_server() -> None:
+def test_the_server_knows_every_part_of_an_ablation() -> None:
     """Otherwise the servers of an ablation would refuse to start."""
     assert set(systems.OPTIMISATIONS) <= OPTIMISATIONS
 
@@ -397,7 +397,7 @@ def test_a_run_waits_until_the_servers_are_at_rest() -> None:
         process.wait()
 
 
-def test_the_command_says_what_it_cannot_do(
+def test_the_command_refuses_in_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing vLLM or model and unknown names are one sentence each, before any measurement."""

@@ -30,7 +30,7 @@ def test_the_page_counts_equal_answers_and_says_where_the_time_is() -> None:
     assert verdicts.phases({}) == "the server was not asked where its calls' time went"
 
 
-def test_the_page_shows_what_is_not_of_the_harness() -> None:
+def test_the_page_shows_results_from_outside_the_harness() -> None:
     """It shows the simulator's errors and sizes, and a query engine's seconds."""
     foretold = {"workload": "copilot", "point": "8 users", "delay_ms": 250, "error": -0.04}
     size = {"engines": 64, "policy": "app", "calls": 9, "mean_s": 2.0, "p90_s": 3.0}
@@ -124,7 +124,7 @@ def test_agents_are_judged_beside_the_best_semaphore_too() -> None:
     assert list(verdicts.verdicts(load("many_agents"), without)) == ["3.50 times at 0 ms."]
 
 
-def test_what_each_part_adds() -> None:
+def test_the_time_that_each_part_adds() -> None:
     """Without groups weftline is half as fast, which adds its own time; without prefix no
     slower."""
     ratios = {"weftline": 1.0, "without-groups": 0.5, "without-prefix": 1.01}
@@ -160,7 +160,7 @@ def test_the_page_says_in_which_type_vllm_ran() -> None:
     assert page.dtypes({"model": None}) == "the null engine"
 
 
-def test_what_is_not_taken_anew_is_the_newest_of_the_same_machine(tmp_path: Path) -> None:
+def test_missing_files_come_from_the_newest_results_of_the_machine(tmp_path: Path) -> None:
     """A folder's own file comes first; files of other machines do not count."""
     for folder, name in (("01-box", "a"), ("02-box", "a"), ("03-box", "b"), ("04-tin", "a")):
         (tmp_path / f"2026-01-{folder}").mkdir(exist_ok=True)
@@ -192,7 +192,7 @@ def test_committed_results_are_small_summaries() -> None:
                 assert {"median", "low", "high", "n"} <= set(found), path
 
 
-def test_every_committed_workload_has_what_its_pictures_need() -> None:
+def test_every_committed_workload_has_the_data_of_its_pictures() -> None:
     """A checkout can draw the page with all of its pictures."""
     folder, reports = page.find(RESULTS)
     for name in page.ORDER:

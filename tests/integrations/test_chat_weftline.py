@@ -1,4 +1,4 @@
-"""ChatWeftline against a real server, beside the clients that people use today."""
+"""ChatWeftline against a real server, compared with LangChain's ChatOpenAI."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.integrations.recording import recorded
 
 QUESTION = [SystemMessage("Be brief."), HumanMessage("Which rivers?")]
 ECHO = "system: Be brief.\nuser: Which rivers?\nassistant: "
-ECHO_TOKENS = 8  # seven words, and the space at the end
+ECHO_TOKENS = 8  # seven words, with the space at the end
 
 
 @pytest.fixture(params=["weftline", "openai"])
 def llm(request: pytest.FixtureRequest, echo_url: str) -> Any:
-    """Our model, and LangChain's own pointed at the same server."""
+    """Our model, or LangChain's own on the same server."""
     if request.param == "weftline":
         return ChatWeftline(base_url=echo_url, temperature=0)
     return ChatOpenAI(
@@ -40,7 +40,7 @@ def llm(request: pytest.FixtureRequest, echo_url: str) -> Any:
     "given", ["http://there:1", "http://there:1/", "http://there:1/v1", "http://there:1/v1/"]
 )
 def test_base_url_with_and_without_v1(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """People paste either form; both name the same server, from the argument or the environment."""
+    """Users give either form. Both mean the same server, as an argument or from the environment."""
     assert ChatWeftline(base_url=given).openai_api_base == "http://there:1/v1"
     monkeypatch.setenv("WEFTLINE_BASE_URL", given)
     assert ChatWeftline().openai_api_base == "http://there:1/v1"
@@ -48,7 +48,9 @@ def test_base_url_with_and_without_v1(given: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing set it is this machine's server, its first model, and no key of OpenAI's."""
+    """Without settings it uses the server of this machine, its first model, and no key
+    of OpenAI's.
+    """
     monkeypatch.delenv("WEFTLINE_BASE_URL", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "must not be sent to us")
     monkeypatch.setenv("OPENAI_API_BASE", "http://must.not.be.used")
@@ -59,8 +61,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm._get_ls_params()["ls_provider"] == "weftline"
 
 
-def test_a_profile_of_what_the_server_adds_to_any_model() -> None:
-    """Agents choose by it how to ask for an object; its window is for the user to say."""
+def test_the_profile_of_abilities() -> None:
+    """Agents choose by the profile how to request an object. The user states the context window."""
     profile = ChatWeftline().profile or {}
     assert profile["tool_calling"] and profile["tool_choice"] and profile["structured_output"]
     assert not profile["image_inputs"] and "max_input_tokens" not in profile
@@ -69,7 +71,7 @@ def test_a_profile_of_what_the_server_adds_to_any_model() -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `load`
 def test_serialises_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A saved chain names the variable that holds the key, and comes back with it."""
+    """A saved chain names the variable that holds the key, and loads with it."""
     monkeypatch.setenv("WEFTLINE_API_KEY", "a secret")
     llm = ChatWeftline(base_url="http://there:1", temperature=0.5)
     saved = dumpd(llm)
@@ -85,7 +87,7 @@ def test_serialises_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counts_tokens_offline() -> None:
-    """An estimate needs neither transformers nor a download; a counter of the user is exact."""
+    """An estimate needs neither transformers nor a download. A counter of the user's is exact."""
     llm = ChatWeftline()
     before = "transformers" in sys.modules
     assert llm.get_num_tokens("twelve bytes") == 3
@@ -98,7 +100,7 @@ def test_counts_tokens_offline() -> None:
 
 
 def test_invoke(llm: Any) -> None:
-    """The answer comes with its usage and the name of the model that gave it."""
+    """The answer has its usage and the name of the model."""
     answer = llm.invoke(QUESTION)
     assert answer.content == ECHO
     usage = answer.usage_metadata
@@ -110,12 +112,12 @@ def test_invoke(llm: Any) -> None:
 
 
 async def test_ainvoke(llm: Any) -> None:
-    """The same by await."""
+    """The same with await."""
     assert (await llm.ainvoke(QUESTION)).content == ECHO
 
 
 def test_stream(llm: Any) -> None:
-    """Chunks add up to the answer, and the last one brings the usage."""
+    """Chunks add up to the answer, and the last one has the usage."""
     total = AIMessageChunk(content="")
     for chunk in llm.stream(QUESTION):
         total += chunk
@@ -126,12 +128,12 @@ def test_stream(llm: Any) -> None:
 
 
 async def test_astream(llm: Any) -> None:
-    """The same by async for."""
+    """The same with async for."""
     assert "".join([chunk.content async for chunk in llm.astream(QUESTION)]) == ECHO
 
 
 async def test_batches_keep_their_order(llm: Any) -> None:
-    """Answers stand where their questions stood."""
+    """Answers are in the order of their questions."""
     prompts = [f"number {n}" for n in range(20)]
     expected = [f"user: {prompt}\nassistant: " for prompt in prompts]
     assert [answer.content for answer in llm.batch(prompts)] == expected
@@ -139,7 +141,7 @@ async def test_batches_keep_their_order(llm: Any) -> None:
 
 
 def test_stop_and_max_tokens(llm: Any) -> None:
-    """Generation ends before a stop string, and after so many tokens."""
+    """Generation ends before a stop string, and after the maximum number of tokens."""
     assert llm.invoke(QUESTION, stop=["rivers"]).content == "system: Be brief.\nuser: Which "
     short = llm.bind(max_tokens=2).invoke(QUESTION)
     assert short.content == "system: Be"
@@ -147,14 +149,14 @@ def test_stop_and_max_tokens(llm: Any) -> None:
 
 
 def test_in_a_chain(llm: Any) -> None:
-    """`prompt | llm | parser`, streamed, is what it is with any model."""
+    """`prompt | llm | parser`, streamed, gives the same as with any model."""
     chain = ChatPromptTemplate.from_template("Which {what}?") | llm | StrOutputParser()
     assert chain.invoke({"what": "rivers"}) == "user: Which rivers?\nassistant: "
     assert "".join(chain.stream({"what": "lakes"})) == "user: Which lakes?\nassistant: "
 
 
 class Limiter(BaseRateLimiter):
-    """Counts who asks to be let in."""
+    """Counts the requests that ask for permission."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -168,7 +170,7 @@ class Limiter(BaseRateLimiter):
 
 
 async def test_a_cache_and_a_rate_limiter(echo_url: str) -> None:
-    """What the cache knows costs nothing; whatever else is sent has asked the limiter."""
+    """A cached answer is free. Every other request has asked the limiter."""
     limiter = Limiter()
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url, cache=InMemoryCache(), rate_limiter=limiter)
@@ -185,7 +187,7 @@ async def test_a_cache_and_a_rate_limiter(echo_url: str) -> None:
 
 
 def test_errors_are_those_of_the_openai_client(echo_url: str) -> None:
-    """Retries and fallbacks written for ChatOpenAI see the exceptions that they know."""
+    """Retries and fallbacks written for ChatOpenAI get the exceptions that they expect."""
     with pytest.raises(openai.NotFoundError, match="nonesuch"):
         ChatWeftline(base_url=echo_url, model="nonesuch").invoke("hi")
     with pytest.raises(openai.APIConnectionError):
@@ -202,7 +204,7 @@ class Joke(BaseModel):
 @pytest.mark.parametrize("schema", [Joke, Joke.model_json_schema()], ids=["class", "schema"])
 @pytest.mark.parametrize("include_raw", [False, True])
 def test_json_mode_has_a_schema(schema: Any, include_raw: bool, start_script: StartServer) -> None:
-    """ChatOpenAI's JSON mode is told of no schema; ours is, so that any model keeps to it."""
+    """ChatOpenAI's JSON mode sends no schema. Ours sends one, so any model keeps to it."""
     said = {"setup": "Why?", "punchline": "So."}
     with recorded(start_script([("", json.dumps(said))])) as passed:
         llm = ChatWeftline(base_url=passed.url)

@@ -19,7 +19,7 @@ def tool(name: str, **arguments: Any) -> str:
 
 
 JOKE = {"setup": "Why was the cat on the computer?", "punchline": "To watch the mouse."}
-# What a good model answers, by what stands in the prompt; the first rule counts.
+# The answers of a good model, by text in the prompt. The first rule that matches counts.
 SCRIPT = [
     ("What is 3 + 4", tool("my_adder_tool", a=3, b=4)),
     ("<tool_response>", "So it is."),
@@ -40,7 +40,7 @@ SCRIPT = [
 
 
 class Standard(ChatModelIntegrationTests):
-    """What ChatWeftline says of itself."""
+    """The settings that ChatWeftline declares to the suite."""
 
     @property
     def chat_model_class(self) -> type[ChatWeftline]:
@@ -52,7 +52,7 @@ class Standard(ChatModelIntegrationTests):
 
 
 class TestScripted(Standard):
-    """Behind the null engine a script stands for a model that does as it is told: nothing fails."""
+    """A script on the null engine stands for a model that follows instructions. No test fails."""
 
     @pytest.fixture(autouse=True)
     def _served(self, start_script: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ class TestScripted(Standard):
 
 
 class TestScriptedJsonSchema(TestScripted):
-    """Structured output by a schema that the answer is held to."""
+    """Structured output by a schema that constrains the answer."""
 
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compiled chains on a real server give what the plain chains give, in one submit."""
+"""Compiled chains on a real server give the results of the plain chains, in one submit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CHUNKS = [{"chunk": "One {curly}."}, {"chunk": "It's {{two}}."}, {"chunk": "Drei
 
 
 def numbered(answers: list[str]) -> dict[str, str]:
-    """Put the answers under each other, with their numbers."""
+    """Join the answers, one per line, with their numbers."""
     lines = [f"{number}. {answer}" for number, answer in enumerate(answers, 1)]
     return {"parts": "\n".join(lines)}
 
@@ -126,7 +126,9 @@ ONE: list[Callable[[ChatWeftline], Chain]] = [
 
 
 def content(value: Any) -> Any:
-    """`value` without what only an HTTP answer of one call can tell: usage, ids, reasons."""
+    """Return `value` without the fields that only a single call's response has: usage, ids,
+    reasons.
+    """
     if isinstance(value, AIMessage):
         return "AIMessage", value.content
     if isinstance(value, dict):
@@ -141,7 +143,7 @@ def llm(echo_url: str) -> ChatWeftline:
 
 @pytest.mark.parametrize("make", ONE)
 async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
-    """The echo of every prompt is its text, so equal results mean equal prompts throughout."""
+    """The echo of every prompt is its text, so equal results mean equal prompts."""
     chain = make(llm)
     for given in CHUNKS:
         expected = content(chain.invoke(given))
@@ -151,7 +153,7 @@ async def test_same_result(make: Callable[[ChatWeftline], Chain], llm: ChatWeftl
 
 
 async def test_map_reduce_is_one_submit(echo_url: str) -> None:
-    """One request holds the calls and names the one value that the client wants."""
+    """One request has all calls and names the only value that the client reads."""
     with recorded(echo_url) as passed:
         chain = map_reduce(ChatWeftline(base_url=passed.url, temperature=0))
         expected = chain.invoke(CHUNKS)
@@ -170,7 +172,7 @@ async def test_map_reduce_is_one_submit(echo_url: str) -> None:
 
 
 async def test_a_stream_is_one_request_for_its_last_variable(echo_url: str) -> None:
-    """Calls go up and the last text comes down in one request."""
+    """One request sends the calls and streams the last text."""
     with recorded(echo_url) as passed:
         compiled = compile_chain(map_reduce(ChatWeftline(base_url=passed.url, temperature=0)))
         list(compiled.stream(CHUNKS))
@@ -182,7 +184,7 @@ async def test_a_stream_is_one_request_for_its_last_variable(echo_url: str) -> N
 
 
 async def test_streams_the_last_text(llm: ChatWeftline) -> None:
-    """A chain that ends in a text or a message streams it; parts add up to the whole."""
+    """A chain that ends in a text or a message streams it. The parts add up to the whole."""
     chain = map_reduce(llm)
     expected = chain.invoke(CHUNKS)
     compiled = compile_chain(chain)
@@ -204,7 +206,7 @@ async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
 
 
 async def test_batches(llm: ChatWeftline) -> None:
-    """Each input is a run of its own; results keep the order of the inputs."""
+    """Each input is a run of its own. Results keep the order of the inputs."""
     chain = simple(llm)
     expected = chain.batch(CHUNKS)
     assert compile_chain(chain).batch(CHUNKS) == expected
@@ -212,21 +214,21 @@ async def test_batches(llm: ChatWeftline) -> None:
 
 
 async def test_inside_another_chain(llm: ChatWeftline) -> None:
-    """A compiled chain is a runnable like any other, so parts can be compiled."""
+    """A compiled chain is a runnable like any other, so a part of a chain can be compiled."""
     chain = compile_chain(map_reduce(llm)) | (lambda text: text.strip().upper())
     assert chain.invoke(CHUNKS) == map_reduce(llm).invoke(CHUNKS).strip().upper()
     assert await chain.ainvoke(CHUNKS) == chain.invoke(CHUNKS)
 
 
 def test_a_chain_without_calls_sends_nothing() -> None:
-    """What needs no model needs no server either."""
+    """A chain without model calls needs no server."""
     chain: Chain = RunnableLambda(lambda x: x + 1) | {"next": RunnablePassthrough()}
     assert compile_chain(chain).invoke(1) == {"next": 2}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # histories are on their way out
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # LangChain deprecates histories
 def test_a_message_history_is_kept_by_the_client(echo_url: str) -> None:
-    """What does more than bind options runs as ever, history and all."""
+    """A step that does more than bind options runs in the client, including the history."""
     history = InMemoryChatMessageHistory()
     prompt = ChatPromptTemplate([MessagesPlaceholder("past"), ("human", "{question}")])
     chain = RunnableWithMessageHistory(
@@ -242,8 +244,8 @@ def test_a_message_history_is_kept_by_the_client(echo_url: str) -> None:
     assert len(history.messages) == 4
 
 
-def test_options_of_no_graph_stay_in_the_client(echo_url: str) -> None:
-    """What a graph cannot say is no reason to fail: on the client's values it runs as ever."""
+def test_options_outside_graphs_stay_in_the_client(echo_url: str) -> None:
+    """Options that a graph cannot express are no error: such a step runs in the client."""
     with recorded(echo_url) as passed:
         model = ChatWeftline(base_url=passed.url).bind(logprobs=False, presence_penalty=0)
         answer = compile_chain(SUM | model).invoke(CHUNKS[0])
@@ -284,7 +286,9 @@ def failure_of(act: Callable[[], Any]) -> tuple[type[BaseException], str]:
 async def test_failures_are_those_of_the_plain_chain(
     script_url: str, ask: str, pick: str | int, error: type[Exception]
 ) -> None:
-    """A parser or an item that fails in the server raises here what it would have raised here."""
+    """A parser or an item that fails in the server raises the exception that it would
+    raise here.
+    """
     llm = ChatWeftline(base_url=script_url)
     last: Chain = ChatPromptTemplate.from_template("{ask}") | llm | JsonOutputParser()
     last = last | itemgetter(pick)
@@ -299,7 +303,7 @@ async def test_failures_are_those_of_the_plain_chain(
 
 
 def test_values_of_json(script_url: str) -> None:
-    """Parsed values keep their types on the way, and null is a value."""
+    """Parsed values keep their types on the wire, and null is a value."""
     llm = ChatWeftline(base_url=script_url)
     chain = ChatPromptTemplate.from_template("{ask}") | llm | JsonOutputParser()
     assert compile_chain(chain).invoke("good json") == {"title": "Rivers", "sizes": [1, 2.5, True]}
@@ -309,7 +313,7 @@ def test_values_of_json(script_url: str) -> None:
 
 
 class Seen(BaseCallbackHandler):
-    """The names of the chains that started and ended."""
+    """Records the names of the chains that started and ended."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -325,7 +329,7 @@ class Seen(BaseCallbackHandler):
 
 
 async def test_callbacks_see_the_run(llm: ChatWeftline) -> None:
-    """The compiled chain reports itself, and the steps that the client runs inside it."""
+    """Callbacks get the compiled chain's run, and those of the steps that the client runs in it."""
     seen = Seen()
     compiled = compile_chain(
         {"chunk": RunnableLambda(str).with_config(run_name="load")} | SUM | llm
@@ -348,8 +352,8 @@ async def test_callbacks_see_the_run(llm: ChatWeftline) -> None:
     ]
 
 
-async def test_on_graph_shows_what_ran(llm: ChatWeftline) -> None:
-    """The graph of each run, with the edges that the client never saw."""
+async def test_on_graph_gets_the_graph_of_each_run(llm: ChatWeftline) -> None:
+    """It gets the graph of each run, with edges that the client never read."""
     graphs: list[dict[str, Any]] = []
     compiled = compile_chain(map_reduce(llm), on_graph=graphs.append)
     compiled.invoke(CHUNKS)
@@ -364,7 +368,7 @@ async def test_on_graph_shows_what_ran(llm: ChatWeftline) -> None:
 
 
 def test_a_criterion_reaches_every_call(llm: ChatWeftline) -> None:
-    """What a model is asked for in `extra_body` is what its calls run for in the server."""
+    """The criterion that a model has in `extra_body` becomes that of its calls in the server."""
     graphs: list[dict[str, Any]] = []
     batch = llm.model_copy(update={"extra_body": {"criteria": "throughput"}})
     assert compile_chain(map_reduce(batch), on_graph=graphs.append).invoke(CHUNKS)

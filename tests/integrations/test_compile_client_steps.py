@@ -1,4 +1,4 @@
-"""Compiled chains with steps that only the client can run give what the plain chains give."""
+"""Compiled chains with steps that only the client can run give the results of the plain chains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GIVEN = ("one", "Zwei, drei")
 
 
 class Shelf(BaseRetriever):
-    """Finds what it is asked for."""
+    """A retriever that finds what it is asked for."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
@@ -222,10 +222,10 @@ async def test_same_result(
     ("make", "submits"),
     [(between, 2), (last, 1), (mapped, 2), (mapped_twice, 3), (many_at_once, 2), (opened, 2)],
 )
-def test_one_submit_for_what_can_go_on(
+def test_one_submit_for_all_calls_that_are_known(
     make: Callable[[ChatWeftline], Chain], submits: int, echo_url: str
 ) -> None:
-    """Parts that wait for a step of the client are submitted together, as far as they are known."""
+    """Parts that wait for a step of the client are submitted together as far as they are known."""
     with recorded(echo_url) as passed:
         compiled = compile_chain(make(ChatWeftline(base_url=passed.url)))
         compiled.invoke("one")
@@ -233,11 +233,11 @@ def test_one_submit_for_what_can_go_on(
         assert not passed.bodies("/v1/chat/completions")
         sessions = [body.get("session_id") for body in passed.bodies("/v1/submit")]
         assert sessions[0] is None
-        assert len(set(sessions[1:])) <= 1  # the others join the first one's
+        assert len(set(sessions[1:])) <= 1  # The other submits join the first one's session.
 
 
-def test_what_the_client_has_seen_stays_a_variable(echo_url: str) -> None:
-    """Items of a list are read where the list is, so the server knows what depends on what."""
+def test_a_value_the_client_has_read_stays_a_variable(echo_url: str) -> None:
+    """Items of a list are read from the list's variable, so the server knows the dependencies."""
     graphs: list[dict[str, Any]] = []
     llm = ChatWeftline(base_url=echo_url)
     compile_chain(mapped(llm), on_graph=graphs.append).invoke("one")
@@ -247,7 +247,7 @@ def test_what_the_client_has_seen_stays_a_variable(echo_url: str) -> None:
 
 
 def test_steps_of_the_client_run_side_by_side(llm: ChatWeftline) -> None:
-    """Parallel parts have threads of their own, as in LangChain: each waits for the other here."""
+    """Parallel parts have their own threads, as in LangChain. Here each waits for the other."""
     both = Barrier(2, timeout=20)
 
     def meet(text: str) -> str:
@@ -262,7 +262,7 @@ def test_steps_of_the_client_run_side_by_side(llm: ChatWeftline) -> None:
 
 
 async def test_an_async_function(llm: ChatWeftline) -> None:
-    """It is awaited in ainvoke, and LangChain's own complaint in invoke."""
+    """It is awaited in ainvoke. In invoke it raises LangChain's own error."""
     chain: Chain = ask(llm) | RunnableLambda(async_only) | ask(llm)
     assert await compile_chain(chain).ainvoke("x") == await chain.ainvoke("x")
     with pytest.raises(TypeError) as plain:
@@ -273,7 +273,7 @@ async def test_an_async_function(llm: ChatWeftline) -> None:
 
 
 class Flaky:
-    """Fails as often as it is told, then gives what it gets."""
+    """Fails the given number of times, then returns its input."""
 
     def __init__(self, failures: int, error: type[Exception] = ValueError) -> None:
         self.left = failures
@@ -290,7 +290,7 @@ class Flaky:
 
 @pytest.mark.parametrize(("failures", "attempts"), [(0, 3), (1, 3), (2, 3), (3, 3), (1, 1)])
 def test_retries(llm: ChatWeftline, failures: int, attempts: int) -> None:
-    """As many attempts as in the plain chain, and its exception when they are used up."""
+    """The number of attempts equals the plain chain's, and so does the last exception."""
 
     def outcome(wrap: Callable[[Chain], Chain]) -> tuple[str, int]:
         flaky = Flaky(failures)
@@ -316,7 +316,9 @@ def test_a_failure_that_is_not_to_be_retried(llm: ChatWeftline) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 async def test_fallbacks(llm: ChatWeftline, failing: int) -> None:
-    """The first alternative that works; if none does, the first failure."""
+    """The first alternative that works gives the result. If none works, the first failure is
+    raised.
+    """
     away = ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0)
     models = [away] * failing + [llm] * (2 - failing)
     chain: Chain = {"x": RunnablePassthrough()} | ASK | models[0].with_fallbacks(models[1:]) | TEXT
@@ -332,7 +334,9 @@ async def test_fallbacks(llm: ChatWeftline, failing: int) -> None:
 
 
 def test_a_parser_that_fails_is_fallen_back_from(llm: ChatWeftline) -> None:
-    """Not JSON in the server is an OutputParserException here, which the fallback handles."""
+    """Text that is not JSON in the server raises OutputParserException here, which the fallback
+    handles.
+    """
     strict: Chain = {"x": RunnablePassthrough()} | ASK | llm | JsonOutputParser()
     chain = strict.with_fallbacks([ask(llm)]) | ask(llm, SHOW)
     assert compile_chain(chain).invoke("x") == chain.invoke("x")
@@ -340,7 +344,7 @@ def test_a_parser_that_fails_is_fallen_back_from(llm: ChatWeftline) -> None:
 
 @pytest.mark.parametrize("make", ALL)
 def test_an_explanation_runs_nothing(make: Callable[[ChatWeftline], Chain]) -> None:
-    """There is no server at this address; with and without an input it tells of every call."""
+    """No server is at this address. With and without an input, the explanation lists every call."""
     compiled = compile_chain(make(ChatWeftline(base_url="http://127.0.0.1:1")))
     for explained in (compiled.explain(), compiled.explain("one")):
         assert any("call" in step.why for step in explained.in_server), str(explained)
@@ -348,13 +352,13 @@ def test_an_explanation_runs_nothing(make: Callable[[ChatWeftline], Chain]) -> N
 
 
 def test_an_explanation_says_where_and_why(llm: ChatWeftline) -> None:
-    """A table for a person: each step, where it runs, and the reason."""
+    """A table for a person: each step, the place where it runs, and the reason."""
     chain = ChatPromptTemplate([("human", "{x}")], name="ask") | llm | TEXT | opaque | ask(llm)
     assert str(compile_chain(chain).explain({"x": "a"})).splitlines() == [
         "part  step                      where   why",
         "      ChatPromptTemplate 'ask'  client  the client has its values",
         "      ChatWeftline              server  call 'ask'",
-        "      RunnableLambda 'opaque'   client  what it calls, 'title', may do anything",
+        "      RunnableLambda 'opaque'   client  it calls 'title', which may do anything",
         "      ChatPromptTemplate        client  the client has its values",
         "      ChatWeftline              server  a call, on a prompt of the client's values",
     ]
@@ -381,7 +385,7 @@ def boom(value: Any) -> Any:
     ],
 )
 async def test_same_failure(make: Callable[[ChatWeftline], Chain], llm: ChatWeftline) -> None:
-    """Type and text of what the plain chain raises."""
+    """Type and text equal those that the plain chain raises."""
     chain = make(llm)
     expected = failure_of(partial(chain.invoke, "one"))
     compiled = compile_chain(chain)
@@ -390,7 +394,7 @@ async def test_same_failure(make: Callable[[ChatWeftline], Chain], llm: ChatWeft
         await compiled.ainvoke("one")
 
 
-def test_a_message_of_the_server_is_a_message(llm: ChatWeftline) -> None:
+def test_a_client_step_gets_the_servers_message(llm: ChatWeftline) -> None:
     """A function of the client gets an AIMessage with its usage."""
     seen: list[AIMessage] = []
     chain: Chain = {"x": RunnablePassthrough()} | ASK | llm | seen.append

@@ -1,4 +1,4 @@
-"""What a compiled chain raises when its model fails, and what its messages say beside text."""
+"""The exceptions of a compiled chain whose model fails, and its messages' fields beside text."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def llm(echo_url: str) -> ChatWeftline:
         ({"max_tokens": -1}, InvalidRequest),
     ],
 )
-async def test_failures_of_the_server_are_the_models(
+async def test_server_errors_raise_the_models_exceptions(
     options: dict[str, Any], cause: type[WeftlineError], echo_url: str
 ) -> None:
-    """Retries and fallbacks see the plain chain's exception; the server's own is its cause."""
+    """Retries and fallbacks get the plain chain's exception. Its cause is the server's error."""
     chain = SUM | ChatWeftline(**{"base_url": echo_url, "max_retries": 0, **options})
     compiled = compile_chain(chain)
     with pytest.raises(openai.OpenAIError) as plain:
@@ -50,7 +50,9 @@ async def test_failures_of_the_server_are_the_models(
 
 
 async def test_a_message_brings_its_usage(llm: ChatWeftline) -> None:
-    """As the plain chain's message does; streamed, with the last chunk."""
+    """The usage equals that of the plain chain's message. In a stream it comes with the
+    last chunk.
+    """
     chain, compiled = SUM | llm, compile_chain(SUM | llm)
     expected = chain.invoke(CHUNKS[0])
     streamed = list(compiled.stream(CHUNKS[0]))

@@ -102,13 +102,13 @@ PARSERS: list[tuple[BaseOutputParser[Any], tuple[str, ...]]] = [
 
 
 def outcome(act: Callable[[Any], Any], text: str) -> tuple[Any, ...]:
-    """What `act` gives, or the type and the words of what it raises."""
+    """Return the result of `act`, or the type and text of its exception."""
     try:
         value = act({"text": text})
     except Exception as error:
         return type(error), str(error)
     if isinstance(value, str):
-        return (str, str(value))  # LangChain's texts may be of a class of their own
+        return (str, str(value))  # LangChain's texts may be of a subclass.
     return type(value), value if not isinstance(value, (Enum, datetime)) else str(value)
 
 
@@ -116,9 +116,9 @@ def outcome(act: Callable[[Any], Any], text: str) -> tuple[Any, ...]:
 def test_values_and_exceptions_are_the_parsers_own(
     echo_url: str, parser: BaseOutputParser[Any], seeds: tuple[str, ...]
 ) -> None:
-    """As the chain's result, 1,000 texts in all, and on the way into another prompt.
+    """This holds for the chain's result and for a value in another prompt, on 1,000 texts in all.
 
-    The transforms themselves see thousands of texts in test_transforms_like_*.
+    The transforms themselves get thousands of texts in test_transforms_like_*.
     """
     llm = ChatWeftline(base_url=echo_url)
     last: Runnable[Any, Any] = TEXT | llm | parser
@@ -131,10 +131,10 @@ def test_values_and_exceptions_are_the_parsers_own(
 
 
 def test_which_parsers_run_in_the_server(echo_url: str) -> None:
-    """All of them, and of a value that JSON has not the client makes the object."""
+    """All of them run there. The client makes the object if JSON has no such value."""
     llm = ChatWeftline(base_url=echo_url)
     made = []
-    for parser, _ in PARSERS[1:]:  # the first has nothing to do
+    for parser, _ in PARSERS[1:]:  # the first has no transform to run
         explained = compile_chain(TEXT | llm | parser).explain({"text": "x"})
         [step] = [step for step in explained.in_server if type(parser).__name__ in step.step]
         if "the client makes an object" in step.why:
@@ -148,8 +148,8 @@ def test_which_parsers_run_in_the_server(echo_url: str) -> None:
     ]
 
 
-def test_what_depends_on_the_users_code_stays_in_the_client(echo_url: str) -> None:
-    """A subclass, an enum that finds members by itself, inputs of another type."""
+def test_a_parser_with_user_code_stays_in_the_client(echo_url: str) -> None:
+    """It is a subclass, an enum that finds members by itself, or inputs of another type."""
 
     class Lenient(Enum):
         RED = "red"

@@ -1,4 +1,4 @@
-"""Parsers that stay in the client, and the page that says of every parser where it runs."""
+"""Parsers that stay in the client, and the page that lists where every parser runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ scoring = pytest.importorskip("langchain_classic.evaluation.scoring.eval_chain")
 react = pytest.importorskip("langchain_classic.agents.output_parsers.react_single_input")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/langchain/parsers.md").read_text()
-# Where LangChain's parsers are.
+# The modules of LangChain's parsers.
 PACKAGES = ("langchain_core.output_parsers", "langchain_classic.output_parsers")
 MORE = ("agents", "evaluation", "chains.flare.prompts", "chains.router.llm_router")
 ELSEWHERE = (
@@ -37,7 +37,7 @@ ELSEWHERE = (
     "retrievers.multi_query",
     "retrievers.document_compressors.chain_extract",
 )
-TEXT = ChatPromptTemplate.from_template("\n{text}\n")  # the null engine echoes it
+TEXT = ChatPromptTemplate.from_template("\n{text}\n")  # The null engine echoes it.
 
 
 class Point(BaseModel):
@@ -45,7 +45,7 @@ class Point(BaseModel):
 
 
 def classes() -> Iterator[type[Any]]:
-    """Every parser that LangChain has and that can be made."""
+    """Every parser of LangChain that can be constructed."""
     for name in (*PACKAGES, *(f"langchain_classic.{name}" for name in (*MORE, *ELSEWHERE))):
         package = importlib.import_module(name)
         for found in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
@@ -60,7 +60,7 @@ def classes() -> Iterator[type[Any]]:
 
 
 def test_the_page_says_of_each_parser_where_it_runs() -> None:
-    """A new parser of LangChain's is found here, and so is a row that is no longer true."""
+    """A parser that LangChain adds fails this test, and so does a row that is no longer true."""
     rows = re.findall(r"^\| (`.+?) \| (server|client) \|", PAGE, re.M)
     said = {name: where for names, where in rows for name in re.findall(r"`(\w+)`", names)}
     found = {cls.__name__: "server" if has_transform(cls) else "client" for cls in classes()}
@@ -68,7 +68,7 @@ def test_the_page_says_of_each_parser_where_it_runs() -> None:
 
 
 def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
-    """What `act` gives, or what it raises and the text that it tells of."""
+    """Return the result of `act`, or its exception and the text in it."""
     try:
         value = act()
     except Exception as error:
@@ -87,7 +87,9 @@ FUNCTIONS: list[Any] = [
 
 @pytest.mark.parametrize("parser", FUNCTIONS, ids=lambda p: type(p).__name__)
 def test_no_answer_calls_a_function(echo_url: str, parser: Any) -> None:
-    """Each parser of function calls fails as on any answer without one; to ask for one fails."""
+    """Each parser of function calls fails as on any answer without a call. Requesting one fails as
+    well.
+    """
     llm = ChatWeftline(base_url=echo_url)
     asked = llm.bind(functions=[{"name": "f", "parameters": {}}], function_call={"name": "f"})
     for model, says in ((llm, "Could not parse function call"), (asked, "functions")):
@@ -115,7 +117,7 @@ LEFT: list[tuple[Any, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("parser", "seeds"), LEFT, ids=lambda p: type(p).__name__)
 def test_parsers_of_the_client(echo_url: str, parser: Any, seeds: tuple[str, ...]) -> None:
-    """The client runs them on the server's text: their own values and exceptions."""
+    """The client runs them on the server's text, with their own values and exceptions."""
     chain = TEXT | ChatWeftline(base_url=echo_url) | parser
     compiled = compile_chain(chain)
     named = [step for step in compiled.explain().in_client if type(parser).__name__ in step.step]
@@ -126,7 +128,7 @@ def test_parsers_of_the_client(echo_url: str, parser: Any, seeds: tuple[str, ...
 
 
 def test_a_parser_that_asks_again(echo_url: str) -> None:
-    """OutputFixingParser asks its own model for what the first answer lacks."""
+    """OutputFixingParser asks its own model to mend the first answer."""
     llm = ChatWeftline(base_url=echo_url)
     parser = classic.OutputFixingParser.from_llm(llm=llm, parser=JsonOutputParser(), max_retries=1)
     chain = TEXT | llm | parser
@@ -137,7 +139,7 @@ def test_a_parser_that_asks_again(echo_url: str) -> None:
 
 @pytest.mark.parametrize("inner", ["[", "name: [. Got: ", "a: b: c. Got: x"])
 def test_yaml_that_cannot_be_read(echo_url: str, inner: str) -> None:
-    """The exception holds the whole text, as the parser's own does."""
+    """The exception holds the whole text, like the parser's own."""
     parser = classic.YamlOutputParser(pydantic_object=Point)
     chain = TEXT | ChatWeftline(base_url=echo_url) | parser
     given = {"text": f"Here. Got: it\n```yaml\n{inner}\n```"}

@@ -1,4 +1,4 @@
-"""Chains put together at random: compiled or plain, every prompt has the same text."""
+"""Random chains: every prompt has the same text, compiled or plain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = st.text("ab {}'\"\\\n,1.é", max_size=6)
 
 @st.composite
 def templates(draw: st.DrawFn, names: list[str]) -> ChatPromptTemplate:
-    """One or two messages of constant text and variables out of `names`."""
+    """Make one or two messages of constant text and variables from `names`."""
     roles = draw(st.sampled_from([["human"], ["system", "human"], ["human", "ai", "human"]]))
     messages = []
     for role in roles:
@@ -39,13 +39,13 @@ def templates(draw: st.DrawFn, names: list[str]) -> ChatPromptTemplate:
 
 
 def fenced(name: str) -> ChatPromptTemplate:
-    """A prompt whose echo holds JSON, unless the value of `name` breaks it."""
+    """Make a prompt whose echo holds JSON, unless the value of `name` breaks it."""
     return ChatPromptTemplate.from_template('```json\n{{"k": ["{' + name + '}", 1.50, null]}}\n```')
 
 
 @st.composite
 def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
-    """Steps that each add a value to a dict, from values that are there, then a last step."""
+    """Make steps that each add a value to a dict from values in it, and a last step."""
     chain: Chain = RunnablePassthrough()
     names = [*GIVEN]
     for number in range(draw(st.integers(1, 3))):
@@ -72,7 +72,7 @@ def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
 
 
 def outcome(act: Callable[[Any], Any], value: Any) -> tuple[str, str]:
-    """The repr of what `act` gives, or the type and the words of what it raises."""
+    """Return the repr of the result of `act`, or the type and text of its exception."""
     try:
         made = act(value)
         return "value", repr(made.content if isinstance(made, AIMessage) else made)

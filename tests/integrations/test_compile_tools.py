@@ -1,4 +1,4 @@
-"""Compiled chains whose models call tools: the calls are made in the graph, and read there."""
+"""Compiled chains whose models call tools: the calls are made and read in the graph."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SCHEMA = {"title": "Town", "description": "A town.", **Town.model_json_schema()}
 
 
 def called(name: str, arguments: Any) -> str:
-    """A call of a tool, as a model writes it."""
+    """A tool call in the form that a model writes it."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -77,7 +77,7 @@ def url(start_script: StartServer) -> str:
 
 
 def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
-    """What `act` gives, without the ids that differ each time, or what it raises."""
+    """Return the result of `act` without random ids, or its exception."""
     try:
         value = act()
     except Exception as error:
@@ -96,7 +96,7 @@ def without_ids(value: Any) -> Any:
 
 
 def counted(passed: Recording) -> tuple[int, int]:
-    """How many graphs and how many single calls were sent."""
+    """Count the graphs and the single calls that were sent."""
     return len(passed.bodies("/v1/submit")), len(passed.bodies("/v1/chat/completions"))
 
 
@@ -119,7 +119,7 @@ PARSERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", PARSERS)
 async def test_the_parsers_own_values_and_exceptions(name: str, url: str) -> None:
-    """One call, two, none, and one whose arguments are no object of the class."""
+    """The answer has one call, two, none, or one whose arguments do not fit the class."""
     parser = PARSERS[name]
     with recorded(url) as passed:
         llm = ChatWeftline(base_url=passed.url).bind_tools([Town, River])
@@ -152,7 +152,9 @@ def test_structured_output(schema: Any, include_raw: bool, url: str) -> None:
 
 
 def _parsed(chain: Chain, ask: str) -> Any:
-    """What `chain` answers; with the raw message what it was parsed to, and the error's type."""
+    """Return the answer of `chain`. With the raw message: the parsed value and the type of the
+    error.
+    """
     made = chain.invoke({"ask": ask})
     if isinstance(made, dict) and "raw" in made:
         return [made["parsed"], str(type(made["parsing_error"]))]
@@ -166,7 +168,7 @@ def planned(llm: ChatWeftline) -> Any:
 
 
 def test_arguments_go_from_call_to_call_in_the_server(url: str) -> None:
-    """A plan, and a text about an item of it: one request, and the client sees neither value."""
+    """The chain is one request, and the client reads neither value in between."""
     with recorded(url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         chain = planned(llm)
@@ -182,7 +184,9 @@ def test_arguments_go_from_call_to_call_in_the_server(url: str) -> None:
 
 
 async def test_calls_of_tools_are_sent_ahead(url: str) -> None:
-    """Both calls are one submit, and LangChain finds both answers; a stream asks anew."""
+    """Both calls are one submit, and LangChain finds both results. A stream sends its
+    calls again.
+    """
     with recorded(url) as passed:
         llm = ChatWeftline(base_url=passed.url)
         chain = planned(llm)
@@ -199,8 +203,8 @@ async def test_calls_of_tools_are_sent_ahead(url: str) -> None:
         )
 
 
-def test_a_traced_run_streams_what_was_sent_ahead(url: str) -> None:
-    """A tracer that wants chunks makes LangChain stream inside of `invoke`."""
+def test_a_traced_run_streams_the_sent_ahead_calls(url: str) -> None:
+    """A tracer that wants chunks makes LangChain stream inside `invoke`."""
 
     class Chunks(BaseCallbackHandler, _StreamingCallbackHandler):  # type: ignore[type-arg]
         def tap_output_iter(self, run_id: Any, output: Any) -> Any:
@@ -217,7 +221,7 @@ def test_a_traced_run_streams_what_was_sent_ahead(url: str) -> None:
 
 
 def test_an_object_is_read_in_the_client(url: str) -> None:
-    """A step that needs the object gets it; what follows is a graph of its own."""
+    """A step that needs the object gets it. The steps behind it are a graph of their own."""
     llm = ChatWeftline(base_url=url)
     plan = ASK | llm.with_structured_output(Town)
     chain = plan | (lambda town: {"town": town.name, "size": town.size}) | WRITE | llm | TEXT
@@ -243,7 +247,7 @@ ARGUMENTS = ('{"a": 1, "b": [true, null]}', '{"a": "x\ny"}', "", "{}", "0", '{"a
 def test_calls_are_read_as_langchain_reads_them(
     key_name: str | None, first: bool, return_id: bool
 ) -> None:
-    """Four thousand messages of three calls, whose arguments are JSON or once were."""
+    """Four thousand messages have three calls each, whose arguments are JSON or damaged JSON."""
     options: dict[str, Any] = {"first_tool_only": first, "return_id": return_id}
     parser: Any = JsonOutputToolsParser(**options)
     if key_name is not None:
@@ -262,7 +266,8 @@ def test_calls_are_read_as_langchain_reads_them(
         try:
             read = _convert_dict_to_message(message)
             made = run([spec], message)
-        except (ValueError, TransformFailed):  # arguments that are no object, or no JSON to send
+        # arguments that are no object, or that JSON cannot carry
+        except (ValueError, TransformFailed):
             continue
         expected = parser.parse_result([ChatGeneration(message=read)])
         compared += 1

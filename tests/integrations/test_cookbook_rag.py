@@ -1,4 +1,6 @@
-"""Every recipe of cookbook/rag on both sides, with real embeddings and stores, by a script."""
+"""Every recipe of cookbook/rag on both sides, with real embeddings and stores and
+scripted answers.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ RULES = [
     ("", "A session, a variable, a criterion."),
 ]
 
-# Calls, and the requests that carry them on weftline: LlamaIndex's chat engine, planners and
-# rerankers ask one by one, its synthesizers and extractors at once. None: as many calls as the
-# passages fill prompts, which changes with the documentation.
+# Calls, and the requests that carry them on weftline. LlamaIndex's chat engine, planners and
+# rerankers call one by one, its synthesizers and extractors all at once. None: the number of calls
+# depends on how many prompts the passages fill, which changes with the documentation.
 EXPECTED: dict[str, tuple[int | None, int]] = {
     "naive_langchain": (7, 1),
     "naive_llamaindex": (None, 1),
@@ -60,7 +62,7 @@ def url(start_script: StartServer) -> str:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe(name: str, store: Store, url: str) -> None:
-    """Both sides say the same, by the same calls; on weftline often in fewer requests."""
+    """Both sides give the same answers with the same calls. weftline often needs fewer requests."""
     found = compare(import_module(f"cookbook.rag.{name}").run, store, url=url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer.text == plain.answer.text != ""
@@ -90,7 +92,7 @@ def test_postgres_finds_the_same(store: Store) -> None:
 
 
 def test_from_the_command_line() -> None:
-    """As a reader runs it: on servers of its own, which are far away, on the other store."""
+    """It runs as a reader would run it: on its own servers behind a delay, with the other store."""
     command = [sys.executable, "-m", "cookbook.rag.naive_llamaindex", "--store", "postgres"]
     options = ["--rtt-ms", "100", "--", "--engine", "null"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
@@ -101,7 +103,7 @@ def test_from_the_command_line() -> None:
 
 
 def test_every_recipe_is_listed() -> None:
-    """The page names all programs, and nothing else that runs."""
+    """The page lists all programs, and no other file runs."""
     page = (RECIPES / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\]\((\w+_(?:langchain|llamaindex))\.py\)", page))
     assert listed == set(EXPECTED)
@@ -109,5 +111,5 @@ def test_every_recipe_is_listed() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_is_short(name: str) -> None:
-    """What a person reads fits on a page."""
+    """The part that a person reads fits on a page."""
     assert len((RECIPES / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= MAX_LINES

@@ -1,4 +1,6 @@
-"""The pages of docs/langchain: their programs run, and what they say reached the server did."""
+"""The pages of docs/langchain: their programs run, and the requests are those that the
+page shows.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ def url(start_script: StartServer) -> str:
 
 
 def block(tier: str, language: str) -> str:
-    """The page's block that says what reached the server."""
+    """Return the page's block that shows the requests."""
     found = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{tier}.md").read_text(), re.DOTALL)
     assert len(found) == 1
     return str(found[0])
 
 
 def run(tier: str, proxy: Recording) -> str:
-    """What the page's program prints."""
+    """Return the output of the page's program."""
     done = subprocess.run(
         [sys.executable, "-c", DRAW["program"](tier)],
         env=os.environ | {"WEFTLINE_BASE_URL": proxy.url},
@@ -48,7 +50,7 @@ def run(tier: str, proxy: Recording) -> str:
 
 
 def told(bodies: list[Any]) -> str:
-    """The calls with their values' names, and the edges between them, out of what was sent."""
+    """Return the calls with their values' names, and the edges between them, from the requests."""
     calls = {body["weftline"]["name"]: body["weftline"]["messages"] for body in bodies}
     made = dict(zip(reversed(REPLIES.values()), calls, strict=True))
     lines, edges = [], []
@@ -61,7 +63,7 @@ def told(bodies: list[Any]) -> str:
 
 
 def test_t0_sends_messages(url: str) -> None:
-    """Three requests, each with its rendered text and no word of weftline."""
+    """Three requests each have their rendered text and no field of weftline."""
     with recorded(url) as proxy:
         assert run("t0", proxy) == ANSWER + "\n"
         bodies = proxy.bodies("/v1/chat/completions")
@@ -70,8 +72,8 @@ def test_t0_sends_messages(url: str) -> None:
     assert not any("weftline" in body for body in bodies)
 
 
-def test_t1_says_what_the_messages_are_made_of(url: str) -> None:
-    """The same three requests, with names and edges."""
+def test_t1_sends_provenance(url: str) -> None:
+    """The same three requests have names and edges as well."""
     with recorded(url) as proxy:
         assert run("t1", proxy) == ANSWER + "\n"
         bodies = proxy.bodies("/v1/chat/completions")
@@ -80,7 +82,7 @@ def test_t1_says_what_the_messages_are_made_of(url: str) -> None:
 
 @pytest.mark.parametrize("tier", ["t2", "t3"])
 def test_t2_and_t3_send_one_graph(tier: str, url: str) -> None:
-    """One request, and the explanation that stands on the page."""
+    """There is one request, and the explanation equals that on the page."""
     with recorded(url) as proxy:
         assert run(tier, proxy) == block(tier, "text") + ANSWER + "\n"
         assert len(proxy.bodies("/v1/submit")) == 1
@@ -88,7 +90,7 @@ def test_t2_and_t3_send_one_graph(tier: str, url: str) -> None:
 
 
 def test_pictures_can_be_drawn_again(tmp_path: Path) -> None:
-    """Three bars in each."""
+    """Each picture has three bars."""
     DRAW["main"](["--step-s", "0.001", "--rtt-s", "0", "--output", str(tmp_path)])
     for tier in ("t0", "t1", "t2", "t3"):
         for picture in (tmp_path / f"{tier}.svg", PAGES / f"{tier}.svg"):

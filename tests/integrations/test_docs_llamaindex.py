@@ -1,4 +1,4 @@
-"""The programs of docs/llamaindex.md, run as they stand."""
+"""The programs of docs/llamaindex.md run unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), 
     ("number", "submits"), [(0, 0), (1, 1), (2, 1)], ids=["before", "after", "synthesizer"]
 )
 def test_program(echo_url: str, number: int, submits: int) -> None:
-    """Each prints something and fails nowhere; those on weftline are one request for a graph."""
+    """Each prints something and fails nowhere. On weftline each is one request for a graph."""
     assert len(PROGRAMS) == 3
     with recorded(echo_url) as proxy:
         done = subprocess.run(
@@ -41,7 +41,7 @@ def test_program(echo_url: str, number: int, submits: int) -> None:
 
 
 def drawn() -> set[tuple[str, str, str]]:
-    """The arrows of the page's picture: from which box, with which text, to which box."""
+    """Return the arrows of the page's picture: the box at each end, and the text."""
     page = PAGE.read_text(encoding="utf-8")
     [picture] = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
     titles = dict(re.findall(r'(\w+)(?:\[|\(\[)"([^"]+)"', picture))
@@ -54,7 +54,7 @@ def drawn() -> set[tuple[str, str, str]]:
 
 
 def sent(calls: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    """The same of a submit, with the page's names for its boxes."""
+    """Return the same for a submit, with the page's names for the boxes."""
     boxes = {
         call["placeholders"][-1]["semantic_var_id"]: f"s{number} {call['name']}"
         for number, call in enumerate(calls[:-1], 1)

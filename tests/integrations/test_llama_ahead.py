@@ -1,4 +1,4 @@
-"""Graphs sent ahead: what goes over the wire when only the LLM was swapped, and what comes back."""
+"""Graphs sent ahead when only the LLM was replaced: the requests and the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integrations.conftest import StartServer
 from tests.integrations.recording import Recording, recorded
 from weftline.errors import ConnectionFailed, EngineFailed
 
-# The answer of each step names the step, and says which answers its prompt held.
+# Each step's answer names the step and the answers that its prompt held.
 RULES = [
     ("c-answer", "d-answer"),
     ("b-answer", "c-answer"),
@@ -64,7 +64,7 @@ def synthesizer(mode: str, llm: Any, **options: Any) -> Any:
 
 
 def counts(proxy: Recording) -> tuple[int, int]:
-    """Requests for graphs, and for single calls."""
+    """Count the requests for graphs and for single calls."""
     return len(proxy.bodies(SUBMIT)), len(proxy.bodies(CHAT))
 
 
@@ -80,7 +80,7 @@ CASES = {
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("mode", CASES)
 def test_one_request(proxy: Recording, mode: str, is_async: bool) -> None:
-    """A whole synthesis is one request, and its answer that of the calls one by one."""
+    """A whole synthesis is one request. Its answer equals that of single calls."""
 
     def run(llm: Weftline) -> str:
         made = synthesizer(mode, llm)
@@ -97,7 +97,7 @@ def test_one_request(proxy: Recording, mode: str, is_async: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["tree_summarize", "refine", "compact"])
 def test_streamed_answer_is_one_request_too(proxy: Recording, mode: str) -> None:
-    """The last call's text is streamed out of the graph, for which parts are asked."""
+    """The graph streams the last call's text, because parts were requested."""
     made = synthesizer(mode, bounded(proxy.url), streaming=True)
     assert "".join(made.synthesize("What?", nodes()).response_gen) == CASES[mode]
     assert counts(proxy) == (1, 0)
@@ -105,7 +105,7 @@ def test_streamed_answer_is_one_request_too(proxy: Recording, mode: str) -> None
 
 
 def test_the_graph(proxy: Recording) -> None:
-    """Calls are named, arguments are inputs by their names, and edges are variables."""
+    """Calls are named, arguments are inputs under their names, and edges are variables."""
     synthesizer("tree_summarize", bounded(proxy.url)).synthesize("What matters?", nodes())
     [body] = proxy.bodies(SUBMIT)
     *leaves, root = body["calls"]
@@ -119,7 +119,7 @@ def test_the_graph(proxy: Recording) -> None:
 
 
 def test_refine_is_a_chain(proxy: Recording) -> None:
-    """Each refining call reads the one before it."""
+    """Each refining call reads the call before it."""
     synthesizer("refine", bounded(proxy.url)).synthesize("What?", nodes())
     calls = proxy.bodies(SUBMIT)[0]["calls"]
     reads = [
@@ -130,7 +130,7 @@ def test_refine_is_a_chain(proxy: Recording) -> None:
 
 
 def test_refine_over_short_chunks(proxy: Recording) -> None:
-    """A limit on a chunk's length takes no room from the answer beside it: still one request."""
+    """A limit on a chunk's length takes no room from the answer, so there is still one request."""
     helper = PromptHelper(context_window=900, num_output=8, chunk_size_limit=200)
     made = synthesizer("refine", bounded(proxy.url), prompt_helper=helper)
     assert str(made.synthesize("What?", nodes())) == "d-answer"
@@ -138,7 +138,7 @@ def test_refine_over_short_chunks(proxy: Recording) -> None:
 
 
 def test_criterion(proxy: Recording) -> None:
-    """What an LLM is asked for reaches every call, of a graph and by itself."""
+    """The LLM's criterion reaches every call, in a graph and by itself."""
     graphs: list[Any] = []
     llm = bounded(proxy.url, criteria="throughput", on_graph=graphs.append)
     synthesizer("refine", llm).synthesize("What?", nodes())
@@ -150,7 +150,7 @@ def test_criterion(proxy: Recording) -> None:
 
 
 def test_constraint(proxy: Recording) -> None:
-    """A constraint on the answers is one on every call of a graph."""
+    """A constraint on the answers applies to every call of a graph."""
     choice = {"choice": ["Yes.", "No."]}
     llm = bounded(proxy.url, additional_kwargs={"constraint": choice})
     synthesizer("accumulate", llm).synthesize("What?", nodes())
@@ -160,14 +160,16 @@ def test_constraint(proxy: Recording) -> None:
 
 
 def test_use_async_inside_a_sync_call(proxy: Recording) -> None:
-    """LlamaIndex then runs the calls in a loop of its own: they are matched all the same."""
+    """LlamaIndex then runs the calls in a loop of its own. They are still matched."""
     made = synthesizer("accumulate", bounded(proxy.url), use_async=True)
     assert str(made.synthesize("What?", nodes())).startswith("Response 1: a-answer")
     assert counts(proxy) == (1, 0)
 
 
-def test_what_depends_on_an_answer_follows(start_script: StartServer) -> None:
-    """Where the longest answers may need packing again, the plan ends before and goes on after."""
+def test_a_plan_that_depends_on_an_answer_continues_later(start_script: StartServer) -> None:
+    """If the longest answers may need packing again, the plan ends before that point and continues
+    after it.
+    """
     with recorded(start_script([("", "an answer of six words here")])) as proxy:
         llm = Weftline(base_url=proxy.url, max_tokens=120, context_window=400)
         made = synthesizer("tree_summarize", llm)
@@ -182,7 +184,9 @@ def test_what_depends_on_an_answer_follows(start_script: StartServer) -> None:
 
 
 def test_a_miss_is_an_ordinary_call(start_script: StartServer) -> None:
-    """An empty answer drops out of the tree's next prompt: what was planned there is not asked."""
+    """An empty answer is left out of the tree's next prompt, so the planned call there
+    is not used.
+    """
     with recorded(start_script([("k0w0", " "), ("", "Yes.")])) as proxy:
         answers = [
             str(
@@ -196,7 +200,7 @@ def test_a_miss_is_an_ordinary_call(start_script: StartServer) -> None:
 
 
 def test_extractors(proxy: Recording) -> None:
-    """An extractor knows its nodes, so its calls are one request, for titles two levels deep."""
+    """An extractor knows its nodes. Its calls are one request, for titles of two levels as well."""
     chunks = [found.node for found in nodes()]
     llm = bounded(proxy.url)
     assert KeywordExtractor(llm=llm).extract(chunks)[0] == {"excerpt_keywords": "a-answer"}
@@ -220,7 +224,7 @@ def test_document_summaries(proxy: Recording) -> None:
 
 
 def test_usage_of_a_graph(proxy: Recording) -> None:
-    """An answer out of a graph says what its call used, as any answer does."""
+    """An answer from a graph has the usage of its call, like any answer."""
     seen: list[Any] = []
 
     class Watching(Weftline):
@@ -235,7 +239,7 @@ def test_usage_of_a_graph(proxy: Recording) -> None:
 
 
 def test_the_graph_is_shown(rules_url: str) -> None:
-    """`on_graph` is given what ran, with where every second went."""
+    """`on_graph` gets the graph that ran, with the time of every phase."""
     graphs: list[Any] = []
     llm = bounded(rules_url, on_graph=graphs.append)
     synthesizer("refine", llm).synthesize("What?", nodes())
@@ -245,7 +249,7 @@ def test_the_graph_is_shown(rules_url: str) -> None:
 
 
 def wait_for(found: list[Any]) -> list[Any]:
-    """The graph is the last event: it may come just after the answer."""
+    """Wait for the graph. It is the last event and may come just after the answer."""
     for _ in range(200):
         if found:
             break
@@ -255,7 +259,7 @@ def wait_for(found: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("reason", ["off", "subclass", "one call", "other options", "limited"])
 def test_not_sent_ahead(proxy: Recording, reason: str) -> None:
-    """Nothing is sent ahead where it is switched off, unknown, limited, or gains nothing."""
+    """Nothing is sent ahead if it is switched off, unknown, limited, or without a gain."""
 
     class Mine(TreeSummarize):
         pass
@@ -273,8 +277,8 @@ def test_not_sent_ahead(proxy: Recording, reason: str) -> None:
     assert submits == 0 and calls >= 1
 
 
-def test_a_refused_graph_is_said_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """If the server takes no graph the calls go one by one, and one line of the log says so."""
+def test_a_refused_graph_is_logged_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """If the server refuses a graph, the calls go one by one, and the log has one line about it."""
     with recorded(rules_url, refused=SUBMIT) as proxy, caplog.at_level(logging.WARNING):
         llm = bounded(proxy.url)
         for _ in range(2):
@@ -286,7 +290,7 @@ def test_a_refused_graph_is_said_once(rules_url: str, caplog: pytest.LogCaptureF
 
 
 def test_errors_are_those_of_plain_calls(start_script: StartServer) -> None:
-    """A call that fails in the graph fails again by itself, and raises as it would without one."""
+    """A call that fails in the graph fails again by itself, with the exception of a plain call."""
     llm = bounded(start_script([("k0w0", "a-answer")]))
     for ahead in (True, False):
         llm.ahead = ahead
@@ -295,7 +299,7 @@ def test_errors_are_those_of_plain_calls(start_script: StartServer) -> None:
 
 
 def test_errors_of_llama_index_are_its_own(rules_url: str) -> None:
-    """A window too small for the template is LlamaIndex's ValueError, which nothing swallows."""
+    """A window too small for the template raises LlamaIndex's ValueError."""
     llm = Weftline(base_url=rules_url, max_tokens=8, context_window=20)
     for mode in CASES:
         with pytest.raises(ValueError, match=r"not non-negative|is not positive"):
@@ -305,7 +309,7 @@ def test_errors_of_llama_index_are_its_own(rules_url: str) -> None:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("mode", CASES)
 def test_server_away(mode: str, is_async: bool) -> None:
-    """The error of the first call is the one that the user sees."""
+    """The user gets the error of the first call."""
     llm = Weftline(base_url="http://127.0.0.1:9", max_tokens=8, context_window=400)
     made = synthesizer(mode, llm)
     with pytest.raises(ConnectionFailed, match="no weftline server answers"):
@@ -316,7 +320,7 @@ def test_server_away(mode: str, is_async: bool) -> None:
 
 
 def test_server_away_from_an_extractor() -> None:
-    """The same where an extractor's calls were sent ahead."""
+    """This also holds for an extractor whose calls were sent ahead."""
     llm = Weftline(base_url="http://127.0.0.1:9", max_tokens=8, context_window=400)
     with pytest.raises(ConnectionFailed, match="no weftline server answers"):
         KeywordExtractor(llm=llm).extract([found.node for found in nodes()])
@@ -324,7 +328,9 @@ def test_server_away_from_an_extractor() -> None:
 
 @pytest.mark.parametrize("mode", CASES)
 def test_a_server_that_goes_away(rules_url: str, mode: str) -> None:
-    """One that breaks off a graph that it has taken: the calls go one by one, the answer stands."""
+    """A server ends a graph that it had accepted. The calls go one by one, and the answer is the
+    same.
+    """
     with recorded(rules_url, broken=SUBMIT) as proxy:
         answer = str(synthesizer(mode, bounded(proxy.url)).synthesize("What?", nodes()))
         assert answer.startswith(CASES[mode])
@@ -334,7 +340,7 @@ def test_a_server_that_goes_away(rules_url: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", CASES)
 def test_empty_index(rules_url: str, mode: str) -> None:
-    """Without nodes LlamaIndex answers by itself, and asks nobody."""
+    """Without nodes LlamaIndex answers without any LLM call."""
     with recorded(rules_url) as proxy:
         engine = SummaryIndex.from_documents([]).as_query_engine(
             llm=bounded(proxy.url), response_mode=mode
@@ -344,7 +350,7 @@ def test_empty_index(rules_url: str, mode: str) -> None:
 
 
 def test_nothing_is_left_behind(start_script: StartServer) -> None:
-    """Streams that are dropped and calls by themselves leave no session, span or graph."""
+    """Dropped streams and single calls leave no session, span or graph."""
     url = start_script(RULES)
     llm = bounded(url)
     for _ in range(2):
@@ -362,7 +368,7 @@ def test_nothing_is_left_behind(start_script: StartServer) -> None:
 
 
 def test_two_queries_at_once(rules_url: str) -> None:
-    """Threads and tasks that ask the same at the same time get their own graphs' answers."""
+    """Threads and tasks with the same query at the same time get their own graphs' answers."""
     llm = bounded(rules_url)
 
     async def run() -> list[str]:
@@ -373,7 +379,7 @@ def test_two_queries_at_once(rules_url: str) -> None:
 
 
 def test_other_llms_are_left_alone(proxy: Recording) -> None:
-    """The handler is there for every synthesizer of the process; it acts for Weftline's alone."""
+    """Every synthesizer of the process has the handler. It acts only for Weftline."""
     bounded(proxy.url)
     synthesizer("refine", MockLLM(max_tokens=8)).synthesize("What?", nodes())
     assert proxy.requests == []

@@ -1,4 +1,6 @@
-"""LlamaIndex's engines, retrievers, agents and programs on Weftline: what the server is told."""
+"""LlamaIndex's engines, retrievers, agents and programs on Weftline: the provenance
+that they send.
+"""
 
 from __future__ import annotations
 
@@ -155,8 +157,8 @@ APPLICATIONS: dict[str, tuple[Callable[[Any], Any], int, int, set[str], bool]] =
 
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_structure(proxy: Recording, name: str) -> None:
-    """Prompts arrive in pieces by the names of LlamaIndex's templates, a run in one session; and
-    the answer is that of requests which tell nothing.
+    """Prompts arrive in pieces with the names of LlamaIndex's templates, a run in one session. The
+    answer equals that without provenance.
     """
     run, calls, sessions, names, traced = APPLICATIONS[name]
     said = run(ours(proxy.url))
@@ -170,7 +172,7 @@ def test_structure(proxy: Recording, name: str) -> None:
 
 
 def test_the_graph_of_calls_one_by_one(rules_url: str) -> None:
-    """`on_graph` is given a run's single calls too, once it is over, with their edges."""
+    """`on_graph` also gets a run's single calls with their edges, once the run is over."""
     graphs: list[Any] = []
     sub_question(ours(rules_url, on_graph=graphs.append))
     [graph] = wait_for(graphs)
@@ -209,7 +211,7 @@ AGENTS = {
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents(start_script: StartServer, name: str) -> None:
-    """An agent calls its tool, is told the result, and answers; its run ends and leaves nothing."""
+    """An agent calls its tool, gets the result and answers. Its run ends and leaves nothing."""
     make, rules = AGENTS[name]
     agent = make(ours(start_script(rules)))
 
@@ -226,7 +228,7 @@ def test_agents(start_script: StartServer, name: str) -> None:
 
 
 class Translation(Workflow):
-    """A workflow of one's own: a summary, and its translation."""
+    """A workflow of the user's: a summary, and its translation."""
 
     def __init__(self, llm: Any) -> None:
         super().__init__()
@@ -241,7 +243,9 @@ class Translation(Workflow):
 
 
 def test_workflow(proxy: Recording) -> None:
-    """The steps of a workflow are one session, and the second call says where its text is from."""
+    """The steps of a workflow are one session. The second call names the call that
+    wrote its text.
+    """
 
     async def run() -> str:
         return str(await Translation(ours(proxy.url)).run(text="The Tiber is long."))
@@ -265,8 +269,8 @@ PROMPT = "Which river flows through {city}?"
 
 
 def test_pydantic_programs(start_script: StartServer) -> None:
-    """Objects are built in the client: from a tool call that the server holds the model to, and by
-    a parser from JSON that `response_format` holds it to.
+    """Objects are built in the client. They come from a tool call that the server forces, or from
+    JSON that `response_format` constrains.
     """
     called = (
         f'<tool_call>\n{{"name": "River", "arguments": {TIBER.model_dump_json()}}}\n</tool_call>'
@@ -291,7 +295,7 @@ def test_pydantic_programs(start_script: StartServer) -> None:
 
 
 def test_objects_without_tools(start_script: StartServer) -> None:
-    """Without tools LlamaIndex asks for JSON in the text: the server holds it to that."""
+    """Without tools LlamaIndex asks for JSON in the text, and the server enforces it."""
     with recorded(start_script([("schema", TIBER.model_dump_json())])) as proxy:
         llm = ours(proxy.url, is_function_calling_model=False)
         prompt = PromptTemplate(PROMPT)
@@ -305,7 +309,7 @@ def test_objects_without_tools(start_script: StartServer) -> None:
 
 
 def test_output_parser_of_the_llm(start_script: StartServer) -> None:
-    """A parser set on the LLM runs on every answer, as with any LLM: nothing is sent ahead then."""
+    """A parser set on the LLM runs on every answer, as with any LLM, so nothing is sent ahead."""
 
     class Shout(BaseOutputParser):
         def parse(self, output: str) -> str:
@@ -320,7 +324,7 @@ def test_output_parser_of_the_llm(start_script: StartServer) -> None:
 
 
 def test_an_oversized_chunk_is_split(start_script: StartServer) -> None:
-    """A chunk over the context window is cut by LlamaIndex, and its parts go as one graph."""
+    """LlamaIndex splits a chunk over the context window. Its parts are sent as one graph."""
     words = " ".join(f"w{n}" for n in range(900))
     with recorded(start_script([("", "Yes.")])) as proxy:
         llm = Weftline(base_url=proxy.url, max_tokens=8, context_window=600)
@@ -338,8 +342,8 @@ MODES = ["accumulate", "compact_accumulate", "tree_summarize", "refine", "compac
 
 @pytest.mark.parametrize("mode", MODES)
 def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
-    """A template without the variable that a synthesizer fills: what any LLM makes of it, ours
-    makes too, ahead or not.
+    """A template lacks the variable that a synthesizer fills. Ours behaves like any LLM, sent ahead
+    or not.
     """
     nodes = [NodeWithScore(node=TextNode(text=text), score=1) for text in TEXTS]
     kind = "summary_template" if mode == "tree_summarize" else "text_qa_template"
@@ -359,7 +363,7 @@ def test_templates_that_do_not_fit(rules_url: str, mode: str) -> None:
 def test_an_argument_that_is_no_string(
     rules_url: str, query: Any, chunks: list[Any], mode: str, ahead: bool
 ) -> None:
-    """LlamaIndex renders it, or its own exception says what is wrong, in the words of any LLM."""
+    """LlamaIndex renders it, or raises its own exception, with the same text as for any LLM."""
 
     def ask(llm: Any) -> Any:
         return get_response_synthesizer(response_mode=mode, llm=llm).get_response(query, chunks)
@@ -371,8 +375,10 @@ def test_an_argument_that_is_no_string(
         assert str(got) == str(expected)
 
 
-def test_a_plan_that_fails_is_said_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What LlamaIndex swallows of a handler is in the log once; the user has his error."""
+def test_a_failed_plan_is_logged_once(rules_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """LlamaIndex swallows a handler's error, which the log shows once. The user gets the real
+    error.
+    """
     llm = ours(rules_url)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

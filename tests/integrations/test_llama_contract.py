@@ -1,8 +1,8 @@
-"""LlamaIndex's own behaviours, its MockLLM replaced by Weftline on an engine that echoes.
+"""LlamaIndex's own behaviours, with its MockLLM replaced by Weftline on an engine that echoes.
 
-LlamaIndex has no contract suite for LLMs. MockLLM answers with its prompt, as the null engine does,
-so whatever a synthesizer, an engine, an extractor or an index makes of the one it must make of the
-other, with the graph sent ahead and without.
+LlamaIndex has no contract suite for LLMs. MockLLM answers with its prompt, like the null engine. So
+every synthesizer, engine, extractor and index must give the same with either, with the graph sent
+ahead and without.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ours(request: pytest.FixtureRequest, echo_url: str) -> Weftline:
 
 
 def echo(url: str, **options: Any) -> Weftline:
-    """As MockLLM: a text model of LlamaIndex's default window, whose answers have no bound."""
+    """Like MockLLM: a text model with LlamaIndex's default window and unbounded answers."""
     return Weftline(
         base_url=url,
         is_chat_model=False,
@@ -91,23 +91,23 @@ def echo(url: str, **options: Any) -> Weftline:
 
 
 def text(value: Any) -> Any:
-    """What the user sees: the text of a response, and plain values as they are."""
+    """Return what the user sees: the text of a response, or a plain value."""
     return value if isinstance(value, (str, list, dict)) else str(value)
 
 
 @pytest.fixture(scope="module")
 def text_url(start_script: StartServer) -> str:
-    """A server that answers as MockLLM(max_tokens=40) does."""
+    """A server that answers like MockLLM(max_tokens=40)."""
     return start_script([("", " ".join(["text"] * 40))])
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_synthesizer(ours: Weftline, mode: str, count: int) -> None:
-    """Every response mode, over one chunk and over a few."""
+    """Every response mode runs over one chunk and over a few."""
 
     def synthesize(llm: LLM) -> Any:
-        Settings.llm = llm  # for the modes that call none
+        Settings.llm = llm  # for modes that call no model
         made = get_response_synthesizer(response_mode=mode, llm=llm)
         return made.synthesize("What matters?", nodes(count))
 
@@ -117,7 +117,7 @@ def test_synthesizer(ours: Weftline, mode: str, count: int) -> None:
 @pytest.mark.parametrize("window", [500, 900])
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree_summarize", "compact_accumulate"])
 def test_many_prompts(text_url: str, mode: str, window: int) -> None:
-    """Eight chunks need many prompts; in the smaller window the tree's answers need two again."""
+    """Eight chunks need many prompts. In the smaller window the tree's answers need two again."""
     answers = set()
     for llm in (MockLLM(max_tokens=40), *(bounded(text_url, ahead) for ahead in (True, False))):
         helper = PromptHelper(context_window=window, num_output=40)
@@ -136,7 +136,7 @@ def bounded(url: str, ahead: bool) -> Weftline:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_async_synthesizer(ours: Weftline, mode: str) -> None:
-    """The same by await."""
+    """The same with await."""
 
     def synthesize(llm: LLM) -> Any:
         Settings.llm = llm
@@ -148,7 +148,7 @@ def test_async_synthesizer(ours: Weftline, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["tree_summarize", "accumulate", "compact_accumulate"])
 def test_sync_over_async(ours: Weftline, mode: str) -> None:
-    """`use_async` runs a loop of its own inside a call that is not async."""
+    """`use_async` runs a loop of its own inside a synchronous call."""
 
     def synthesize(llm: LLM) -> Any:
         made = get_response_synthesizer(response_mode=mode, llm=llm, use_async=True)
@@ -159,7 +159,7 @@ def test_sync_over_async(ours: Weftline, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", STREAMED)
 def test_streaming_synthesizer(ours: Weftline, mode: str) -> None:
-    """A stream's parts add up to what MockLLM's add up to."""
+    """A stream's parts add up to the same text as MockLLM's."""
 
     def synthesize(llm: LLM) -> str:
         made = get_response_synthesizer(response_mode=mode, llm=llm, streaming=True)
@@ -170,7 +170,7 @@ def test_streaming_synthesizer(ours: Weftline, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", STREAMED)
 def test_async_streaming_synthesizer(ours: Weftline, mode: str) -> None:
-    """The same by await."""
+    """The same with await."""
 
     def synthesize(llm: LLM) -> str:
         async def run() -> str:

@@ -44,7 +44,7 @@ class River(BaseModel):
 SCHEMA = River.model_json_schema() | {"additionalProperties": False}
 FIRST = '{"name": "first\\u00e9", "km": 4.50, "towns": ["a"]}'
 SECOND = '{"name": "second", "km": 5e1, "towns": []}'
-# What a prompt holds of an earlier object is what pydantic dumps of it.
+# A later prompt holds an earlier object as pydantic dumps it.
 RULES = [
     ('{"name":"second","km":50.0,"towns":[]}', '{"name": "both", "km": 54.5, "towns": ["a"]}'),
     ('{"name":"firsté","km":4.5,"towns":["a"]}', '{"name": "refined", "km": 1.0, "towns": []}'),
@@ -85,7 +85,7 @@ def proxy(urls: dict[bool, str], with_tools: bool) -> Iterator[Recording]:
 def test_objects_of_a_synthesis(
     proxy: Recording, with_tools: bool, mode: str, is_async: bool
 ) -> None:
-    """`output_cls`: the whole synthesis is one request, its object built in the client."""
+    """With `output_cls` the whole synthesis is one request. The client builds the object."""
 
     def run(llm: Weftline) -> Any:
         made = synthesizer(mode, llm, output_cls=River)
@@ -103,8 +103,8 @@ def test_objects_of_a_synthesis(
         assert isinstance(response.response, River)
 
 
-def test_what_holds_an_object(proxy: Recording, with_tools: bool) -> None:
-    """Each call is held to the class's schema, and an edge is the object's JSON."""
+def test_objects_are_constrained_and_edges_are_json(proxy: Recording, with_tools: bool) -> None:
+    """Each call is constrained to the class's schema, and an edge is the object's JSON."""
     llm = ours(proxy.url, is_function_calling_model=with_tools)
     synthesizer("refine", llm, output_cls=River).synthesize("What?", nodes(2))
     [body] = proxy.bodies(SUBMIT)
@@ -127,7 +127,9 @@ def test_what_holds_an_object(proxy: Recording, with_tools: bool) -> None:
 
 
 def test_a_wrong_guess_is_an_ordinary_call(start_script: StartServer) -> None:
-    """Pydantic writes 4.0 where the model wrote 4: a miss, and the same answer by one more call."""
+    """Pydantic writes 4.0 where the model wrote 4. This is a miss: one more call gives the same
+    answer.
+    """
     with recorded(start_script([("", '{"name": "x", "km": 4}')])) as proxy:
         llm = ours(proxy.url, is_function_calling_model=False)
         made = [
@@ -140,8 +142,8 @@ def test_a_wrong_guess_is_an_ordinary_call(start_script: StartServer) -> None:
     assert [response.response for response in made] == [River(name="x", km=4)] * 2
 
 
-def test_what_does_not_become_an_object(start_script: StartServer) -> None:
-    """Text that is no object raises as in a plain run, whether it was sent ahead or not."""
+def test_text_that_is_no_object_raises(start_script: StartServer) -> None:
+    """Text that is no object raises as in a plain run, sent ahead or not."""
     url = start_script([("", "no object at all")])
     said = set()
     for ahead in (True, False):
@@ -179,7 +181,7 @@ PARSERS: dict[str, tuple[Callable[[], Any], list[dict[str, Any]], list[tuple[str
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PARSERS)
 def test_output_parser_of_the_llm(start_script: StartServer, name: str, mode: str) -> None:
-    """A parser set on the LLM runs between the calls, in the server; the whole is one request."""
+    """A parser set on the LLM runs between the calls, in the server. The whole is one request."""
     make, steps, rules = PARSERS[name]
     with recorded(start_script(rules)) as proxy:
         llm = ours(proxy.url, output_parser=make())
@@ -188,7 +190,7 @@ def test_output_parser_of_the_llm(start_script: StartServer, name: str, mode: st
             for one in (llm, llm.model_copy(update={"ahead": False}))
         ]
         [body] = proxy.bodies(SUBMIT)
-        assert len(proxy.bodies(CHAT)) == len(body["calls"])  # of the plain run alone
+        assert len(proxy.bodies(CHAT)) == len(body["calls"])  # only in the plain run
     assert answers[0] == answers[1] and "Empty" not in answers[0]
     edges = [
         placeholder["transforms"]
@@ -202,7 +204,7 @@ def test_output_parser_of_the_llm(start_script: StartServer, name: str, mode: st
 
 
 def test_a_parser_that_fails(start_script: StartServer) -> None:
-    """Its exception is the one of the plain run, with the same words."""
+    """Its exception has the type and text of the plain run's."""
     url = start_script([("k1w0", "no json"), ("", '{"name": 1, "km": 2}')])
     for mode in ("accumulate", "tree_summarize"):
         said = []
@@ -216,7 +218,7 @@ def test_a_parser_that_fails(start_script: StartServer) -> None:
 
 
 def test_a_parser_that_makes_objects(urls: dict[bool, str]) -> None:
-    """How Python shows an object is not data: what stands beside it is sent, the rest follows."""
+    """Python's form of an object is not data. The text beside it is sent, and the rest follows."""
     with recorded(urls[False]) as proxy:
         llm = ours(proxy.url, output_parser=PydanticOutputParser(River))
         answers = [
@@ -229,7 +231,7 @@ def test_a_parser_that_makes_objects(urls: dict[bool, str]) -> None:
 
 
 def test_transforms_of_parsers() -> None:
-    """A parser as data, for graphs of one's own; a class that is not known has none."""
+    """A parser becomes data for a user's own graph. An unknown class has no transform."""
     assert transforms_of(PydanticOutputParser(River)) == ({"op": "json_object"},)
     assert transforms_of(SubQuestionOutputParser()) == ({"op": "json_or_yaml"},)
     assert transforms_of(VectorStoreQueryOutputParser()) == ({"op": "json_or_yaml"},)
@@ -240,7 +242,7 @@ def test_transforms_of_parsers() -> None:
         pass
 
     for parser in (Mine(River), LangchainOutputParser(object()), object()):
-        with pytest.raises(NoTransform, match="its class is not one that is known"):
+        with pytest.raises(NoTransform, match="its class is not known"):
             transforms_of(parser)
 
 
@@ -255,7 +257,9 @@ def formats(proxy: Recording) -> list[Any]:
 
 
 def test_text_programs_are_constrained(start_script: StartServer) -> None:
-    """A program that asks for JSON in the text is held to its schema, however it is called."""
+    """A program that asks for JSON in the text is held to its schema, whichever way it
+    is called.
+    """
     with recorded(start_script([("", TIBER.model_dump_json())])) as proxy:
         llm = ours(proxy.url)
         program = LLMTextCompletionProgram.from_defaults(
@@ -278,7 +282,7 @@ def test_text_programs_are_constrained(start_script: StartServer) -> None:
 
 
 def test_streamed_objects_without_tools(start_script: StartServer) -> None:
-    """They are held to the schema as whole ones are, and grow as they come."""
+    """They are held to the schema like whole objects, and grow while they stream."""
     with recorded(start_script([("", TIBER.model_dump_json(indent=1))])) as proxy:
         for options in (
             {"is_function_calling_model": False},
@@ -300,15 +304,15 @@ def test_streamed_objects_without_tools(start_script: StartServer) -> None:
 
 
 def test_a_structured_llm(start_script: StartServer) -> None:
-    """LlamaIndex's wrapper that answers in objects alone: constrained too."""
+    """LlamaIndex's wrapper that answers only with objects is constrained too."""
     with recorded(start_script([("", TIBER.model_dump_json())])) as proxy:
         llm = ours(proxy.url, is_function_calling_model=False).as_structured_llm(River)
         assert llm.complete("Which river flows through Rome?").raw == TIBER
         assert formats(proxy) == [FORMAT]
 
 
-def test_what_a_prompt_asks_for() -> None:
-    """Only the schema that LlamaIndex's parser writes at a message's end counts."""
+def test_the_schema_of_a_prompt() -> None:
+    """Only the schema that LlamaIndex's parser writes at the end of a message counts."""
     ended = PydanticOutputParser(River).format("Which river?")
     field = {"response_format": {"type": "json_schema", "json_schema": FORMAT}}
     assert wanted([ended]) == field
@@ -328,14 +332,14 @@ class Inner(BaseModel):
 
 
 class Outer(BaseModel, extra="allow"):
-    """One that takes fields which it does not name."""
+    """An object that accepts fields which it does not name."""
 
     inner: Inner
     more: dict[str, int]
 
 
 def test_a_schema_is_closed() -> None:
-    """Where pydantic drops what is not named, the model is not to write it."""
+    """Where pydantic drops unnamed fields, the model must not write them."""
     schema = as_text_field(Outer)["response_format"]["json_schema"]["schema"]
     assert schema["$defs"]["Inner"]["additionalProperties"] is False
     assert schema["additionalProperties"] is True
@@ -344,7 +348,7 @@ def test_a_schema_is_closed() -> None:
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_extractor_of_objects(proxy: Recording, with_tools: bool, ahead: bool) -> None:
-    """PydanticProgramExtractor knows its nodes: its program's calls are one request."""
+    """PydanticProgramExtractor knows its nodes, so its program's calls are one request."""
     llm = ours(proxy.url, is_function_calling_model=with_tools, ahead=ahead)
     kind: Any = FunctionCallingProgram if with_tools else LLMTextCompletionProgram
     program = kind.from_defaults(output_cls=River, prompt_template_str="{input}", llm=llm)

@@ -1,4 +1,4 @@
-"""Objects that are streamed: by LlamaIndex's synthesizers, and by the LLM itself."""
+"""Streamed objects, from LlamaIndex's synthesizers and from the LLM itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["proxy", "urls", "with_tools"]
 
 
 class Found(BaseModel):
-    """What was found."""
+    """An object with an answer."""
 
     sure: bool
     answer: str
@@ -38,12 +38,12 @@ class Found(BaseModel):
 def test_streamed_synthesis_of_objects(
     start_script: StartServer, with_tools: bool, mode: str, is_async: bool
 ) -> None:
-    """With `streaming` LlamaIndex asks for objects and passes on text: still one request."""
+    """With `streaming` LlamaIndex requests objects and passes on text. It is still one request."""
     first, then = (
         '{"sure": true, "answer": "a \\"quoted\\"\\nriver"}',
         '{"sure": true, "answer": "b"}',
     )
-    # The answer to refine, and what a tree combines, stand in the last prompt as LlamaIndex has it.
+    # The last prompt holds the answer to refine, or the answers to combine, in LlamaIndex's form.
     rules = [('a "quoted"\nriver', then), ('"answer":"a \\"quoted\\"', then), ("", first)]
     if with_tools:
         rules = [(when, call_of(reply, "Found")) for when, reply in rules]
@@ -68,14 +68,16 @@ def test_streamed_synthesis_of_objects(
         assert counts(proxy)[0] == 1 and counts(proxy)[1] > 1
         last = proxy.bodies(CHAT)[-1]["messages"][-1]["content"]
     assert text == plain
-    if mode == "tree_summarize":  # the last call is of text, whatever it holds
+    if mode == "tree_summarize":  # The last call writes text, whatever is in it.
         assert text == (call_of(then, "Found") if with_tools else then)
     else:
         assert text == "b" and 'a "quoted"\nriver' in last
 
 
 def test_streams_of_objects_without_an_answer(proxy: Recording, with_tools: bool) -> None:
-    """Of an object that it streams LlamaIndex keeps its `answer`: a class without one has none."""
+    """LlamaIndex keeps only the `answer` of a streamed object, so a class without one
+    gives none.
+    """
     llm = ours(proxy.url, is_function_calling_model=with_tools)
     made = synthesizer("refine", llm, output_cls=River, streaming=True)
     assert str(made.synthesize("What?", nodes(2))) == "Empty Response"
@@ -83,7 +85,7 @@ def test_streams_of_objects_without_an_answer(proxy: Recording, with_tools: bool
 
 
 def test_a_streamed_object_is_forced(start_script: StartServer) -> None:
-    """The tool of a streamed object must be called, as that of a whole one."""
+    """The tool of a streamed object must be called, like that of a whole one."""
     prompt = PromptTemplate("Which river? {text}")
     with recorded(start_script([("", call_of(SECOND))])) as proxy:
         llm = ours(proxy.url)

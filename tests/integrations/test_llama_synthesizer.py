@@ -1,4 +1,4 @@
-"""WeftlineSynthesizer: one request for a synthesis, with what each source took."""
+"""WeftlineSynthesizer: one request for a synthesis, with the cost of each source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plain(url: str, mode: str) -> Any:
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_same_answer(proxy: Recording, mode: str, count: int) -> None:
-    """Every mode gives what LlamaIndex's synthesizer gives, sync and by await."""
+    """Every mode gives the answer of LlamaIndex's synthesizer, sync and async."""
     expected = str(plain(proxy.url, mode).synthesize("What?", nodes(count)))
     assert str(ours(proxy.url, mode).synthesize("What?", nodes(count))) == expected
     later = asyncio.run(ours(proxy.url, mode).asynthesize("What?", nodes(count)))
@@ -67,7 +67,7 @@ def test_same_answer(proxy: Recording, mode: str, count: int) -> None:
 
 @pytest.mark.parametrize("mode", ["tree_summarize", "refine", "compact"])
 def test_streamed(proxy: Recording, mode: str) -> None:
-    """The final answer is streamed out of the one request."""
+    """The final answer streams from the one request."""
     response: Any = ours(proxy.url, mode, streaming=True).synthesize("What?", nodes())
     assert "".join(response.response_gen) == CASES[mode]
     assert counts(proxy) == (1, 0)
@@ -81,7 +81,7 @@ def test_streamed(proxy: Recording, mode: str) -> None:
 
 
 def test_report(rules_url: str) -> None:
-    """The metadata says what every call took, and which calls read which source."""
+    """The metadata has the cost of every call, and the calls that read each source."""
     response = ours(rules_url, "refine").synthesize("What?", nodes())
     assert response.metadata is not None
     report = response.metadata["weftline"]
@@ -94,7 +94,9 @@ def test_report(rules_url: str) -> None:
 
 
 def test_a_blank_answer_runs_plainly(start_script: StartServer) -> None:
-    """LlamaIndex leaves a blank answer out of the next prompt, so the graph's end is not its."""
+    """LlamaIndex leaves a blank answer out of the next prompt, so the end of the graph
+    is not used.
+    """
     url = start_script([("k0w0", " "), ("", "Yes.")])
     for mode in ("tree_summarize", "refine", "accumulate"):
         expected = str(plain(url, mode).synthesize("What?", nodes()))
@@ -112,7 +114,7 @@ def index() -> VectorStoreIndex:
 
 
 def test_engines_take_it(proxy: Recording) -> None:
-    """Query engines, the retriever's own, and a chat engine on one of them."""
+    """It works in query engines, the retriever's own engine, and a chat engine."""
     made = ours(proxy.url, "refine")
     retriever = SummaryIndex([found.node for found in nodes()]).as_retriever()
     engines = [
@@ -127,7 +129,7 @@ def test_engines_take_it(proxy: Recording) -> None:
 
 
 def test_prompts_can_be_changed(proxy: Recording) -> None:
-    """update_prompts reaches the graph, as it reaches LlamaIndex's synthesizer."""
+    """update_prompts changes the graph, as it changes LlamaIndex's synthesizer."""
     made = ours(proxy.url, "tree_summarize")
     assert set(made.get_prompts()) == {"summary_template", "chat_summary_template"}
     made.update_prompts({"summary_template": PromptTemplate("Q {query_str} C {context_str}")})
@@ -138,7 +140,9 @@ def test_prompts_can_be_changed(proxy: Recording) -> None:
 
 
 def test_bad_input(rules_url: str) -> None:
-    """Another LLM is refused; a server that is away is one clear error; no nodes, no request."""
+    """Another LLM is refused, an unreachable server is one clear error, and no nodes make no
+    request.
+    """
     with pytest.raises(ValueError, match="runs on a Weftline LLM, and this is a MockLLM"):
         WeftlineSynthesizer(MockLLM())
     away = ours("http://127.0.0.1:9", "refine")
@@ -170,7 +174,7 @@ def router(cls: type[RouterQueryEngine], url: str) -> RouterQueryEngine:
 
 
 def test_speculative_router(start_script: StartServer) -> None:
-    """Both branches begin beside the selector; the answer is the plain router's."""
+    """Both branches start beside the selector. The answer is the plain router's."""
     with recorded(start_script([("Some choices", SELECT), *RULES])) as proxy:
         expected = router(RouterQueryEngine, proxy.url).query("What?")
         assert str(expected) == "a-answer" and len(proxy.bodies(CHAT)) == 2
@@ -180,7 +184,7 @@ def test_speculative_router(start_script: StartServer) -> None:
 
 
 def test_losing_branch_is_cancelled(tmp_path: Any) -> None:
-    """The branch that loses ends in the server before it has generated its answer."""
+    """The losing branch is cancelled in the server before it has generated its answer."""
     long = " ".join(["word"] * 200)
     rules = tmp_path / "rules.json"
     replies = {"Some choices": SELECT, "k1w0": long, "": "short"}

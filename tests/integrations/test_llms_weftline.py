@@ -1,4 +1,4 @@
-"""Weftline as a LlamaIndex LLM: what every LLM there is held to, against a real server."""
+"""Weftline as a LlamaIndex LLM meets the requirements for every LLM, against a real server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def llm(echo_url: str) -> Weftline:
 
 
 def test_base_classes() -> None:
-    """What LlamaIndex's own tests ask of an integration."""
+    """The requirements of LlamaIndex's own tests for integrations."""
     names = [base.__name__ for base in Weftline.__mro__]
     assert BaseLLM.__name__ in names and FunctionCallingLLM.__name__ in names
     assert Weftline.class_name() == "Weftline"
 
 
 def test_namespace_is_shared() -> None:
-    """Other integrations import beside ours: the folders above it are no packages of ours."""
+    """Other integrations import beside ours, because the folders above it are no
+    packages of ours.
+    """
     import llama_index.llms
 
     assert llama_index.llms.__file__ is None
@@ -45,7 +47,7 @@ def test_namespace_is_shared() -> None:
 
 
 def test_answers(llm: Weftline) -> None:
-    """The four ways to ask, whole and streamed, give one text: what the engine echoes."""
+    """The four ways to call, whole and streamed, give the text that the engine echoes."""
     said = "user: Hello.\nassistant: "
     messages = [ChatMessage(role="user", content="Hello.")]
     assert llm.chat(messages).message.content == said
@@ -57,7 +59,7 @@ def test_answers(llm: Weftline) -> None:
 
 
 def test_async_answers(llm: Weftline) -> None:
-    """The same by await, in one event loop after another."""
+    """The same with await, in one event loop after another."""
     said = "user: Hello.\nassistant: "
     messages = [ChatMessage(role="user", content="Hello.")]
 
@@ -77,7 +79,7 @@ def test_async_answers(llm: Weftline) -> None:
 
 
 def test_text_model(echo_url: str) -> None:
-    """With is_chat_model off a prompt goes as it is, without a chat template."""
+    """With is_chat_model off, a prompt is sent unchanged, without a chat template."""
     llm = Weftline(base_url=echo_url, is_chat_model=False)
     assert llm.complete("Once upon").text == "Once upon"
     assert llm.predict(PromptTemplate("Once {a}"), a="more") == "Once more"
@@ -85,7 +87,7 @@ def test_text_model(echo_url: str) -> None:
 
 
 def test_metadata_comes_from_the_server(llm: Weftline) -> None:
-    """The window that prompts are packed to is the model's own, unless one is given."""
+    """Prompts are packed to the model's own window unless one is given."""
     assert llm.metadata.context_window == 1 << 20
     assert llm.metadata.num_output == 256 and llm.metadata.is_chat_model
     assert Weftline(base_url="http://127.0.0.1:9", context_window=99).metadata.context_window == 99
@@ -101,7 +103,7 @@ def test_round_trip(llm: Weftline) -> None:
 
 
 def test_parameters_reach_the_server(echo_url: str) -> None:
-    """Fields of the LLM and options of a call are in the request; an option wins."""
+    """Fields of the LLM and options of a call are in the request. An option takes precedence."""
     with recorded(echo_url) as proxy:
         llm = Weftline(base_url=proxy.url, temperature=0.5, seed=1, additional_kwargs={"top_k": 4})
         llm.complete("a", max_tokens=3)
@@ -111,7 +113,7 @@ def test_parameters_reach_the_server(echo_url: str) -> None:
 
 
 def test_usage_is_counted(echo_url: str) -> None:
-    """LlamaIndex's token counter gets the server's counts, not its own estimate."""
+    """LlamaIndex's token counter gets the server's counts, not an estimate of its own."""
     counter = TokenCountingHandler()
     llm = Weftline(base_url=echo_url, callback_manager=CallbackManager([counter]))
     llm.complete("one two three")
@@ -129,7 +131,7 @@ class _Events(BaseEventHandler):
 
 
 def test_events_are_those_of_other_llms(llm: Weftline) -> None:
-    """Whoever watches LlamaIndex sees each step once, in the order of any other LLM."""
+    """Handlers get each step once, in the order of any other LLM."""
     handler = _Events(seen=[])
     root = get_dispatcher()
     root.add_event_handler(handler)
@@ -152,7 +154,9 @@ def test_events_are_those_of_other_llms(llm: Weftline) -> None:
 
 
 def test_templates_arrive_unrendered(echo_url: str) -> None:
-    """A request says which argument each part of its prompt is; together they are the prompt."""
+    """A request names the argument behind each part of its prompt. The parts add up to
+    the prompt.
+    """
     prompt = ChatPromptTemplate(
         message_templates=[
             ChatMessage(role="system", content="Answer in {language}."),
@@ -183,7 +187,9 @@ def test_templates_arrive_unrendered(echo_url: str) -> None:
 
 
 def test_an_answer_is_traced(start_script: StartServer) -> None:
-    """A prompt that holds an earlier answer of the run says so; other runs know nothing of it."""
+    """A prompt that holds an earlier answer of its run has an edge. Other runs do not know the
+    answer.
+    """
     url = start_script([("first", "Rome lies on the Tiber."), ("", "Yes.")])
     dispatcher = get_dispatcher("tests")
 
@@ -215,7 +221,7 @@ CALL = '<tool_call>\n{"name": "Town", "arguments": {"name": "Rome", "size": 3}}\
 
 
 def test_tools(start_script: StartServer) -> None:
-    """Tools are offered, chosen, read from the answer and called, whole, streamed and by await."""
+    """Tools are offered, chosen, read from the answer and called: whole, streamed and async."""
     with recorded(start_script([("Rome", CALL), ("", "None of them.")])) as proxy:
         llm = Weftline(base_url=proxy.url, temperature=0)
         tool = FunctionTool.from_defaults(lambda name, size: f"{name}: {size}", name="Town")
@@ -232,7 +238,7 @@ def test_tools(start_script: StartServer) -> None:
             response.message,
             ChatMessage("3", role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
         ]
-        assert llm.chat(history).message.content == CALL  # offered no tools, it calls none
+        assert llm.chat(history).message.content == CALL  # without offered tools it calls none
         bodies = proxy.bodies("/v1/chat/completions")
     assert [body.get("tool_choice") for body in bodies] == ["auto"] * 4 + [None]
     assert bodies[-1]["messages"][1]["tool_calls"][0]["function"]["name"] == "Town"
@@ -241,7 +247,7 @@ def test_tools(start_script: StartServer) -> None:
 
 
 def test_structured_predict(start_script: StartServer) -> None:
-    """An object comes back, built in the client; the server was told to hold the answer to it."""
+    """The client builds the object. The server constrained the answer to its schema."""
     with recorded(start_script([("Rome", CALL)])) as proxy:
         llm = Weftline(base_url=proxy.url)
         prompt = PromptTemplate("What of {town}?")
@@ -258,7 +264,7 @@ def test_structured_predict(start_script: StartServer) -> None:
 
 
 def test_bad_input(echo_url: str) -> None:
-    """Each wrong input is one clear error, in the place where it was made."""
+    """Each wrong input is one clear error at the place where it was made."""
     llm = Weftline(base_url=echo_url)
     with pytest.raises(UnknownModel, match="no model 'other' is served"):
         _ = Weftline("other", base_url=echo_url).metadata
@@ -274,7 +280,7 @@ def test_bad_input(echo_url: str) -> None:
 
 
 def test_server_away() -> None:
-    """One sentence says what is wrong and what to do, streamed or not, and by await."""
+    """One sentence says what is wrong and what to do, also in streams and with await."""
     llm = Weftline(base_url="http://127.0.0.1:9", context_window=4096)
     with pytest.raises(
         ConnectionFailed, match=r"no weftline server answers at http://127\.0\.0\.1:9"
@@ -289,7 +295,7 @@ def test_server_away() -> None:
 
 
 def test_cancelled_request_is_left(start_script: StartServer) -> None:
-    """Cancelling the task that awaits an answer does not disturb the next one."""
+    """Cancelling a task that awaits an answer does not disturb the next request."""
     llm = Weftline(base_url=start_script([("", "Yes.")]))
 
     async def run() -> str:

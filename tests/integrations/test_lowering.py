@@ -1,4 +1,4 @@
-"""Lowering as data: which calls a chain becomes, and how their variables become its result."""
+"""Lowering as data: the calls that a chain becomes, and how their variables become its result."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TEXT = StrOutputParser()
 
 
 def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
-    """`chain` lowered, its variables called v0, v1 ...; client steps run as LangChain runs them.
+    """Lower `chain` with variables called v0, v1 ... Client steps run as LangChain runs them.
 
-    A value that is fetched is the name of its variable, in capitals.
+    The value of a fetched variable is its name in capitals.
     """
     numbers = count()
     lowering = Lowering(mint=lambda: f"v{next(numbers)}")
@@ -52,7 +52,9 @@ def lowered(chain: Runnable[Any, Any], value: Any) -> Lowered:
 
 
 def texts(call: Call) -> list[tuple[str, str]]:
-    """Role and text of a call's messages; inputs in braces, with the variable or value behind."""
+    """Return role and text of a call's messages. Inputs are in braces, with their variable or
+    value.
+    """
     bound = {p.name: p for p in call.placeholders}
 
     def show(name: str) -> str:
@@ -69,7 +71,7 @@ def texts(call: Call) -> list[tuple[str, str]]:
 
 
 def test_a_call_keeps_its_template_apart_from_its_values() -> None:
-    """The server sees constant text and named inputs, so it can share the text among calls."""
+    """The server sees constant text and named inputs, so calls can share the text."""
     low = lowered(ASK | LLM.bind(stop=["\n"], max_tokens=9) | TEXT, {"topic": "rivers"})
     assert to_wire(low.calls) == [
         {
@@ -107,7 +109,7 @@ def test_a_chain_that_ends_in_the_model_gives_a_message() -> None:
 
 
 def test_map_and_reduce() -> None:
-    """Each item is a call; the reduce call reads them all, and the client waits for it alone."""
+    """Each item is a call. The reduce call reads all of them, and the client waits for it alone."""
     reduce = ChatPromptTemplate.from_template("Join:\n{parts}")
     chain = (
         (ASK | LLM | TEXT).map()
@@ -126,14 +128,14 @@ def test_map_and_reduce() -> None:
 
 
 def test_parallel_branches_keep_their_names() -> None:
-    """The keys of a dict name its calls, and build the result."""
+    """The keys of a dict name its calls and build the result."""
     low = lowered({"pro": ASK | LLM | TEXT, "con": ASK | LLM} | RunnablePassthrough(), "rivers")
     assert [call.name for call in low.calls] == ["pro", "con"]
     assert low.result == Mapped((("pro", Variable("v0")), ("con", Variable("v1", is_message=True))))
 
 
 def test_an_item_of_json_is_parsed_in_the_server() -> None:
-    """All readers want the parsed title, so the parser belongs to the output."""
+    """All readers want the parsed title, so the output has the parser."""
     chain = (
         ASK
         | LLM
@@ -150,7 +152,7 @@ def test_an_item_of_json_is_parsed_in_the_server() -> None:
 
 
 def test_a_variable_wanted_raw_and_parsed_stays_raw() -> None:
-    """One generation serves both readers; the one that parses says so at its input."""
+    """One generation serves both readers. The one that parses has the transform at its input."""
     both = ASK | LLM | {"raw": TEXT, "title": JsonOutputParser() | (lambda found: found["title"])}
     low = lowered(both | PromptTemplate.from_template("{title} of {raw}") | LLM | TEXT, "rivers")
     assert [p.transforms for p in low.calls[0].placeholders if p.name == "out"] == [()]
@@ -158,15 +160,15 @@ def test_a_variable_wanted_raw_and_parsed_stays_raw() -> None:
 
 
 def test_parsed_and_raw_result() -> None:
-    """Where the client itself wants both, it gets the one variable and parses its copy."""
+    """If the client wants both, it gets the one variable and parses its copy."""
     low = lowered(ASK | LLM | {"raw": TEXT, "found": JsonOutputParser()}, "rivers")
     assert low.variables() == ("v0",)
     assert low.build({"v0": '{"a": 1}'}) == {"raw": '{"a": 1}', "found": {"a": 1}}
     assert low.streamable() is None
 
 
-def test_what_nobody_reads_is_not_sent() -> None:
-    """Only the call that makes the result, and those that it reads, are worth their time."""
+def test_calls_without_readers_are_not_sent() -> None:
+    """Only the call of the result, and the calls that it reads, are sent."""
     parts = RunnableParallel(a=ASK | LLM | TEXT, b=ASK | LLM | TEXT)
     low = lowered(parts | (lambda x: {"every": x["b"]}) | SHOW | LLM, "rivers")
     assert [call.name for call in low.calls] == ["b", "call"]
@@ -181,7 +183,7 @@ def test_lists_show_as_python_shows_them() -> None:
 
 
 def test_messages_and_history() -> None:
-    """Messages of the client are constant text; an answer of the server is a turn of its own."""
+    """Messages of the client are constant text. An answer of the server is a turn of its own."""
     prompt = ChatPromptTemplate.from_messages(
         [("system", "Be brief."), MessagesPlaceholder("history"), ("human", "{question}")]
     )
@@ -202,8 +204,10 @@ def test_messages_and_history() -> None:
     assert texts(second.calls[1])[1] == ("assistant", "{answer=v0}")
 
 
-def test_names_come_from_what_the_user_named() -> None:
-    """run_name, template names and the place in the chain; equal names are told apart."""
+def test_names_come_from_the_users_names() -> None:
+    """run_name, template names and the place in the chain give names. Equal names get different
+    suffixes.
+    """
     named = ChatPromptTemplate([("human", "{topic}")], name="ask") | LLM | TEXT
     assert [c.name for c in lowered(named, "x").calls] == ["ask"]
     run = (ASK | LLM | TEXT).with_config(run_name="facts")
@@ -213,7 +217,7 @@ def test_names_come_from_what_the_user_named() -> None:
 
 
 def test_nested_maps_keep_their_place() -> None:
-    """A map inside a map counts inside its item."""
+    """A map inside a map is numbered inside its item."""
     rows = [[{"topic": "a"}], [{"topic": "b"}, {"topic": "c"}]]
     low = lowered((ASK | LLM | TEXT).map().map(), rows)
     assert low.result == Listed(
@@ -223,7 +227,7 @@ def test_nested_maps_keep_their_place() -> None:
 
 
 def test_steps_on_the_clients_values_run_in_the_client() -> None:
-    """A retriever, say: its result is a constant of the graph."""
+    """The result of such a step, a retriever for example, is a constant of the graph."""
     seen: list[Any] = []
 
     def retrieve(topic: str) -> str:
@@ -236,7 +240,7 @@ def test_steps_on_the_clients_values_run_in_the_client() -> None:
 
 
 def test_a_branch_is_taken_by_the_clients_value() -> None:
-    """Conditions on what the client has are decided before the submit."""
+    """Conditions on values of the client are decided before the submit."""
     chain = RunnableBranch(
         (lambda x: x["topic"] == "rivers", ASK | LLM | TEXT), lambda x: "nothing asked"
     )
@@ -245,7 +249,7 @@ def test_a_branch_is_taken_by_the_clients_value() -> None:
 
 
 def test_configurable_models() -> None:
-    """What the caller configures is what is sampled."""
+    """The call is sampled with the model that the caller configures."""
     llm = LLM.configurable_fields(max_tokens=ConfigurableField(id="length"))
     chain = (ASK | llm | TEXT).with_config(configurable={"length": 5})
     [call] = lowered(chain, "rivers").calls
@@ -259,7 +263,7 @@ def opaque(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("tail", "reason"),
     [
-        (RunnableLambda(opaque), "what it calls, 'strip', may do anything"),
+        (RunnableLambda(opaque), "it calls 'strip', which may do anything"),
         (RunnableLambda(lambda text: text * 2), "its BinOp is not known to be pure"),
         (PromptTemplate.from_template("{x!r}") | LLM, "has a conversion or a format"),
         (
@@ -276,8 +280,10 @@ def opaque(value: Any) -> Any:
         (ChatWeftline(base_url="http://there:1", cache=True), "it has a cache"),
     ],
 )
-def test_what_cannot_be_lowered_runs_in_the_client(tail: Runnable[Any, Any], reason: str) -> None:
-    """No value of the server is guessed: it is fetched, and the reason is noted."""
+def test_a_step_that_cannot_be_lowered_runs_in_the_client(
+    tail: Runnable[Any, Any], reason: str
+) -> None:
+    """A value of the server is never guessed: it is fetched, and the reason is noted."""
     explained = compile_chain(ASK | LLM | TEXT | tail).explain("rivers")
     assert any(reason in note.why for note in explained.in_client)
 

@@ -1,4 +1,6 @@
-"""Many runs at once in every tier: no answer goes astray, and who leaves early leaves nothing."""
+"""Many runs at once in every tier: answers reach their own run, and cancelled runs
+leave nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,12 @@ def two_calls(tier: str, url: str, **options: Any) -> Chain:
 
 
 def answer(x: str) -> str:
-    """What the null engine makes of both calls."""
+    """Return the null engine's answer to both calls."""
     return f"user: Again: user: Tell of {x}.\nassistant: \nassistant: "
 
 
 async def sessions(url: str) -> float:
-    """How many sessions the server has open."""
+    """Return the number of open sessions of the server."""
     async with httpx.AsyncClient() as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
     [count] = [line.split()[-1] for line in lines if line.startswith("weftline_sessions_open ")]
@@ -56,7 +58,7 @@ async def sessions(url: str) -> float:
 
 
 def known() -> tuple[int, int, int, int]:
-    """Runs and prompts that are known here, feeds, and what is still followed."""
+    """Count the runs, prompts and feeds of this process, and the followed sessions."""
     gc.collect()
     feeds = sum(type(one) is Feed for one in gc.get_objects())
     loop = BACKGROUND._loop
@@ -65,7 +67,7 @@ def known() -> tuple[int, int, int, int]:
 
 
 async def ends(url: str, before: tuple[int, int, int, int]) -> bool:
-    """Whether the server comes to rest, and this process knows no more than `before`."""
+    """Whether the server becomes idle and this process is back to `before`."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if await sessions(url) == 0 and all(map(operator.le, known(), before)):
@@ -75,7 +77,7 @@ async def ends(url: str, before: tuple[int, int, int, int]) -> bool:
 
 
 async def test_five_hundred_graphs_do_not_mix() -> None:
-    """The tests of provenance and of acceleration do the same with 200 runs each."""
+    """The tests of provenance and acceleration do the same with 200 runs each."""
     with served() as url:
         before = known()
         chain = two_calls("T3", url)
@@ -92,7 +94,7 @@ def slow_url() -> Iterator[str]:
 
 @tiers
 async def test_cancelled_runs_leave_nothing(tier: str, slow_url: str) -> None:
-    """Every second of fifty is cancelled while it runs; the others do not notice."""
+    """Every second of fifty runs is cancelled. The others are not affected."""
     before = known()
     chain = two_calls(tier, slow_url)
     tasks = [asyncio.create_task(chain.ainvoke({"x": f"soup {n}"})) for n in range(50)]
@@ -111,7 +113,7 @@ async def test_cancelled_runs_leave_nothing(tier: str, slow_url: str) -> None:
 
 @tiers
 async def test_abandoned_streams_leave_nothing(tier: str, slow_url: str) -> None:
-    """One is closed after its first text, and one is dropped."""
+    """One stream is closed after its first text, and one is dropped."""
     before = known()
     chain = two_calls(tier, slow_url)
     parts: Any = chain.astream({"x": "soup " * 20})

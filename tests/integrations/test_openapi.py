@@ -1,4 +1,4 @@
-"""Schemathesis against our OpenAPI: whatever comes in, nothing answers 5xx but the known 503."""
+"""Schemathesis against our OpenAPI: no request gets a 5xx response but the known 503."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integrations.conftest import served
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
-# Bounds that random requests can reach, so that these answers are seen too.
+# Limits that random requests can reach, so that their errors are tested too.
 CONFIG = """
 max_body = 65536
 [registry]
@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def session(url: str) -> str:
-    """A session that is there."""
+    """A session that exists."""
     return str(httpx.post(f"{url}/v1/session").json()["session_id"])
 
 
@@ -48,8 +48,8 @@ NEEDED = {"messages", "prompt", "calls", "session_id", "semantic_var_id", "value
 
 
 def aimed(case: Any, session: str) -> None:
-    """Every other request is about a session that exists and has few fields, or hardly one would
-    be taken; and none waits for ever.
+    """Point every second request at an existing session with few fields, because hardly one would
+    be accepted otherwise. No request waits for ever.
     """
     known = len(repr(case.body)) % 2
     if known and "session_id" in (case.path_parameters or {}) and case.method != "DELETE":
@@ -74,7 +74,7 @@ def aimed(case: Any, session: str) -> None:
     suppress_health_check=list(HealthCheck),
 )
 def test_no_route_breaks(case: Any, url: str, session: str) -> None:
-    """Typed refusals are fine: a 4xx has our error's form."""
+    """Typed refusals are correct: a 4xx has the form of our errors."""
     aimed(case, session)
     with Session() as http:
         answer = case.call(base_url=url, session=http, timeout=30)

@@ -1,4 +1,4 @@
-"""A model's timeout and retries in every tier, beside ChatOpenAI's."""
+"""A model's timeout and retries in every tier, compared with ChatOpenAI's."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ def stalling_url() -> Iterator[str]:
 
 
 @tiers
-def test_it_stalls(tier: str, stalling_url: str) -> None:
-    """A model's timeout ends the wait, amid a stream too, and what it waited for is cancelled."""
+def test_a_stalled_call_times_out(tier: str, stalling_url: str) -> None:
+    """A model's timeout ends the wait, also within a stream. The call that it waited for is
+    cancelled.
+    """
     ours, way = TIERS[tier]
     plain = plainly(stalls, stalling_url)
     assert issubclass(plain[0][0], openai.APITimeoutError)
     assert stalls(chat_weftline, way, ours, stalling_url) == plain
     deadline = time.monotonic() + 20
     while "weftline_sessions_open 0" not in httpx.get(f"{stalling_url}/metrics").text:
-        assert time.monotonic() < deadline, "what nobody waits for goes on"
+        assert time.monotonic() < deadline, "a call without a reader goes on"
         time.sleep(0.05)
 
 
@@ -77,13 +79,15 @@ def test_it_stalls(tier: str, stalling_url: str) -> None:
         (httpx.Timeout(5.0, read=None), 5, Patience(math.inf, 5)),
     ],
 )
-def test_what_a_timeout_says(timeout: Any, max_retries: int | None, expected: Patience) -> None:
-    """Every form that ChatOpenAI takes."""
+def test_every_form_of_a_timeout(timeout: Any, max_retries: int | None, expected: Patience) -> None:
+    """Every form of ChatOpenAI's timeout works."""
     assert ChatWeftline(timeout=timeout, max_retries=max_retries).patience == expected
 
 
 def test_a_graph_waits_as_long_as_its_longest_path() -> None:
-    """A call has the time of its model after its inputs; what is known when it is sent has none."""
+    """A call has its model's timeout after its inputs are ready. Inputs known at the submit take no
+    time.
+    """
 
     def call(out: str, *reads: str) -> Call:
         ins = [Placeholder(name=n, in_out=InOut.IN, semantic_var_id=n) for n in reads]
@@ -96,13 +100,15 @@ def test_a_graph_waits_as_long_as_its_longest_path() -> None:
     calls = [call("a"), call("b", "a"), call("c"), call("d", "c"), call("e", "b", "c")]
     deadlines.submitted(calls, patience, now=100)
     assert deadlines.left("abcde", now=100) == {"a": 6, "b": 7, "c": 5, "e": 9}
-    deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has come by then
+    deadlines.submitted([call("f", "c")], {"f": Patience(1, 0)}, now=110)  # c has arrived by then
     assert deadlines.left("af", now=110) == {"a": 0, "f": 1}
 
 
 @contextmanager
 def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
-    """An endpoint that is too busy, which no server of ours is on demand; what it was asked."""
+    """An endpoint that is always too busy, and the requests that it got. Our server is not busy on
+    demand.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -137,7 +143,7 @@ def busy(retry_after: str | None = "0") -> Iterator[tuple[str, list[str]]]:
         ("T3", 0, "/v1/submit"),
     ],
 )
-def test_as_often_as_the_model_says(
+def test_max_retries_counts_further_attempts(
     tier: str, ahead: int, path: str, max_retries: int, retry_after: str | None
 ) -> None:
     """`max_retries` is how often a call, or the submit of a graph, is sent again."""

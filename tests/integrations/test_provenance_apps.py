@@ -1,4 +1,4 @@
-"""What reaches the server from LangGraph programs and from LangChain's classic chains."""
+"""The provenance that LangGraph programs and LangChain's classic chains send."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plain_llm(url: str) -> ChatWeftline:
 
 
 class Shelf(BaseRetriever):
-    """A retriever that finds both documents, whatever is asked."""
+    """A retriever that always finds both documents."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
@@ -88,7 +88,7 @@ JOKES = [
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["invoke", "ainvoke"])
 def test_langgraph_nodes(asynchronous: bool, watched: Watched, plain_llm: ChatWeftline) -> None:
-    """An f-string in a node shows the state's values, and the edge between the nodes."""
+    """An f-string in a node shows the state's values and the edge between the nodes."""
 
     def program(llm: ChatWeftline) -> Any:
         graph = joke_graph(llm)
@@ -107,7 +107,7 @@ class Pile(TypedDict, total=False):
 
 
 def test_langgraph_send(watched: Watched, plain_llm: ChatWeftline) -> None:
-    """A fan-out by Send, joined: each summary in the last prompt comes from its own call."""
+    """A fan-out by Send is joined: each summary in the last prompt comes from its own call."""
     graph = pytest.importorskip("langgraph.graph")
     types = pytest.importorskip("langgraph.types")
     summarise = ChatPromptTemplate.from_template("Summarise:\n{context}")
@@ -142,11 +142,11 @@ def test_langgraph_send(watched: Watched, plain_llm: ChatWeftline) -> None:
     bodies = watched.recording.bodies(CHAT)[-6:]
     last = next(body["weftline"] for body in bodies if "Distill" in str(body))
     read = [piece["from_var"] for piece in last["messages"][0] if "from_var" in piece]
-    assert len(set(read)) == 2  # equal as they are, each is its own call's
+    assert len(set(read)) == 2  # Their texts are equal, but each comes from its own call.
 
 
 def test_rag_in_lcel(watched: Watched, plain_llm: ChatWeftline) -> None:
-    """Retrieved text is one value of the template, like the question."""
+    """Retrieved text is a value of the template, like the question."""
     asked = ChatPromptTemplate.from_template("Context: {context}\nQ: {question}")
 
     def program(llm: ChatWeftline) -> Any:
@@ -160,7 +160,7 @@ def test_rag_in_lcel(watched: Watched, plain_llm: ChatWeftline) -> None:
 
 
 def classic(name: str, llm: ChatWeftline) -> Any:
-    """A classic chain's run; these render their prompts without telling anybody."""
+    """Run a classic chain. These render their prompts without any callback."""
     chains = pytest.importorskip("langchain_classic.chains")
     documents = [Document(ONE), Document(OTHER)]
     if name == "LLMChain":

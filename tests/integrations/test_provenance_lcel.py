@@ -1,4 +1,4 @@
-"""What reaches the server from each way of building and running a chain, with one class swapped."""
+"""The provenance of each way to build and run a chain, with one class replaced."""
 
 from __future__ import annotations
 
@@ -329,8 +329,10 @@ CASES: dict[str, tuple[Program, list[str]]] = {
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_what_the_server_is_told(name: str, watched: Watched, plain_llm: ChatWeftline) -> None:
-    """Templates, values and edges arrive, and the program's result is the plain model's."""
+def test_the_provenance_that_the_server_gets(
+    name: str, watched: Watched, plain_llm: ChatWeftline
+) -> None:
+    """Templates, values and edges arrive, and the result is the plain model's."""
     program, expected = CASES[name]
     result, sent = watched.run(program)
     assert sorted(sent) == sorted(expected)

@@ -1,4 +1,4 @@
-"""Pieces of a text: whatever is found, they add up to it."""
+"""The pieces of a text always add up to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Closer, Piece
 from weftline.adapters.pieces import by_search, text_of
 
-# Few letters, so that values stand inside one another and inside the text.
+# Few letters, so that values occur inside one another and inside the text.
 WORDS = st.text("ab {}<&", max_size=12)
 
 
@@ -30,7 +30,7 @@ def test_a_search_adds_up(text: str, values: list[tuple[str, str]]) -> None:
 
 @given(st.lists(WORDS, max_size=4), WORDS, st.sampled_from([None, "x"]))
 def test_a_trace_adds_up(answers: list[str], text: str, name: str | None) -> None:
-    """Cut around any answers, long or short, the text is what it was."""
+    """Cut around any answers, long or short, the text is unchanged."""
     traced = session()
     for number, answer in enumerate(answers):
         traced.answered(f"v{number}", answer * 3)
@@ -41,10 +41,10 @@ PARTS = st.lists(st.text("ab <&", max_size=4) | st.sampled_from(["{x}", "{y}"]),
 
 
 @pytest.mark.parametrize("form", ["f-string", "mustache"])
-@settings(deadline=None)  # the first example pays for imports
+@settings(deadline=None)  # The first example takes longer because of imports.
 @given(PARTS, WORDS, WORDS)
 def test_a_template_adds_up(form: Any, parts: list[str], x: str, y: str) -> None:
-    """Through its JSON and back, a template's pieces are what LangChain renders."""
+    """After a round trip through JSON, a template's pieces are the text that LangChain renders."""
     text = "".join(f"{{{part}}}" if form == "mustache" and "{" in part else part for part in parts)
     template = ChatPromptTemplate.from_messages([("human", text)], template_format=form)
     values = {"x": x, "y": y}
@@ -59,7 +59,7 @@ def test_a_template_adds_up(form: Any, parts: list[str], x: str, y: str) -> None
 
 
 def test_the_longest_value_wins_and_short_ones_are_whole_words() -> None:
-    """No value is found inside another's, and `art` not in `party`."""
+    """No value is found inside another one's, and `art` is not found in `party`."""
     values = [("a", "art"), ("b", "the art of"), ("c", "of")]
     assert by_search("the art of a party, art", values, MIN_SEARCHED) == (
         Piece("the art of", "b"),
@@ -68,8 +68,8 @@ def test_the_longest_value_wins_and_short_ones_are_whole_words() -> None:
     )
 
 
-def test_a_value_that_was_there_before_is_no_answer() -> None:
-    """A topic that the first answer repeats does not come from it; its answer as a whole does."""
+def test_an_earlier_value_is_not_traced_to_an_answer() -> None:
+    """A topic that the first answer repeats is not traced to that answer. The whole answer is."""
     run = session()
     run.see(["kangaroos"])
     run.answered("v1", "A joke about kangaroos, and one about wallabies.")
@@ -79,8 +79,8 @@ def test_a_value_that_was_there_before_is_no_answer() -> None:
     assert run.trace((Piece("wallabies of the template"),))[0].from_var is None
 
 
-def test_where_strings_stand() -> None:
-    """Nested inputs by path, with plain names for the wire."""
+def test_the_paths_of_strings() -> None:
+    """Nested inputs are found by path, with plain names on the wire."""
     inputs = {"user": {"name": "Ann"}, "docs": ["one", ("two",)], "n": 3}
     assert list(strings_in(inputs)) == [("user.name", "Ann"), ("docs", "one"), ("docs", "two")]
     assert by_search("Hi Ann", strings_in(inputs), MIN_SEARCHED)[1] == Piece("Ann", "user_name")
@@ -97,6 +97,6 @@ def test_where_strings_stand() -> None:
         PromptTemplate.from_template("{{x}}", template_format="jinja2")._serialized,
     ],
 )
-def test_what_is_not_understood_is_not_built(serialized: Any) -> None:
-    """Only templates and messages that are listed; Jinja2 is never rendered again."""
+def test_unknown_templates_are_not_built(serialized: Any) -> None:
+    """Only listed templates and messages are built. Jinja2 is never rendered again."""
     assert Templates().find(serialized) is None

@@ -1,4 +1,4 @@
-"""Provenance beside everything else: many runs at once, failures, other handlers, and its cost."""
+"""Provenance under load: many runs at once, failures, other handlers, and its cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def nothing_of_others() -> None:
-    """What tests before these have lost is no leak of theirs."""
+    """State that earlier tests have left is not counted as a leak of this one."""
     LISTENER.runs.clear()
 
 
@@ -44,11 +44,11 @@ def nothing_of_others() -> None:
 def recording(echo_url: str) -> Iterator[Recording]:
     with recorded(echo_url) as recording:
         yield recording
-        closed(recording)  # no session of one test is closed along with another's calls
+        closed(recording)  # No session of one test is closed along with another test's calls.
 
 
 def closed(recording: Recording) -> list[str]:
-    """The sessions that were closed, once there are as many as runs that had one."""
+    """Return the closed sessions, once there are as many as runs with a session."""
     return wait_until(lambda: _closed(recording), lambda found: len(found) >= len(runs(recording)))
 
 
@@ -64,7 +64,7 @@ def _closed(recording: Recording) -> list[str]:
 
 
 def runs(recording: Recording) -> dict[str, list[Any]]:
-    """What was sent, by the run that sent it."""
+    """Return the requests by the run that sent them."""
     found: dict[str, list[Any]] = {}
     for body in recording.bodies(CHAT):
         if "session_id" in body.get("weftline", {}):
@@ -73,7 +73,7 @@ def runs(recording: Recording) -> dict[str, list[Any]]:
 
 
 def wait_until(read: Callable[[], Any], done: Callable[[Any], bool]) -> Any:
-    """What `read` gives once it is `done`, or after the time that this takes at most."""
+    """Return the value of `read` once `done` accepts it, or after the time limit."""
     deadline = time.monotonic() + WAIT_S
     while not done(found := read()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -81,13 +81,13 @@ def wait_until(read: Callable[[], Any], done: Callable[[Any], bool]) -> Any:
 
 
 def leaked() -> tuple[int, int]:
-    """What the listener still knows of runs and prompts."""
+    """Return the runs and prompts that the listener still knows."""
     gc.collect()
     return len(LISTENER.runs), len(LISTENER.pieces)
 
 
 async def settled() -> tuple[int, int]:
-    """The same, once the loop has ended what was cancelled."""
+    """Return the same once the loop has ended its cancelled tasks."""
     for _ in range(200):
         if leaked() == (0, 0):
             break
@@ -96,7 +96,9 @@ async def settled() -> tuple[int, int]:
 
 
 def noting(url: str, noted: Recording) -> ChatWeftline:
-    """A model whose requests are noted on their way out: a proxy would be slow for a thousand."""
+    """A model whose requests are recorded in the process, because a proxy is slow for a
+    thousand.
+    """
 
     def note(request: Any) -> None:
         body = json.loads(request.content) if request.content else None
@@ -109,14 +111,15 @@ def noting(url: str, noted: Recording) -> ChatWeftline:
     return ChatWeftline(
         base_url=url,
         temperature=0,
-        timeout=60,  # of a connection too: two hundred are made at once, and none twice
+        # Connecting counts too: two hundred connections open at once.
+        timeout=60,
         http_client=openai.DefaultHttpxClient(event_hooks={"request": [note]}),
         http_async_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [anote]}),
     )
 
 
 async def test_two_hundred_at_once_do_not_mix(echo_url: str) -> None:
-    """Each of 200 runs sends its own values, in its own session, and leaves nothing."""
+    """Each of 200 runs sends its own values in its own session and leaves nothing."""
     noted = Recording(echo_url)
     chain = P | noting(echo_url, noted) | TEXT
     given = [{"role": f"role number {n}.", "topic": f"topic number {n}."} for n in range(200)]
@@ -133,7 +136,7 @@ async def test_two_hundred_at_once_do_not_mix(echo_url: str) -> None:
 
 
 async def test_edges_of_fifty_at_once_do_not_mix(echo_url: str) -> None:
-    """In each run the second call reads the first one's answer, and nobody else's."""
+    """In each run the second call reads the first one's answer, and no other run's."""
     noted = Recording(echo_url)
     llm = noting(echo_url, noted)
     first = ChatPromptTemplate.from_template("Name {thing}") | llm | TEXT
@@ -151,7 +154,7 @@ async def test_edges_of_fifty_at_once_do_not_mix(echo_url: str) -> None:
 
 
 def test_a_run_costs_one_request_more_at_most(recording: Recording) -> None:
-    """Closing rides on the next run's call, or takes a request when there is none."""
+    """The close is sent with the next run's call, or as a request when there is none."""
     chain = P | ChatWeftline(base_url=recording.url) | TEXT
     for _ in range(3):
         chain.invoke(X)
@@ -162,7 +165,7 @@ def test_a_run_costs_one_request_more_at_most(recording: Recording) -> None:
 
 
 def test_a_run_without_a_call_sends_nothing(recording: Recording) -> None:
-    """Neither does a prompt alone, or a model of another kind."""
+    """A prompt alone sends nothing either, nor does a model of another class."""
     ChatWeftline(base_url=recording.url)
     (P | RunnableLambda(lambda prompt: "no model")).invoke(X)
     assert recording.requests == []
@@ -170,7 +173,7 @@ def test_a_run_without_a_call_sends_nothing(recording: Recording) -> None:
 
 
 def test_edges_reach_the_graph(recording: Recording) -> None:
-    """While the run is under way its session's graph has both calls, and the edge between them."""
+    """During the run, its session's graph has both calls and the edge between them."""
     llm = ChatWeftline(base_url=recording.url, temperature=0)
     graphs = []
 
@@ -192,7 +195,7 @@ def test_edges_reach_the_graph(recording: Recording) -> None:
 
 
 def test_errors_leave_nothing(recording: Recording, echo_url: str) -> None:
-    """A prompt that fails, a model that is refused, a parser that raises: the same exceptions."""
+    """A failing prompt, a refused model and a raising parser give the same exceptions."""
     llm = ChatWeftline(base_url=recording.url)
     with pytest.raises(KeyError, match="topic"):
         (P | llm).invoke({"role": "a chef"})
@@ -203,12 +206,12 @@ def test_errors_leave_nothing(recording: Recording, echo_url: str) -> None:
     with pytest.raises(openai.APIConnectionError):
         (P | ChatWeftline(base_url="http://127.0.0.1:1", max_retries=0)).invoke(X)
     assert leaked() == (0, 0)
-    assert len(closed(recording)) == 1  # the others never had a session that anybody heard of
+    assert len(closed(recording)) == 1  # the others never had a session whose id arrived
     assert len(recording.bodies(CHAT)) == 1
 
 
 def test_abandoned_streams_leave_nothing(echo_url: str) -> None:
-    """A stream that nobody reads to its end is over when it is dropped."""
+    """A stream that is not read to its end is over when it is dropped."""
     llm = ChatWeftline(base_url=echo_url)
     stream = (P | llm | TEXT).stream(X)
     next(stream)
@@ -218,7 +221,7 @@ def test_abandoned_streams_leave_nothing(echo_url: str) -> None:
 
 
 async def test_cancelled_runs_and_abandoned_async_streams_leave_nothing() -> None:
-    """The same for tasks that are cancelled in the middle of an answer."""
+    """The same holds for tasks that are cancelled in the middle of an answer."""
     with served("--null-step-s", "0.02") as url:
         chain = P | ChatWeftline(base_url=url) | TEXT
         task = asyncio.create_task(chain.ainvoke({**X, "topic": "soup " * 500}))
@@ -235,7 +238,7 @@ async def test_cancelled_runs_and_abandoned_async_streams_leave_nothing() -> Non
 
 
 class Cut(AsyncCallbackHandler):
-    """Cancels whoever says that a part of a run has ended, before anybody else is told."""
+    """Cancels the task that reports the end of a part, before other handlers are told."""
 
     run_inline = True
 
@@ -246,7 +249,7 @@ class Cut(AsyncCallbackHandler):
             raise asyncio.CancelledError
 
 
-async def test_a_part_whose_end_is_never_told_is_over_with_its_run() -> None:
+async def test_a_part_without_an_end_event_ends_with_its_run() -> None:
     """A cancelled task may lose the callbacks that it was about to make."""
     ChatWeftline()
     with pytest.raises(asyncio.CancelledError):
@@ -255,7 +258,7 @@ async def test_a_part_whose_end_is_never_told_is_over_with_its_run() -> None:
 
 
 async def test_other_handlers_see_every_run() -> None:
-    """A text model's runs reach a tracer as they do without us: nothing runs inline."""
+    """A tracer gets a text model's runs as without us: nothing runs inline."""
     ChatWeftline()
     with collect_runs() as collector:
         await FakeListLLM(responses=["a"]).abatch(["x", "y"])
@@ -263,7 +266,7 @@ async def test_other_handlers_see_every_run() -> None:
 
 
 def test_the_same_events_with_and_without(echo_url: str) -> None:
-    """What another handler is told does not change."""
+    """Other handlers get the same events."""
 
     class Log(BaseCallbackHandler):
         def __init__(self) -> None:
@@ -297,7 +300,7 @@ def test_the_same_events_with_and_without(echo_url: str) -> None:
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_off(how: str, recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off, a request is what the openai client would have sent."""
+    """When it is off, a request is the one that the openai client would have sent."""
     if how == "environment":
         monkeypatch.setenv("WEFTLINE_PROVENANCE", "0")
         llm = ChatWeftline(base_url=recording.url)
@@ -309,8 +312,10 @@ def test_off(how: str, recording: Recording, monkeypatch: pytest.MonkeyPatch) ->
     assert len(recording.requests) == 2
 
 
-def test_dormant_until_there_is_a_model() -> None:
-    """Importing the package tells LangChain of no handler; the first model does, the second not."""
+def test_no_handler_before_the_first_model() -> None:
+    """Importing the package registers no handler. The first model registers one, the second does
+    not.
+    """
     program = """
 from langchain_core.tracers.context import _configure_hooks as hooks
 import langchain_weftline
@@ -324,8 +329,8 @@ assert len(hooks) == before + 1
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_values_that_do_not_stand_in_the_prompt_stay_here(recording: Recording) -> None:
-    """Inputs may hold secrets; only what the prompt shows is sent."""
+def test_values_outside_the_prompt_are_not_sent(recording: Recording) -> None:
+    """Inputs may hold secrets, so only those that the prompt shows are sent."""
     llm = ChatWeftline(base_url=recording.url)
     jinja = PromptTemplate.from_template("Hi {{who}}", template_format="jinja2")
     for prompt in (P, jinja):
@@ -334,7 +339,7 @@ def test_values_that_do_not_stand_in_the_prompt_stay_here(recording: Recording) 
 
 
 class Costly:
-    """A value that decides how it looks, and counts how often it is asked."""
+    """A value that decides how it is shown and counts the calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -346,18 +351,18 @@ class Costly:
 
 @pytest.mark.parametrize("template_format", ["f-string", "mustache"])
 def test_values_are_shown_once(template_format: Any, recording: Recording) -> None:
-    """Nothing of the user's runs a second time, and what is sent is what LangChain rendered."""
+    """No code of the user's runs twice. The request has what LangChain rendered."""
     text = "See {x}." if template_format == "f-string" else "See {{x}}."
     prompt = PromptTemplate.from_template(text, template_format=template_format)
     llm, costly = ChatWeftline(base_url=recording.url), Costly()
     (prompt | llm).invoke({"x": costly})
     [body] = recording.bodies(CHAT)
     assert body["messages"][0]["content"] == f"See look {costly.asked}."
-    assert costly.asked <= 2 - (template_format == "f-string")  # mustache itself asks twice
+    assert costly.asked <= 2 - (template_format == "f-string")  # mustache itself shows it twice
 
 
 def test_an_extra_body_of_the_user_is_kept(recording: Recording) -> None:
-    """Of the model or of the call; a `weftline` object of the user's own is left as it is."""
+    """It may be the model's or the call's. A `weftline` object of the user's is left unchanged."""
     llm = ChatWeftline(base_url=recording.url, extra_body={"top_k": 5})
     (P | llm).invoke(X)
     (P | llm.bind(extra_body={"min_tokens": 1})).invoke(X)
@@ -373,7 +378,7 @@ def run_twice(work: Callable[[], Any]) -> list[Any]:
 
 
 def test_one_model_in_two_event_loops(echo_url: str) -> None:
-    """A second asyncio.run does not meet the first one's connections."""
+    """A second asyncio.run does not use the first one's connections."""
     chain = P | ChatWeftline(base_url=echo_url, max_retries=0) | TEXT
 
     async def work() -> tuple[str, str]:

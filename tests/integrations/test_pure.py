@@ -1,4 +1,4 @@
-"""Pure functions over symbolic values: equal to Python where they are taken, refused where not."""
+"""Pure functions over symbolic values give Python's results, or are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = ["a", "b"]
 
 
 def known(value: Any, values: dict[str, Any]) -> Any:
-    """`value` once the server's variables have their `values`."""
+    """Return `value` once the server's variables have their `values`."""
     if isinstance(value, Ref):
         return transforms.run(value.transforms, values[value.var])
     if isinstance(value, Hole):
@@ -61,7 +61,7 @@ def made_with(free: str) -> Callable[[Any], Any]:
     return lambda x: f"{free}{x['a']}{free}"
 
 
-# Two on a line, so that the right one must be found by its code.
+# There are two on the line, so the right one must be found by its code.
 ONE, OTHER = (lambda x: x["a"] + "1", lambda x: x["a"] + "2")
 
 PURE: list[Callable[[Any], Any]] = [
@@ -97,7 +97,7 @@ PURE: list[Callable[[Any], Any]] = [
 def test_equal_to_python(
     function: Callable[[Any], Any], text: str, item: str, number: float | None
 ) -> None:
-    """What it builds symbolically is, once the values are known, what Python builds of them."""
+    """Once the values are known, its symbolic result equals Python's."""
     data = {"k": number, "l": [text, item], "d": {"x": number}}
     symbolic = {
         "a": Ref("a"),
@@ -135,12 +135,12 @@ async def waits(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x["a"].upper(), "'upper', may do anything"),
+        (lambda x: x["a"].upper(), "'upper', which may do anything"),
         (lambda x: print(x), "its name 'print' is no constant"),
         (lambda x: WORDS + x["list"], "its name 'WORDS' is no constant"),
         (lambda x: [i for i in x["list"] if i], "conditions or several loops"),
         (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),
-        (lambda x: [*x["a"]], "it unpacks what is not a list"),
+        (lambda x: [*x["a"]], "it unpacks something that is not a list"),
         (lambda x: dict(**x["given"]), "its Call is not known to be pure"),
         (lambda x: len(x["a"]), "length of a value of the server"),
         (lambda x: f"{x['a']:>9}", "an f-string has a format"),
@@ -160,7 +160,7 @@ async def waits(x: Any) -> Any:
     ],
 )
 def test_refused(function: Callable[[Any], Any], reason: str) -> None:
-    """What may look at a value of the server, or do more than build one, is not guessed."""
+    """A function that inspects a server's value, or does more than build one, is not guessed."""
     value = {
         "a": Ref("a"),
         "list": [Ref("a")],
@@ -172,14 +172,14 @@ def test_refused(function: Callable[[Any], Any], reason: str) -> None:
         apply_pure(function, value)
 
 
-def test_a_key_that_is_not_there_is_pythons_error() -> None:
-    """The client's own dict lacks it, so the client says so."""
+def test_a_missing_key_raises_pythons_error() -> None:
+    """The client's own dict lacks the key, so the client raises KeyError."""
     with pytest.raises(KeyError, match="other"):
         apply_pure(lambda x: x["other"], {"a": Ref("a")})
 
 
-def test_source_that_changed_is_not_believed(tmp_path: Path) -> None:
-    """A file that was edited after it was imported no longer tells what its functions do."""
+def test_changed_source_is_not_used(tmp_path: Path) -> None:
+    """A file that was edited after its import no longer shows what its functions do."""
     path = tmp_path / "edited.py"
     path.write_text("f = lambda x: x['a']\n")
     space: dict[str, Any] = {}
@@ -206,6 +206,6 @@ def test_paths_join() -> None:
     ],
 )
 def test_settled(pieces: list[Fragment], expected: Any) -> None:
-    """The simplest value that equals the text: a variable stays that variable."""
+    """The result is the simplest value that equals the text: a variable stays that variable."""
     assert settled(pieces) == expected
     assert shown("x", "step") == ("x",)

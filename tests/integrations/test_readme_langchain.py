@@ -1,4 +1,4 @@
-"""The program in integrations/langchain/README.md runs as it stands."""
+"""The program in integrations/langchain/README.md runs unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def test_the_programs_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first prints one text twice, plain and as one graph; the second what runs where."""
+    """The first prints one text twice, plain and as one graph. The second prints where each step
+    runs.
+    """
     monkeypatch.setenv("WEFTLINE_BASE_URL", echo_url)
     first, second, third = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = run(first, tmp_path)
@@ -28,13 +30,13 @@ def test_the_programs_run(
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in printed
     run(second, tmp_path, names)
     printed = capsys.readouterr().out
-    assert "client  what it calls, 'strip', may do anything" in printed
+    assert "client  it calls 'strip', which may do anything" in printed
     run(third, tmp_path, names)
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out
 
 
 def run(program: str, folder: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The program's names; it has a file, so that its functions have a source."""
+    """Return the program's names. It has a file, so that its functions have a source."""
     path = folder / "program.py"
     path.write_text(program)
     return runpy.run_path(str(path), names)

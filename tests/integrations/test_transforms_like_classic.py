@@ -178,7 +178,7 @@ CASES = [
 
 
 def as_json(value: Any) -> str:
-    """What a parser gives, as JSON would have it."""
+    """Return a parser's result in the form of JSON."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, tuple):
@@ -191,7 +191,7 @@ outcome = outcomes(
         OutputParserException: without_link,
         IndexError: named,
         TypeError: named,
-        ValueError: str,  # the classic parsers' own
+        ValueError: str,  # the classic parsers' own exceptions
     },
     shown=as_json,
 )
@@ -201,7 +201,7 @@ outcome = outcomes(
 def test_same_value_or_same_failure(
     spec: dict[str, Any], parser: BaseOutputParser[Any], seeds: tuple[str, ...]
 ) -> None:
-    """Four thousand texts around the seeds: the transform and the parser never part."""
+    """On four thousand texts around the seeds the transform and the parser always agree."""
     values = 0
     for text in mutated(seed=len(str(spec)), count=4000, seeds=seeds, edits=3):
         expected = outcome(partial(parser.parse, text))
@@ -212,7 +212,7 @@ def test_same_value_or_same_failure(
 
 @pytest.mark.parametrize("text", DATES)
 def test_a_date_comes_back(text: str) -> None:
-    """The text of a date is enough to make the parser's datetime of it again."""
+    """A date's text is enough to make the parser's datetime again."""
     try:
         expected = classic.DatetimeOutputParser().parse(text)
     except OutputParserException:

@@ -53,7 +53,7 @@ outcome = outcomes({OutputParserException: without_link})
 
 @pytest.mark.parametrize("op", PARSERS)
 def test_same_value_or_same_failure(op: str) -> None:
-    """Six thousand texts around the seeds: the transform and the parser never part."""
+    """On six thousand texts around the seeds the transform and the parser always agree."""
     values = failures = 0
     for text in mutated(seed=len(op), count=6000, seeds=SEEDS):
         expected = outcome(partial(PARSERS[op].parse, text))
@@ -86,11 +86,11 @@ _JSON = st.recursive(
 @settings(max_examples=1500, deadline=None)
 @given(_JSON.flatmap(_cuts), st.text('{}[]", \n`1', max_size=3))
 def test_json_cut_anywhere(head: str, tail: str) -> None:
-    """An answer stopped by max_tokens anywhere, perhaps with rubbish behind, is repaired alike."""
+    """An answer cut anywhere by max_tokens, perhaps with garbage behind, is repaired alike."""
     text = head + tail
     expected = outcome(partial(PARSERS["json"].parse, text))
     got = outcome(partial(run, [{"op": "json"}], text))
-    if "inf" in expected[1] and expected[0] == "value":  # a digit behind 1e308
+    if "inf" in expected[1] and expected[0] == "value":  # a digit behind 1e308 makes infinity
         assert got[0] == "failure"
     else:
         assert got == expected
@@ -99,7 +99,7 @@ def test_json_cut_anywhere(head: str, tail: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(_JSON, st.text(max_size=3))
 def test_values_look_as_in_an_f_string(value: Any, separator: str) -> None:
-    """A template shows a value by str, and a list's items by repr."""
+    """A template shows a value by str and a list's items by repr."""
     shown = Formatter().format("{x}", x=value)
     assert run([{"op": "str"}], value) == shown
     assert "[" + run([{"op": "repr"}], value) + "]" == Formatter().format("{x}", x=[value])

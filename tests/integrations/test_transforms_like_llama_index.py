@@ -35,7 +35,7 @@ SEEDS = (
     "",
 )
 
-# Longer texts of objects alone, so that the edits leave many of them whole.
+# Longer texts of objects alone, because edits leave many of these whole.
 OBJECTS = (
     'The answer:\n{"name": "Tiber", "length_km": 405, "towns": ["Rome", "Ostia"]}\nThat is all.',
     '```json\n{"a": {"b": {"c": ["d", {"e": null}]}}, "f": "many words } and { brackets"}\n```',
@@ -58,7 +58,7 @@ outcome = outcomes(
 
 
 class Reading(SelectionOutputParser):
-    """LlamaIndex's parser of selections, up to where it builds its answers."""
+    """LlamaIndex's parser of selections, up to the step that builds its answers."""
 
     def _format_output(self, output: list[Any]) -> list[Any]:
         self.read = output
@@ -66,14 +66,14 @@ class Reading(SelectionOutputParser):
 
 
 def unfenced(text: str) -> list[Any]:
-    """The list that it builds them of."""
+    """Return the list from which it builds them."""
     parser = Reading()
     parser.parse(text)
     return parser.read
 
 
 def as_list(text: str) -> Any:
-    """What the transform gives, as a list where LlamaIndex makes one of it."""
+    """Return the transform's result, as a list where LlamaIndex makes one."""
     made = run([{"op": "json_or_yaml", "fenced": False}], text)
     if isinstance(made, dict):
         return [made]
@@ -91,7 +91,7 @@ READERS: dict[str, tuple[Reader, Reader]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_json_or_yaml(name: str) -> None:
-    """What LlamaIndex reads of it, JSON or YAML, the server reads; what is no JSON it refuses."""
+    """The server reads what LlamaIndex reads as JSON or YAML. It refuses values that JSON lacks."""
     ours, read = READERS[name]
     values = failures = refused = 0
     for text in mutated(seed=len(name), count=4000, seeds=SEEDS):
@@ -108,7 +108,7 @@ def test_json_or_yaml(name: str) -> None:
 
 
 def _travels(read: Callable[[str], Any], text: str) -> bool:
-    """Whether what was read is what a JSON body brings to the other side."""
+    """Whether a JSON body carries the value unchanged to the other side."""
     try:
         value = read(text)
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
@@ -117,7 +117,7 @@ def _travels(read: Callable[[str], Any], text: str) -> bool:
 
 
 def test_json_object() -> None:
-    """PydanticOutputParser takes what is between the outermost braces; pydantic reads it."""
+    """PydanticOutputParser takes the text between the outermost braces, and pydantic reads it."""
     parser = PydanticOutputParser(Json)
     values = failures = 0
     for text in mutated(seed=3, count=6000, seeds=OBJECTS, edits=2):
@@ -137,7 +137,7 @@ def test_json_object() -> None:
 
 
 class Stop(BaseModel):
-    """Something of every kind that JSON has."""
+    """An object with every type of JSON."""
 
     model_config = ConfigDict(frozen=True)
     name: str
@@ -147,7 +147,7 @@ class Stop(BaseModel):
 
 
 def test_json_text() -> None:
-    """What pydantic dumps of an object is what the transforms make of the text it was read from."""
+    """The transforms make pydantic's dump of an object from the text it was read from."""
     for name in ('é\u2028\x00"\\/', "", "plain"):
         for km in (0.1, 3.0, -2.5e-5, 123456789.125):
             stop = Stop(name=name, km=km, lines=[1, -2], inner={"a": True, "b": None})
@@ -159,8 +159,8 @@ def test_json_text() -> None:
                 assert run(specs, text) == stop.model_dump_json()
 
 
-def test_selection_builds_objects_of_it() -> None:
-    """What the parser of selections builds its answers of is what the transform gives."""
+def test_the_transform_of_selections_gives_the_parsers_list() -> None:
+    """The transform gives the list from which the parser of selections builds its answers."""
     text = 'I choose\n[{"choice": 2, "reason": "it knows"}, {"choice": 1, "reason": "so"},]'
     answers = SelectionOutputParser().parse(text).parsed_output
     made = run([{"op": "json_or_yaml", "fenced": False}], text)
@@ -180,14 +180,16 @@ def test_selection_builds_objects_of_it() -> None:
         "[" * 60 + "{a: " * 80 + "}" * 80 + "]" * 60,
     ],
 )
-def test_what_yaml_has_and_json_has_not(text: str) -> None:
-    """A date, a number as a key, anchors that multiply or hold themselves, a set, deep nesting."""
+def test_yaml_values_that_json_lacks(text: str) -> None:
+    """A date, a number as a key, anchors that multiply or contain themselves, a set,
+    deep nesting.
+    """
     with pytest.raises(TransformFailed, match="cannot be sent on; ask the model for plain JSON"):
         run([{"op": "json_or_yaml"}], text)
 
 
 def test_bounds() -> None:
-    """YAML is read slowly, so no more than a long answer of it is."""
+    """YAML is slow to read, so only an answer of bounded length is read."""
     long = "[" + "a," * (MAX_YAML_CHARS // 2) + "]"
     with pytest.raises(TransformFailed, match="reads at most 32768 characters as YAML"):
         run([{"op": "json_or_yaml"}], long)

@@ -1,4 +1,4 @@
-"""The transform of YAML against LangChain's parser of it, on thousands of texts, and its bounds."""
+"""The transform of YAML against LangChain's parser, on thousands of texts, and its bounds."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SEEDS = (
 
 
 class Thing(RootModel[Any]):
-    """Whatever was read."""
+    """Any value that was read."""
 
 
 class Person(BaseModel):
-    """An object of a few fields."""
+    """An object with a few fields."""
 
     name: str
     age: int = 0
@@ -51,7 +51,9 @@ outcome = outcomes({OutputParserException: without_link, Exception: named})
 
 @pytest.mark.parametrize("model", [Thing, Person])
 def test_same_object_or_same_failure(model: type[BaseModel]) -> None:
-    """Four thousand texts: what the server lets pass the client makes the parser's object of."""
+    """On four thousand texts, the client makes the parser's object from each value that the server
+    accepts.
+    """
     parser = classic.YamlOutputParser(pydantic_object=model)
     spec = {"op": "yaml", "class_name": model.__name__}
     values = failures = 0
@@ -98,7 +100,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(
 
 @pytest.mark.parametrize("text", [BOMB, "&a [*a]", "[" * 140 + "]" * 140])
 def test_bombs(text: str) -> None:
-    """Anchors that multiply or hold themselves, and deep nesting, are refused before any client."""
+    """Anchors that multiply or contain themselves, and deep nesting, are refused in the server."""
     for spec, reason in (
         ({"op": "yaml"}, NO_YAML),
         ({"op": "yaml", "class_name": "Thing"}, TOO_MUCH),
@@ -109,7 +111,7 @@ def test_bombs(text: str) -> None:
 
 
 def test_bounds() -> None:
-    """No more than a long answer is read, and the name of a class is a short text."""
+    """Only an answer of bounded length is read. A class's name is a short text."""
     long = "[" + "a," * (MAX_YAML_CHARS // 2) + "]"
     with pytest.raises(TransformFailed, match="yaml reads at most 32768 characters as YAML"):
         run([{"op": "yaml"}], long)

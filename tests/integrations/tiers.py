@@ -24,7 +24,7 @@ GIVEN = {"x": "soup"}
 
 
 def chat_openai(url: str, **options: Any) -> Any:
-    """What people use today, pointed at the same server."""
+    """LangChain's ChatOpenAI, pointed at the same server."""
     key = options.pop("api_key", "none")
     defaults = {"model": "default", "max_retries": 0}
     return ChatOpenAI(base_url=f"{url}/v1", api_key=key, **{**defaults, **options})
@@ -48,7 +48,7 @@ tiers = pytest.mark.parametrize("tier", TIERS)
 
 
 def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
-    """What `act` gives, or the type and the words of what it raises."""
+    """Return the result of `act`, or the type and text of its exception."""
     try:
         return "value", str(act())
     except Exception as error:
@@ -57,5 +57,5 @@ def outcome(act: Callable[[], Any]) -> tuple[Any, ...]:
 
 @cache
 def plainly(run: Callable[..., Any], *arguments: Any) -> Any:
-    """What ChatOpenAI comes to, once for all tiers."""
+    """Return ChatOpenAI's outcome, computed once for all tiers."""
     return run(chat_openai, unchanged, {}, *arguments)

@@ -85,7 +85,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 @pytest.mark.parametrize("config", [llama(layers=1), opt(layers=1)], ids=["Llama", "OPT"])
-def test_what_is_on_the_device_never_meets_what_is_in_host_memory(
+def test_device_tensors_never_mix_with_host_tensors(
     config: ModelConfig, pretended: torch.device
 ) -> None:
     """The engine runs on a pretended device whose tensors refuse host tensors: every way to sample,

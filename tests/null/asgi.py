@@ -1,4 +1,6 @@
-"""The whole server in this process, as tests see it: an app, an HTTP client, calls on the wire."""
+"""The whole server in this process, for tests: an app, an HTTP client, and calls as they are on the
+wire.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ class Server:
 
     @property
     def service(self) -> Service:
-        """What the routes talk to."""
+        """The service that the routes talk to."""
         return state_of(self.app).service
 
     @property
     def driver(self) -> Driver:
-        """What is behind the service, for tests that look inside."""
+        """The driver behind the service, for tests that look inside."""
         return self.service._driver
 
     async def session(self) -> str:
@@ -51,7 +53,9 @@ Serve = Callable[..., Awaitable[Server]]
 
 
 def call(name: str, prompt: Any, **variables: Any) -> dict[str, Any]:
-    """A call on the wire. `x="v1"` reads variable v1, `x={...}` is a whole placeholder."""
+    """Build a call as it is on the wire. `x="v1"` reads variable v1; `x={...}` is a whole
+    placeholder.
+    """
     placeholders = []
     for key, bound in variables.items():
         if isinstance(bound, dict):

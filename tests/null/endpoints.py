@@ -14,7 +14,7 @@ MODELS = b'{"data": [{"id": "m", "max_model_len": 1000}]}'
 
 
 class Endpoint:
-    """Answers each POST by the next of `behaviours`. The last one repeats."""
+    """Answers each POST with the next of `behaviours`. The last one repeats."""
 
     def __init__(self, *behaviours: Behaviour) -> None:
         self.behaviours = list(behaviours)

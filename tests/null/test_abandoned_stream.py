@@ -1,4 +1,4 @@
-"""A stream of the client that nobody reads to its end never stops the thread that drops it."""
+"""A client's stream that is dropped before its end never blocks the thread that drops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftline.abandoned import TextStream
 
 
 class Connection:
-    """A connection whose pool has a lock, as httpcore's has."""
+    """A connection whose pool has a lock, like a connection of httpcore."""
 
     def __init__(self) -> None:
         self.pool = Lock()
@@ -26,7 +26,7 @@ class Connection:
 
 
 def test_a_dropped_stream_is_closed_outside_the_collector() -> None:
-    """The collector finds it while its own thread holds the pool's lock."""
+    """The garbage collector finds the stream while its own thread holds the pool's lock."""
     connection = Connection()
     stream = TextStream(connection.read())
     assert next(stream) == "one"
@@ -39,8 +39,8 @@ def test_a_dropped_stream_is_closed_outside_the_collector() -> None:
     assert connection.closed.wait(10)
 
 
-def test_a_stream_is_closed_at_once_where_it_is_closed_or_ends() -> None:
-    """By `close`, by its end, and by an error inside."""
+def test_a_stream_closes_at_once() -> None:
+    """The stream is closed by `close`, by its end, and by an error inside."""
     closed, ended, failed = Connection(), Connection(), Connection()
     stream = TextStream(closed.read())
     assert next(stream) == "one"

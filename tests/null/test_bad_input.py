@@ -1,4 +1,4 @@
-"""Bad input is a 4xx that names the field or variable, and it changes no session."""
+"""Bad input is a 4xx response that names the field or variable. It changes no session."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
 async def test_a_bad_submit(
     serve: Serve, calls: list[dict[str, Any]], status: int, type_: str, param: str
 ) -> None:
-    """The submit is refused as a whole; the session keeps what it had, and goes on working."""
+    """The whole submit is refused. The session keeps its state and goes on working."""
     server = await serve(NullConfig(context_limit=100))
     session = await server.session()
     await server.http.put(f"/v1/session/{session}/variable/old", json={"value": "set"})
@@ -103,7 +103,7 @@ async def test_a_bad_submit(
     assert (await server.get(session, "x")).json()["value"] == "hi"
 
 
-async def test_what_two_submits_may_not_make_together(serve: Serve) -> None:
+async def test_a_second_submit_that_conflicts_with_the_first(serve: Serve) -> None:
     """A second producer, or a cycle through an earlier call, leaves the earlier call unchanged."""
     server = await serve()
     session = await server.session()
@@ -122,7 +122,7 @@ async def test_what_two_submits_may_not_make_together(serve: Serve) -> None:
 
 
 async def test_more_calls_than_a_submit_may_have(serve: Serve) -> None:
-    """The graph may grow as large as its budget, but not in one body."""
+    """A graph may grow as large as its budget, but one submit has a limit of its own."""
     server = await serve(config=ServerConfig(max_calls=2))
     session = await server.session()
     calls = [call(f"c{i}", f"{i}{{{{output:x}}}}", x=f"x{i}") for i in range(3)]
@@ -133,7 +133,7 @@ async def test_more_calls_than_a_submit_may_have(serve: Serve) -> None:
 
 
 async def test_a_variable_that_will_not_come(serve: Serve) -> None:
-    """An unknown variable, or one without a producer, is an error at once and leaves no trace."""
+    """An unknown variable, or one without a producer, is an immediate error and leaves no trace."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("a", "{{input:i}}{{output:o}}", i="topic", o="o"))
@@ -154,8 +154,8 @@ async def test_a_variable_that_will_not_come(serve: Serve) -> None:
     [b"[" * 100_000 + b"]" * 100_000, b'"\xff"', b"NaN", b"[-Infinity]", b"1e999", b'"\\ud800"'],
     ids=["deep", "not utf-8", "nan", "infinite", "large", "lone surrogate"],
 )
-async def test_a_submit_whose_value_is_no_json(serve: Serve, value: bytes) -> None:
-    """No call of the submit is taken, not even the good one."""
+async def test_a_submit_with_a_value_that_is_not_json(serve: Serve, value: bytes) -> None:
+    """No call of the submit is accepted, not even the valid one."""
     server = await serve()
     session = await server.session()
     x = {"in_out": "in", "value": "VALUE"}
@@ -194,7 +194,7 @@ RAW: list[tuple[str, bytes, int, str]] = [
 
 @pytest.mark.parametrize(("body", "status", "param"), [c[1:] for c in RAW], ids=[c[0] for c in RAW])
 async def test_a_bad_body(serve: Serve, body: bytes, status: int, param: str) -> None:
-    """Typed, and it names the field."""
+    """The error has a type and names the field."""
     server = await serve()
     answer = await server.http.post("/v1/get", content=body)
     assert answer.status_code == status
@@ -212,7 +212,7 @@ async def test_a_bad_body(serve: Serve, body: bytes, status: int, param: str) ->
     ids=["deep", "not utf-8", "lone surrogate", "infinite"],
 )
 async def test_a_bad_value(serve: Serve, body: bytes, param: str | None) -> None:
-    """The variable stays empty, and can be set afterwards."""
+    """The variable stays empty and can be set afterwards."""
     server = await serve()
     path = f"/v1/session/{await server.session()}/variable/v"
     answer = await server.http.put(path, content=body)
@@ -223,7 +223,7 @@ async def test_a_bad_value(serve: Serve, body: bytes, param: str | None) -> None
 
 
 async def test_nan_inside_a_value(serve: Serve) -> None:
-    """A value may be any JSON, and NaN is not JSON."""
+    """A value may be any JSON, but NaN is not JSON."""
     server = await serve()
     session = await server.session()
     path = f"/v1/session/{session}/variable/v"
@@ -234,14 +234,14 @@ async def test_nan_inside_a_value(serve: Serve) -> None:
 
 
 async def test_a_body_beyond_the_limit(serve: Serve) -> None:
-    """413 in the form of our errors, on every route."""
+    """Every route responds with 413 in the form of our errors."""
     server = await serve(config=ServerConfig(max_body=1000))
     answer = await server.http.post("/v1/submit", content=b" " * 1001)
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "body")
 
 
 async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
-    """Every route that takes a session treats another tenant's as unknown."""
+    """Every route that takes a session treats another tenant's session as unknown."""
     keys = ServerConfig(keys={"key-a": "a", "key-b": "b"})
     server = await serve(config=keys, headers={"Authorization": "Bearer key-a"})
     session = await server.session()
@@ -268,8 +268,9 @@ async def test_a_session_belongs_to_its_tenant(serve: Serve) -> None:
 
 
 async def test_every_route_denies_by_default(serve: Serve) -> None:
-    """With keys every route except the two of /health needs one, even for a bad request. New routes
-    are checked too."""
+    """With keys configured, every route but the two of /health needs one, even for a bad request.
+    New routes are checked too.
+    """
     server = await serve(config=ServerConfig(keys={"key-a": "a"}))
     routes = [
         (method, re.sub("{.*?}", "x", path))

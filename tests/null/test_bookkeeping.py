@@ -1,4 +1,4 @@
-"""The bookkeeping that the engines share, without a model: verbs in, plans and events out."""
+"""The bookkeeping that engines share, without a model: verbs in, plans and events out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 4
 
 
 class Blocks(Backend):
-    """A backend that counts the ops it knows, and refuses constraints."""
+    """A backend that counts the ops it knows and refuses constraints."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -34,7 +34,7 @@ class Blocks(Backend):
 
 @dataclass
 class Desk:
-    """A book and everything that it has said. Its outputs count up from 1."""
+    """A book and every event that it has reported. Its output tokens count up from 1."""
 
     blocks: int = 12
     part_tokens: int = 1
@@ -54,7 +54,7 @@ class Desk:
             part_tokens=self.part_tokens,
         )
         self.names: dict[tuple[str, int], api.Op] = {}
-        self.tokens: dict[str, list[int]] = {}  # what each context ever was, by its latest op
+        self.tokens: dict[str, list[int]] = {}  # the latest op of each context
         self.told: dict[str, tuple[api.Residency, int]] = {}
 
     def step(self, *, fails: bool = False) -> list[api.Event]:
@@ -100,12 +100,12 @@ def fill(name: str, tokens: Sequence[int], **options: Any) -> api.Op:
     return api.Op(id=name, kind=api.Kind.FILL, tokens=tuple(tokens), **made)
 
 
-def test_an_op_says_that_it_was_accepted_what_it_made_and_how_it_ended() -> None:
+def test_an_op_reports_its_acceptance_its_output_and_its_end() -> None:
     desk = Desk()
     desk.run(generate("a", range(1, 6)))
     assert desk.of("a") == ["Accepted", "Part", "Part", "Part", "Finished", "ContextMoved"]
     assert [event.sequence for event in desk.events] == [1, 2, 3, 4, 5, 6]
-    # Of 8 tokens the last was sampled and not computed.
+    # The last of the 8 tokens was sampled but not computed.
     assert desk.told == {"a": (api.Residency.RESIDENT, 7)}
     assert desk.backend.known == set()
 
@@ -119,7 +119,7 @@ def test_parts_hold_as_many_tokens_as_they_should() -> None:
 
 
 def test_a_child_of_an_open_parent_is_fed_while_it_waits() -> None:
-    """It has two tokens of its own, gets two more, and goes on where its parent ended."""
+    """It has two tokens of its own, gets two more, and continues where its parent ended."""
     desk = Desk()
     desk.book.submit(fill("parent", [1, 2, 3], open=True))
     desk.book.submit(generate("child", [4, 5], parent="parent", open=True))
@@ -132,7 +132,7 @@ def test_a_child_of_an_open_parent_is_fed_while_it_waits() -> None:
 
 
 def test_a_replaced_attempt_leaves_no_child_waiting() -> None:
-    """The new attempt is refused: a child of the old one's context fails."""
+    """The new attempt is refused, so a child of the old attempt's context fails."""
     desk = Desk()
     desk.run(fill("other", [5, 6]))
     desk.book.submit(generate("a", [1, 2], max_tokens=20))
@@ -164,7 +164,7 @@ def test_a_cancelled_op_reports_the_whole_blocks_that_stay() -> None:
 
 
 def test_a_freed_context_is_reported_until_it_is_gone() -> None:
-    """Its end goes first, block by block, while others need its room."""
+    """Its last block goes first, block by block, while other ops need the room."""
     desk = Desk(blocks=4)
     desk.run(fill("a", range(1, 15)))
     desk.book.free("a")
@@ -198,7 +198,7 @@ def test_a_context_in_host_memory_is_reported_there() -> None:
 
 
 def test_released_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three names of one prompt are kept: the oldest are reported as dropped."""
+    """Three released names of one prompt are kept. The oldest are reported as dropped."""
     monkeypatch.setattr(kv_contexts, "MOST_RELEASED", 3)
     desk = Desk()
     for number in range(5):
@@ -209,7 +209,7 @@ def test_released_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_prefix_has_few_released_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five contexts lose their ends and are left with one common block: two of them tell of it."""
+    """Five contexts lose their ends and keep one common block. Only two of their names are kept."""
     monkeypatch.setattr(extents, "MOST_PER_NODE", 2)
     desk = Desk(blocks=6)
     for number in range(5):
@@ -220,7 +220,7 @@ def test_one_prefix_has_few_released_names(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_output_that_calls_a_tool_pauses() -> None:
-    """Its text is the same, its context stays, and an op with only the new tokens goes on."""
+    """Its text is the same and its context stays. An op with only the new tokens continues it."""
     desk = Desk()
     plain = desk.run(generate("plain", [1, 2], max_tokens=9, stop=("w3",)))
     paused = desk.run(generate("tool", [1, 2], max_tokens=9, stop=("w3",), pause_on=("w9", "w2")))
@@ -242,7 +242,9 @@ def test_an_output_that_was_cut_off_does_not_pause() -> None:
 
 
 def probe(desk: Desk, tokens: Sequence[int], salt: str) -> int:
-    """How many of these tokens the tree holds: whole blocks, and the rest if one node has it."""
+    """Count the leading tokens that the tree holds: whole blocks, and the rest if one tree node has
+    it.
+    """
     tree = desk.book.scheduler.tree
     node, found = tree.root(salt), 0
     while found < len(tokens):
@@ -255,7 +257,7 @@ def probe(desk: Desk, tokens: Sequence[int], salt: str) -> int:
 
 
 def check_reports(desk: Desk) -> None:
-    """Every context that has been reported, and whose name lives, is as it was reported last."""
+    """Check that every reported context whose name is alive is as it was last reported."""
     kept = desk.book.contexts
     alive = {one.id: one for one in (*kept._released.values(), *kept.named.values()) if one.told}
     for name, context in alive.items():
@@ -274,7 +276,7 @@ letters = st.lists(st.integers(1, 2), min_size=1, max_size=20)
 
 
 def act(desk: Desk, data: st.DataObject, number: int) -> None:
-    """One verb, or some steps."""
+    """Do one verb, or a few steps."""
     named: Mapping[str, object] = desk.book.contexts.named
     ready = sorted(name for name in named if desk.book.contexts.named[name].ready)
     match data.draw(st.sampled_from((*VERBS, "fail"))):
@@ -304,7 +306,7 @@ def act(desk: Desk, data: st.DataObject, number: int) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(6, 12))
 def test_reports_equal_what_the_tree_holds(data: st.DataObject, blocks: int) -> None:
-    """Whatever happens on a pool that is too small, after each step."""
+    """The reports agree after each step, whatever happens on a pool that is too small."""
     desk = Desk(blocks=blocks)
     for number in range(data.draw(st.integers(1, 30))):
         act(desk, data, number)

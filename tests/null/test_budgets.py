@@ -1,4 +1,6 @@
-"""Budgets of a session, limits of a tenant and of the queue: typed refusals, nothing half done."""
+"""Budgets of a session and limits of a tenant and of the queue: typed refusals, and nothing half
+done.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from weftline_server.session.budget import Budget, Spent, value_bytes
 
 
 def limited(**limits: Any) -> ServerConfig:
-    """A server whose sessions have this budget."""
+    """Start a server whose sessions have this budget."""
     return ServerConfig(registry=RegistryConfig(budget=Budget(**limits)))
 
 
 def refused(answer: httpx.Response, budget: str) -> str:
-    """The message of an answer that names `budget` as used up."""
+    """Return the message of a response that names `budget` as used up."""
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (422, "BudgetExceeded", budget)
     return str(error["message"])
@@ -34,7 +36,7 @@ def echo(number: int, **more: Any) -> dict[str, Any]:
 
 
 async def test_calls(serve: Serve) -> None:
-    """The submit that goes over is refused whole; what fits still runs."""
+    """The submit that exceeds the budget is refused whole. A submit that fits still runs."""
     server = await serve(NullConfig(), limited(calls=3))
     session = await server.session()
     assert (await server.submit(session, echo(1), echo(2))).status_code == 200
@@ -48,7 +50,7 @@ async def test_calls(serve: Serve) -> None:
 
 
 async def test_edges(serve: Serve) -> None:
-    """An edge is an input that comes from a variable; two inputs of one variable are one."""
+    """An edge is an input that comes from a variable. Two inputs of one variable are one edge."""
     server = await serve(NullConfig(), limited(edges=2))
     session = await server.session()
     reads = call("b", "{{input:p}}{{input:q}}{{output:y}}", p="x1", q="x1", y="y")
@@ -58,7 +60,7 @@ async def test_edges(serve: Serve) -> None:
 
 
 async def test_value_bytes(serve: Serve) -> None:
-    """Constants, values that are set, and values that calls have made; in UTF-8."""
+    """Constants, values that clients set and values of calls count, as bytes of UTF-8."""
     server = await serve(NullConfig(), limited(value_bytes=10))
     session = await server.session()
     path = f"/v1/session/{session}/variable"
@@ -67,12 +69,14 @@ async def test_value_bytes(serve: Serve) -> None:
     missing = await server.http.get(f"{path}/b")
     assert missing.status_code == 404, "a refused variable is not there"
     assert (await server.submit(session, call("c", "abc{{output:x}}", x="x"))).status_code == 200
-    await server.get(session, "x")  # 4 and 3 and another 3
+    await server.get(session, "x")  # 4, 3 and another 3 bytes
     refused(await server.http.put(f"{path}/b", json={"value": "1"}), "value_bytes")
 
 
 async def test_tokens(serve: Serve) -> None:
-    """A call whose prompt and longest output do not fit fails when it is to run, by name."""
+    """A call whose prompt and longest output exceed the budget fails when it would run. The error
+    names it.
+    """
     server = await serve(NullConfig(), limited(tokens=28))
     session = await server.session()
     out = {"in_out": "out", "sampling": {"max_tokens": 8}}
@@ -88,7 +92,7 @@ async def test_tokens(serve: Serve) -> None:
 
 
 async def test_seconds(serve: Serve) -> None:
-    """An old session takes no more, and the next sweep closes it."""
+    """A session past its age takes no calls, and the next sweep closes it."""
     server = await serve(NullConfig(), limited(seconds=0.01))
     session = await server.session()
     await asyncio.sleep(0.02)
@@ -106,7 +110,7 @@ async def _full(answer: httpx.Response) -> None:
 
 
 async def test_sessions_of_a_tenant(serve: Serve) -> None:
-    """One tenant's sessions are not counted as another's; a closed one makes room."""
+    """Sessions of other tenants are not counted. A closed session makes room."""
     config = ServerConfig(keys={"ka": "a", "kb": "b"}, registry=RegistryConfig(max_sessions=2))
     server = await serve(NullConfig(), config)
 
@@ -122,16 +126,16 @@ async def test_sessions_of_a_tenant(serve: Serve) -> None:
 
 
 async def _fill(server: Server) -> str:
-    """One call on the engine's only place, and two that wait."""
+    """Occupy the engine's only place with one call and queue two more."""
     session = await server.session()
     await server.submit(session, echo(1), echo(2), echo(3))
-    for _ in range(10):  # the calls are on their way when the submit is answered
+    for _ in range(10):  # The calls are on their way when the submit's response arrives.
         await asyncio.sleep(0)
     return session
 
 
 async def test_a_full_queue(serve: Serve) -> None:
-    """Submits and completions are refused while it is full, and leave nothing behind."""
+    """While the queue is full, submits and completions are refused and leave nothing behind."""
     engine = NullConfig(max_running=1, latency=LatencyProfile(step_s=60))
     server = await serve(engine, ServerConfig(registry=RegistryConfig(max_queued=2)))
     session = await _fill(server)
@@ -146,8 +150,8 @@ async def test_a_full_queue(serve: Serve) -> None:
     assert (await server.submit(other, echo(4))).status_code == 200
 
 
-def test_what_is_refused_is_not_used() -> None:
-    """After a refusal, what fits is still taken."""
+def test_a_refused_request_uses_no_budget() -> None:
+    """After a refusal, a request that fits is still accepted."""
     spent = Spent(Budget(value_bytes=4, tokens=4))
     with pytest.raises(BudgetExceeded):
         spent.take_value("12345", 0.0)
@@ -162,12 +166,12 @@ def test_what_is_refused_is_not_used() -> None:
     ("value", "size"), [("ab", 2), ("é", 2), ("\ud800", 3), ([1, "é"], 9), ({"a": None}, 11)]
 )
 def test_bytes_of_a_value(value: Any, size: int) -> None:
-    """Text as UTF-8, anything else as its JSON."""
+    """Text counts as UTF-8, any other value as its JSON."""
     assert value_bytes(value) == size
 
 
 async def test_an_ordinary_large_application_fits(serve: Serve) -> None:
-    """A submit of 2,000 calls in a row passes every default limit."""
+    """A submit of 2,000 chained calls passes every default limit."""
     server = await serve()
     session = await server.session()
     calls = [call("c0", "start{{output:x}}", x="x0")]
@@ -178,15 +182,15 @@ async def test_an_ordinary_large_application_fits(serve: Serve) -> None:
     assert (await server.get(session, "x1999")).json()["value"] == "start"
 
 
-async def test_a_server_closes_what_nobody_uses(
+async def test_a_server_closes_idle_and_old_sessions(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself, for idleness as for age."""
+    """The server closes a session by itself when it is idle for too long or too old."""
     monkeypatch.setattr(service, "SWEEP_S", 0.001)
     for limits in (RegistryConfig(idle_s=0.0), RegistryConfig(budget=Budget(seconds=0.0))):
         server = await serve(NullConfig(), ServerConfig(registry=limits))
         session = await server.session()
-        for _ in range(1000):  # naming it would keep it
+        for _ in range(1000):  # A request that named the session would keep it alive.
             if not server.service.status().sessions:
                 break
             await asyncio.sleep(0.001)

@@ -1,4 +1,6 @@
-"""A call, a variable or a session is cancelled: what hangs on it ends, and nothing else does."""
+"""Cancelling a call, a variable or a session ends everything that depends on it, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ async def states(server: Server, session: str) -> dict[str, str]:
     return {c["name"]: c["state"] for c in (await server.graph(session))["calls"]}
 
 
-async def test_a_call_is_cancelled_with_all_below_it(serve: Serve) -> None:
-    """Its readers and those of its descendants are told at once; its sibling goes on."""
+async def test_cancelling_a_call_cancels_its_descendants(serve: Serve) -> None:
+    """Its readers and those of its descendants get an error at once. Its sibling goes on."""
     server = await serve(SLOW)
     session = await server.session()
     answer = await server.submit(
@@ -28,7 +30,7 @@ async def test_a_call_is_cancelled_with_all_below_it(serve: Serve) -> None:
     waiting = asyncio.create_task(server.get(session, "b"))
     await asyncio.sleep(0.01)
     path = f"/v1/session/{session}/call/{top}"
-    for _ in range(2):  # the second time it has ended already
+    for _ in range(2):  # It had already ended before the second cancel.
         gone = await server.http.delete(path)
         assert (gone.status_code, gone.json()) == (200, {"call_id": top, "state": "cancelled"})
     error = (await waiting).json()["error"]
@@ -45,7 +47,9 @@ async def test_a_call_is_cancelled_with_all_below_it(serve: Serve) -> None:
 
 
 async def test_a_variable_is_cancelled(serve: Serve) -> None:
-    """One with a producer ends it; one that was to be set ends who waits for it."""
+    """A variable's producer is cancelled with it. Readers of a variable that a client was to set
+    get an error.
+    """
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(
@@ -66,7 +70,7 @@ async def test_a_variable_is_cancelled(serve: Serve) -> None:
 
 
 async def test_a_ready_variable_stays(serve: Serve) -> None:
-    """There is nothing to cancel, and its value is not taken away."""
+    """There is nothing to cancel, and the variable keeps its value."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("make", "one{{output:a}}", a="a"))
@@ -76,8 +80,8 @@ async def test_a_ready_variable_stays(serve: Serve) -> None:
     assert (await server.get(session, "a")).json()["value"] == "one"
 
 
-async def test_a_session_of_an_earlier_server_is_told_so(serve: Serve) -> None:
-    """Its id says which run of the server it was of; an id that never was is just unknown."""
+async def test_a_session_of_an_earlier_server_is_named_as_such(serve: Serve) -> None:
+    """Its id names the server run that made it. An id that never existed is just unknown."""
     before, after = await serve(), await serve()
     session = await before.session()
     assert (await before.graph(session))["calls"] == []
@@ -95,7 +99,9 @@ async def test_a_session_of_an_earlier_server_is_told_so(serve: Serve) -> None:
 
 
 async def test_text_that_a_client_read_counts_only_where_it_agrees(serve: Serve) -> None:
-    """An edge for the whole value or a part of it; what only claims to be from it is constant."""
+    """An edge may carry a whole value or a part of it. Text that only claims to be from the
+    variable is constant.
+    """
     server = await serve()
     session = await server.session()
     await server.submit(session, call("make", "seven rivers{{output:a}}", a="a"))
@@ -125,7 +131,7 @@ async def test_text_that_a_client_read_counts_only_where_it_agrees(serve: Serve)
 
 
 async def test_the_graph_names_the_model_of_each_call(serve: Serve) -> None:
-    """Also of calls that left it to the server."""
+    """The graph also names the model of calls that left the choice to the server."""
     server = await serve(NullConfig(model="m1"))
     session = await server.session()
     await server.submit(

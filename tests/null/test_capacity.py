@@ -1,4 +1,4 @@
-"""How much runs beside a chat: the engine's measured profile, through server and engine."""
+"""How much runs beside a chat: the engine's measured profile, seen through server and engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weftline_engine.simulated import SimulatedConfig, StepCost
 from weftline_server.schedule.engines.capacity import TOKEN_S
 from weftline_server.schedule.placement import PATIENCE_S
 
-# 10 ms, and one more for each 100 tokens in flight: 40 ms are reached with 3,000.
+# A step takes 10 ms, and 1 ms more for each 100 tokens in flight. 3,000 tokens reach 40 ms.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.00001)
 OUTPUT = 50
 
@@ -28,13 +28,15 @@ def one_call(prompt: str, variable: str, tokens: int, **more: Any) -> Submit:
 
 
 async def beside_a_batch(made: World) -> tuple[float, list[str]]:
-    """20 calls of 450 tokens for throughput, then a chat: its seconds a token, and all values."""
+    """Run 20 calls of 450 tokens for throughput, then a chat: its seconds a token, and
+    all values.
+    """
     batch = made.driver.open("batch")
     for number in range(20):
         prompt = f"w{number} " * 400
         submit = one_call(prompt, f"v{number}", OUTPUT, criteria=Criterion.THROUGHPUT)
         await made.driver.submit(batch, submit)
-    await asyncio.sleep(0.3)  # all of them run
+    await asyncio.sleep(0.3)  # all 20 run
     chat = made.driver.open("chat")
     await made.driver.submit(chat, one_call("w7 " * 100, "answer", OUTPUT))
     began = made.now
@@ -55,7 +57,7 @@ def measured(bounds: bool) -> tuple[float, list[str]]:
 
 
 def test_a_batch_pauses_so_that_a_chat_gets_its_tokens_in_time() -> None:
-    """Without the profile a token takes as long as the step of all; the texts are the same."""
+    """Without the profile, a token takes as long as a step of all calls. The texts are the same."""
     slow, without = measured(bounds=False)
     quick, values = measured(bounds=True)
     assert quick < 1.1 * TOKEN_S < 2 * TOKEN_S < slow
@@ -63,8 +65,9 @@ def test_a_batch_pauses_so_that_a_chat_gets_its_tokens_in_time() -> None:
 
 
 async def maps_beside_a_chat(made: World) -> list[str]:
-    """A chat runs; four texts of 900 tokens are summarised, each summary is judged behind 1,500
-    tokens of rules, and the judgements are joined behind as many."""
+    """A chat runs. Four texts of 900 tokens are summarised, and each summary is judged behind 1,500
+    tokens of rules. A last call joins the judgements behind 1,500 tokens more.
+    """
     chat = made.driver.open("chat")
     await made.driver.submit(chat, one_call("w7 " * 100, "answer", OUTPUT))
     await asyncio.sleep(0.1)
@@ -83,10 +86,11 @@ async def maps_beside_a_chat(made: World) -> list[str]:
 
 
 @pytest.mark.parametrize("kv_tokens", [65_536, 4_096])
-def test_what_waits_for_a_call_does_not_hold_it_up(kv_tokens: int) -> None:
-    """Beside the chat not all the texts may start; what waits for their notes is filled meanwhile,
-    and holds more than may run beside a chat, or than the cache has. That must not keep the last
-    text waiting for ever."""
+def test_early_fills_do_not_block_the_calls_they_wait_for(kv_tokens: int) -> None:
+    """Beside the chat not all texts may start. Calls that wait for their summaries are filled
+    early, and hold more tokens than may run beside a chat, and more than the cache has. They must
+    not keep the last text waiting for ever.
+    """
 
     async def main(loop: VirtualLoop) -> list[str]:
         async with world(loop, SimulatedConfig(cost=COST, kv_tokens=kv_tokens)) as made:
@@ -95,9 +99,10 @@ def test_what_waits_for_a_call_does_not_hold_it_up(kv_tokens: int) -> None:
     assert all(run(main))
 
 
-def test_after_a_minute_it_is_placed_all_the_same() -> None:
-    """A job waits for a chat of 9,000 tokens, and nothing ends in the meantime that would have the
-    queue looked at: it goes to the engine when it has waited for so long, and no sooner."""
+def test_a_waiting_job_is_placed_after_a_minute() -> None:
+    """A job waits beside a chat of 9,000 tokens, and no other op ends to trigger placement. The job
+    is placed when its minute of patience is over, and not before.
+    """
 
     async def main(loop: VirtualLoop) -> list[int]:
         async with world(loop, SimulatedConfig(cost=COST)) as made:

@@ -1,4 +1,4 @@
-"""The command line, also where little is installed: it names what is missing, in one sentence."""
+"""The command line works where little is installed. It names a missing package in one sentence."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_module_leads_to_its_extra() -> None:
     assert install("engine", "ray") == "pip install 'weftline[server,engine,ray]'"
 
 
-def test_bench_runs_what_the_checkout_has(tmp_path: Path) -> None:
+def test_bench_runs_the_programs_of_the_checkout(tmp_path: Path) -> None:
     """It runs a program of one file or a workload. Outside a checkout it says where it works."""
     here = tmp_path / "server" / "weftline_server" / "commands" / "bench.py"
     assert bench.find_benchmarks(here) is None

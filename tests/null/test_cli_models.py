@@ -175,7 +175,9 @@ def test_the_chat_template_is_a_file_or_in_the_tokenizer_config(model: Path) -> 
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A failure leaves nothing, a killed process's rest is removed, a finished entry is found."""
+    """A failure leaves nothing. The remains of a killed process are removed. A finished entry is
+    found.
+    """
     cache = Cache(tmp_path)
     with pytest.raises(ZeroDivisionError), cache.making("m") as partial:
         (partial / "half").write_text("x")
@@ -222,8 +224,8 @@ def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
         cache.need(1 << 60, "m")
 
 
-def test_only_what_a_model_directory_holds_is_asked_of_the_hub() -> None:
-    """No pickles, code, second copies of the weights, or other formats are downloaded."""
+def test_only_files_of_a_model_directory_are_downloaded() -> None:
+    """Pickles, code, second copies of the weights and other formats are not downloaded."""
     names = [
         "config.json",
         "model.safetensors",

@@ -1,4 +1,4 @@
-"""An error in the server itself ends the session that met it, and no other."""
+"""An error inside the server ends the session that met it, and no other session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weftline_server.session.task import TaskRun
 
 
 class Broken:
-    """A part of the server that fails on one session."""
+    """A part of the server that fails for one session."""
 
     session = ""
 
@@ -24,7 +24,9 @@ class Broken:
 async def test_an_error_in_a_session_leaves_the_others_alone(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both run on one engine, which goes on; who waits in the broken one is told."""
+    """Both sessions run on one engine, which goes on. Readers of the broken session get
+    an error.
+    """
     server = await serve()
     broken = Broken()
     server.service.observe(broken)

@@ -1,4 +1,4 @@
-"""Clients that leave, as ASGI's http.disconnect reports it."""
+"""Clients that disconnect, as ASGI's http.disconnect reports it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def posting(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[bytes]:
-    """POST `body`, read `parts` parts of the answer, and leave; return what was sent until then."""
+    """POST `body`, read `parts` parts of the response and disconnect. Return the parts sent until
+    then.
+    """
     sent: list[bytes] = []
     gone = asyncio.Event()
     if parts == 0:
@@ -60,7 +62,7 @@ async def leave_after(server: Server, path: str, body: Any, parts: int) -> list[
 
 
 async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
-    """The call of a get ends with the last reader of its variable."""
+    """The call of a get is cancelled with the last reader of its variable."""
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", WORDS + "{{output:x}}", x="x"))
@@ -69,7 +71,7 @@ async def test_leaving_a_get_cancels_its_call(serve: Serve) -> None:
 
 
 async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
-    """A client that returns with Last-Event-ID gets the rest, from the call that went on."""
+    """A client that returns with Last-Event-ID gets the rest. The call was not cancelled."""
     server = await serve(SLOW)
     session = await server.session()
     await server.submit(session, call("slow", "one two three four five{{output:x}}", x="x"))
@@ -83,10 +85,10 @@ async def test_a_stream_that_was_cut_off_goes_on(serve: Serve) -> None:
     assert "".join(texts) == "one two three four five"[int(last) :]
 
 
-async def test_a_stream_that_nobody_resumes_cancels_its_call(
+async def test_a_stream_that_is_not_resumed_cancels_its_call(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After RESUME_S the reader counts as gone, as if it had not streamed."""
+    """After RESUME_S the reader counts as gone, as if it had never streamed."""
     monkeypatch.setattr(calls, "RESUME_S", 0.01)
     server = await serve(SLOW)
     session = await server.session()
@@ -119,7 +121,7 @@ async def test_leaving_a_chat_leaves_nothing(serve: Serve, parts: int) -> None:
 
 @pytest.mark.parametrize("parts", [0, 3], ids=["whole", "streamed"])
 async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, parts: int) -> None:
-    """The session is not the request's own, and goes on."""
+    """The session does not belong to the request, so it goes on."""
     server = await serve(SLOW)
     session = await server.session()
     messages = [{"role": "user", "content": WORDS}]
@@ -130,8 +132,9 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
 
 
 async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:
-    """A run in one request and a chat without a session can get no further calls: the server keeps
-    no context for them, and they never wait for admission."""
+    """A run in one request and a chat without a session can get no further calls. So the server
+    keeps no context for them, and they never wait for admission.
+    """
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     await server.session()
     run = {"calls": [call("slow", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
@@ -141,7 +144,7 @@ async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> Non
         asyncio.create_task(leave_after(server, "/v1/chat/completions", chat, 0)),
     ]
     driver = server.driver
-    while len(driver.registry) < 3:  # noqa: ASYNC110 - nobody tells
+    while len(driver.registry) < 3:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     assert sorted(session.stays for session in driver.registry) == [False, False, True]
     await asyncio.gather(*left)

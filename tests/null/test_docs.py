@@ -1,4 +1,4 @@
-"""What the documentation shows is what the server does."""
+"""The documentation agrees with the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ENGINES = (DOCS / "engines.md").read_text()
 
 
 async def test_the_request_that_serving_walks_through(serve: Serve) -> None:
-    """The body in the text runs as it stands; the echo shows how the second prompt was made."""
+    """The request body in the text runs unchanged. The echo shows how the second prompt
+    was made.
+    """
     [body] = re.findall(r"    POST /v1/submit\n((?:    .*\n)+)", SERVING)
     server = await serve()
     answer = await server.http.post("/v1/submit", json=json.loads(body))
@@ -34,7 +36,7 @@ async def test_the_request_that_serving_walks_through(serve: Serve) -> None:
 
 
 async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
-    """And the table has every route of the server."""
+    """The table lists every route of the server and no other."""
     server = await serve()
     shown = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`]*)`", SERVING.split("## Routes")[1]))
     names = {"{session_id}": "{id}", "{variable}": "{var}", "{call_id}": "{call}"}
@@ -46,8 +48,8 @@ async def test_every_route_of_the_table_is_there(serve: Serve) -> None:
     assert {r for r in shown if "Last-Event" not in r[1]} == served
 
 
-async def test_the_protocol_is_the_one_that_is_told(serve: Serve) -> None:
-    """Its version, and the form of an error, as a server gives them."""
+async def test_the_documented_protocol_is_right(serve: Serve) -> None:
+    """The page states the protocol's version and the form of an error as the server gives them."""
     server = await serve()
     told = re.search(r"protocol's version is (\w+); `POST /v1/session` names it", SERVING)
     assert told is not None
@@ -62,7 +64,7 @@ async def test_the_protocol_is_the_one_that_is_told(serve: Serve) -> None:
     "line", re.findall(r"^ {4,7}(weftline .*?)(?:  +#.*)?$", SERVING + ENGINES, re.M)
 )
 def test_commands_are_understood(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command that is shown parses: with --help behind it, its usage is printed."""
+    """Each command in the documentation parses: with --help added, it prints its usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main([*shlex.split(line)[1:], "--help"])
     assert ended.value.code == 0
@@ -70,7 +72,9 @@ def test_commands_are_understood(line: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_every_error_is_in_the_table() -> None:
-    """Types and statuses are those of the tree; client-side errors are not of the wire."""
+    """Types and statuses equal those of the exceptions. Errors of the client alone are not in the
+    table.
+    """
     shown = {}
     for names, status in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (\d{3}) \|", SERVING, re.M):
         shown |= {name: int(status) for name in re.findall(r"\w+", names)}
@@ -81,7 +85,7 @@ def test_every_error_is_in_the_table() -> None:
 
 
 def test_the_engines_of_the_configuration_file() -> None:
-    """The tables in the text make these engines."""
+    """The tables in the text configure these engines."""
     text = re.search(r"((?:    .*\n|\n)+)`weftline serve --config", ENGINES)
     assert text is not None
     left, right, hosted = from_tables(tomllib.loads(text.group(1))["engine"])
@@ -89,8 +93,8 @@ def test_the_engines_of_the_configuration_file() -> None:
     assert (left.name, right.engine, hosted.connect_key_env) == ("left", "vllm", "EXAMPLE_KEY")
 
 
-def test_what_each_engine_can_do_is_in_the_table() -> None:
-    """A row for each capability; "yes" and "no" are what the engines announce."""
+def test_the_table_of_capabilities_is_right() -> None:
+    """Each capability has a row, and "yes" and "no" equal the engines' announcements."""
     rows = re.findall(r"^\| `(\w+)`: [^|]* \| (.*) \|$", ENGINES, re.M)
     table = {name: cells.split(" | ") for name, cells in rows}
     assert list(table) == [one.value for one in Capability]
@@ -101,8 +105,10 @@ def test_what_each_engine_can_do_is_in_the_table() -> None:
         assert yes == {one.value for one in announced}
 
 
-def test_the_papers_table_names_what_is_there() -> None:
-    """Every file of it, of the server, the tests or the tree; it has each section from 4 to 8."""
+def test_the_papers_table_names_existing_files() -> None:
+    """Every file that the table names exists in the server, the tests or the tree. Sections 4 to 8
+    are there.
+    """
     rows = re.findall(r"^\| (\d)[^|]*\|[^|]*\|([^|]*)\|([^|]*)\|$", PAPER, re.M)
     assert {section for section, _, _ in rows} == {"4", "5", "7", "8"}
     for _, where, tests in rows:

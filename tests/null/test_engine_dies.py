@@ -1,4 +1,4 @@
-"""An engine that dies in the middle of a graph, seen by the clients of a whole server."""
+"""An engine that dies in the middle of a graph, as clients of a whole server see it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from weftline_server.schedule.engines import fleet
 
 
 class Host:
-    """What the engines run on: it kills one that gets a prompt with `fatal` in it, so often."""
+    """The host of the engines. It kills an engine that gets `fatal` in a prompt, `deaths` times."""
 
     def __init__(self, deaths: int, after: int = 0) -> None:
         self.deaths = deaths
-        self.after = after  # words of the answer that are said before
+        self.after = after  # words of the output that are sent before the death
         self.started = 0
         self.attempts: list[tuple[str, int]] = []  # (prompt, attempt) of each op
 
@@ -32,7 +32,7 @@ class Host:
 
 
 class Mortal(NullEngine):
-    """A null engine on `host`."""
+    """A null engine that runs on `host`."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(NullConfig())
@@ -62,7 +62,7 @@ Start = Callable[[Host], Awaitable[Server]]
 
 @pytest.fixture
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """A server with one engine on a host; a dead one is started again at once."""
+    """Start a server with one engine. A dead engine is started again at once."""
     monkeypatch.setattr(fleet, "RESTART_PAUSES_S", (0.0,))
     async with AsyncExitStack() as stack:
 
@@ -84,8 +84,10 @@ CHAIN = (
 )
 
 
-async def test_its_calls_are_run_again_on_its_successor(start: Start) -> None:
-    """Nobody is told: the graph goes on where it was, and what was ready is not made again."""
+async def test_calls_of_a_dead_engine_run_again_on_its_successor(start: Start) -> None:
+    """The client notices nothing: the graph continues, and values that were ready are not made
+    again.
+    """
     host = Host(deaths=2)
     server = await start(host)
     session = await server.session()
@@ -99,8 +101,10 @@ async def test_its_calls_are_run_again_on_its_successor(start: Start) -> None:
     assert {c["state"] for c in (await server.graph(session))["calls"]} == {"done"}
 
 
-async def test_after_the_last_attempt_the_graph_below_is_told_why(start: Start) -> None:
-    """The engine's reason and the name of the call, for it and all below it; the rest goes on."""
+async def test_after_the_last_attempt_descendants_fail_with_the_reason(start: Start) -> None:
+    """The error has the engine's reason and the call's name. The call and its descendants fail, the
+    rest goes on.
+    """
     host = Host(deaths=MAX_ATTEMPTS)
     server = await start(host)
     session = await server.session()
@@ -119,8 +123,8 @@ async def test_after_the_last_attempt_the_graph_below_is_told_why(start: Start) 
     assert (await server.get(session, "f")).json()["value"] == "fatal no more"
 
 
-async def test_what_a_reader_has_seen_in_part_is_not_made_again(start: Start) -> None:
-    """It might come out otherwise: the call fails at the first death."""
+async def test_a_partly_read_output_is_not_made_again(start: Start) -> None:
+    """A new attempt could give another text, so the call fails at the first death."""
     host = Host(deaths=1, after=1)
     server = await start(host)
     session = await server.session()

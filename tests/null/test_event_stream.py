@@ -1,4 +1,4 @@
-"""A stream of server-sent events sends, pings while it is idle, and ends in time."""
+"""A stream of server-sent events sends its events, pings while idle, and ends in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The client's side: it reads until `left` is set; while it is not `reading`, sends wait."""
+    """The client's side: it reads until `left` is set. While `reading` is clear, sends wait."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -50,7 +50,7 @@ class Reader:
 
 
 class Events:
-    """Two events, the second when `go` is set; it notes that it was closed."""
+    """A source of two events, the second when `go` is set. It records that it was closed."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -70,7 +70,7 @@ LAST = b"data: [DONE]\n\n"
 
 
 async def test_events_go_out_as_they_come() -> None:
-    """Each event is one part of the body; the body ends with the events."""
+    """Each event is one part of the body, and the body ends with the events."""
     reader, events = Reader(), Events()
     events.go.set()
     await reader.of(events.stream())
@@ -79,7 +79,9 @@ async def test_events_go_out_as_they_come() -> None:
 
 
 async def test_a_silent_stream_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After PING_S without an event a comment keeps the connection; later events follow it."""
+    """After PING_S without an event, a comment keeps the connection open. Later events
+    follow it.
+    """
     monkeypatch.setattr(event_stream, "PING_S", 0.01)
     reader, events = Reader(), Events()
     task = asyncio.create_task(reader.of(events.stream()))
@@ -90,7 +92,7 @@ async def test_a_silent_stream_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_client_that_leaves_ends_the_events() -> None:
-    """The generator is closed in the middle of its wait, and nothing more is sent."""
+    """The generator is closed while it waits, and nothing more is sent."""
     reader, events = Reader(), Events()
     task = asyncio.create_task(reader.of(events.stream()))
     await reader.until(FIRST)
@@ -101,7 +103,7 @@ async def test_a_client_that_leaves_ends_the_events() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that is not read for SEND_TIMEOUT_S ends the stream, without a last part."""
+    """An event that is not read within SEND_TIMEOUT_S ends the stream without a last part."""
     monkeypatch.setattr(event_stream, "PING_S", 0.01)
     monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.02)
     reader, events = Reader(), Events()
@@ -112,7 +114,9 @@ async def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_failure_is_an_event_and_a_bug_is_raised() -> None:
-    """Our errors become the last event, as the status was sent; a bug breaks the stream."""
+    """Our errors become the last event, because the status was already sent. A bug breaks the
+    stream.
+    """
 
     async def failing(error: Exception) -> AsyncGenerator[bytes, None]:
         yield sse(None, "one")

@@ -1,4 +1,4 @@
-"""What leaves the KV cache first: not what was used longest ago, but what will be used last."""
+"""The KV cache evicts the block that will be used last, not the one unused for longest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tree(blocks: int = 6, *, predicts: bool = True) -> ContextTree:
 
 
 def fill(made: ContextTree, *words: str) -> dict[str, list[Node]]:
-    """Compute each word, two letters a block, and let go of it; the path of each."""
+    """Compute each word, two letters a block, and release it. Return the path of each."""
     paths = {}
     for word in words:
         node, path = made.root(""), []
@@ -37,7 +37,7 @@ def fill(made: ContextTree, *words: str) -> dict[str, list[Node]]:
 
 
 def there(made: ContextTree) -> set[str]:
-    """The words that could be read from the cache as a whole."""
+    """Return the words that the cache holds as a whole."""
     found = set()
     for node in made.nodes():
         word, at = "", node
@@ -55,16 +55,18 @@ def evict(made: ContextTree, count: int, now: float) -> set[str]:
     return there(made)
 
 
-def test_without_knowledge_the_least_recently_used_goes() -> None:
-    """And of one context its end goes first, so that its beginning stays of use."""
+def test_without_an_expected_use_the_least_recently_used_is_evicted() -> None:
+    """Of one context the end goes first, so that its prefix stays useful."""
     made = tree()
     fill(made, "aaAA", "bb", "cc")
     assert evict(made, 1, 1.0) == {"aa", "bb", "cc"}
     assert evict(made, 1, 1.0) == {"bb", "cc"}
 
 
-def test_what_is_wanted_later_goes_before_what_is_wanted_soon() -> None:
-    """Three sessions wait, for 9, 1 and 5 seconds; what nobody wants goes before all of them."""
+def test_the_context_expected_last_is_evicted_first() -> None:
+    """Three sessions are expected in 9, 1 and 5 seconds. A context without an expected use goes
+    first.
+    """
     made = tree()
     paths = fill(made, "aa", "bb", "cc", "dd")
     for word, at in (("aa", 9.0), ("bb", 1.0), ("cc", 5.0)):
@@ -73,19 +75,19 @@ def test_what_is_wanted_later_goes_before_what_is_wanted_soon() -> None:
     assert left == [{"aa", "bb", "cc"}, {"bb", "cc"}, {"bb"}, set()]
 
 
-def test_least_recently_used_is_what_is_left_without_prediction() -> None:
-    """The same four words where predictions are switched off."""
+def test_without_predictions_the_order_is_least_recently_used() -> None:
+    """The same four words with predictions switched off."""
     made = tree(predicts=False)
     paths = fill(made, "aa", "bb", "cc", "dd")
     for word, at in (("aa", 9.0), ("bb", 1.0), ("cc", 5.0)):
         made.want(word, paths[word][-1], at)
-    made.unwant("aa")  # what is known changes; when it was used does not
+    made.unwant("aa")  # The prediction changes; the time of the last use does not.
     left = [evict(made, 1, 0.0) for _ in range(4)]
     assert left == [{"bb", "cc", "dd"}, {"cc", "dd"}, {"dd"}, set()]
 
 
-def test_a_use_that_does_not_come_moves_away_again() -> None:
-    """At second 20 a return that was expected at 2 is less likely than one expected at 30."""
+def test_a_missed_prediction_counts_as_more_distant() -> None:
+    """At second 20, a return that was expected at 2 is less likely than one expected at 30."""
     made = tree()
     paths = fill(made, "aa", "bb")
     made.want("gone", paths["aa"][-1], 2.0)
@@ -93,8 +95,10 @@ def test_a_use_that_does_not_come_moves_away_again() -> None:
     assert evict(made, 1, 20.0) == {"bb"}
 
 
-def test_what_is_left_of_a_context_is_still_wanted() -> None:
-    """Its end is evicted, and its beginning goes on being wanted until nobody does."""
+def test_the_rest_of_a_partly_evicted_context_stays_expected() -> None:
+    """The end of a context is evicted. Its prefix stays expected until the session stops expecting
+    it.
+    """
     made = tree()
     paths = fill(made, "aaAA", "bb")
     made.want("x", paths["aaAA"][-1], 9.0)
@@ -107,8 +111,9 @@ def test_what_is_left_of_a_context_is_still_wanted() -> None:
 
 
 def test_a_prefix_that_many_ask_for_outlives_their_ends() -> None:
-    """Read every second, a common beginning is kept though nobody has said that it will be, and
-    though everything else was used after it."""
+    """A common prefix is read every second. It is kept although no prediction names it and
+    everything else was used after it.
+    """
     made = tree(blocks=8)
     for second, word in enumerate(("ppaa", "ppbb", "ppcc")):
         made.now = float(second)
@@ -117,7 +122,7 @@ def test_a_prefix_that_many_ask_for_outlives_their_ends() -> None:
     assert evict(made, 5, 2.5) == {"pp"}
 
 
-def test_a_held_node_never_goes() -> None:
+def test_a_held_node_is_never_evicted() -> None:
     made = tree()
     paths = fill(made, "aa", "bb")
     made.hold(paths["aa"][0])
@@ -135,8 +140,8 @@ def test_a_held_node_never_goes() -> None:
         max_size=60,
     )
 )
-def test_whatever_is_wanted_every_block_is_free_or_found(steps: list[tuple[str, str, int]]) -> None:
-    """Words come and go on a pool of four blocks; the books are right and the heaps stay small."""
+def test_every_block_is_free_or_in_the_tree(steps: list[tuple[str, str, int]]) -> None:
+    """Words come and go on a pool of four blocks. The books stay right and the heaps stay small."""
     made = tree(blocks=4)
     for second, (word, verb, at) in enumerate(steps):
         made.now = float(second)

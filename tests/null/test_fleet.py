@@ -1,4 +1,4 @@
-"""Engines that come, go, hang and come back, seen by the dispatcher alone."""
+"""Engines that join, leave, hang and return, tested on the dispatcher alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from weftline_server.schedule.sessions import Outcome, Sent
 
 
 class Puppet:
-    """An engine whose every event a test sends by hand."""
+    """An engine whose every event is sent by the test."""
 
     def __init__(self, model: str = "m", **options: Any) -> None:
         self.description = api.Description(model=model, chat_template="{{ messages }}", **options)
         self.ops: list[api.Op] = []
-        self.told: list[tuple[str, Any]] = []  # the verbs about contexts
+        self.told: list[tuple[str, Any]] = []  # the verbs about contexts that it was told
         self.closed = False
         self._said: asyncio.Queue[list[api.Event] | api.EngineDied | None] = asyncio.Queue()
 
@@ -112,7 +112,7 @@ def available(yes: bool, reason: str = "", leaving: bool = False) -> api.Availab
 
 
 class Bench:
-    """A dispatcher, its clock, and the sessions, which note what they are told."""
+    """A dispatcher, its clock, and sessions that record what they are told."""
 
     def __init__(self, **engines: Puppet) -> None:
         self.now = 0.0
@@ -167,7 +167,7 @@ async def started(benches: list[Bench], **engines: Puppet) -> Bench:
 
 
 async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -> None:
-    """Its call goes to the other replica; what it says late is dropped; its successor works."""
+    """Its call goes to the other replica, its late events are dropped, and its successor works."""
     bench = await started(benches)
     first, second = Puppet(node="a"), Puppet(node="b")
     await bench.dispatcher.join("one", first, first.description)
@@ -191,7 +191,9 @@ async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -
 
 
 async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -> None:
-    """Three die under it before a word of it was said: it fails with the last one's reason."""
+    """Three engines die under it before its first token. The call fails with the last engine's
+    reason.
+    """
     bench = await started(benches)
     for number in range(MAX_ATTEMPTS):
         engine = Puppet()
@@ -211,8 +213,8 @@ async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -
     assert [op.id for op in spare.ops] == ["s/next"]
 
 
-async def test_what_was_read_in_part_is_not_run_again(benches: list[Bench]) -> None:
-    """Another attempt might say it otherwise, and a reader has seen the beginning."""
+async def test_a_partly_read_call_is_not_run_again(benches: list[Bench]) -> None:
+    """A reader has seen the beginning, and another attempt could give another text."""
     bench = await started(benches)
     first, second = Puppet(), Puppet()
     await bench.dispatcher.join("one", first, first.description)
@@ -226,7 +228,9 @@ async def test_what_was_read_in_part_is_not_run_again(benches: list[Bench]) -> N
 
 
 async def test_joining_again_fences_the_former_self(benches: list[Bench]) -> None:
-    """A host that restarted before anybody noticed: its former ops run again, on it."""
+    """A host restarts before its death was noticed. Its former ops run again on the new
+    incarnation.
+    """
     bench = await started(benches)
     former, back = Puppet(), Puppet()
     await bench.dispatcher.join("one", former, former.description)
@@ -238,8 +242,8 @@ async def test_joining_again_fences_the_former_self(benches: list[Bench]) -> Non
     assert all(isinstance(one, Sent) for one in bench.outcomes("c"))
 
 
-async def test_one_that_leaves_finishes_what_it_has(benches: list[Bench]) -> None:
-    """It gets nothing new, and is gone without an error when it closes."""
+async def test_a_leaving_engine_finishes_its_ops(benches: list[Bench]) -> None:
+    """It gets no new ops, and leaves without an error when it closes."""
     bench = await started(benches)
     leaver, stayer = Puppet(), Puppet()
     await bench.dispatcher.join("leaver", leaver, leaver.description)
@@ -256,7 +260,7 @@ async def test_one_that_leaves_finishes_what_it_has(benches: list[Bench]) -> Non
 
 
 async def test_a_call_goes_to_replicas_of_its_model_only(benches: list[Bench]) -> None:
-    """The first configured model is the default, whatever else joins."""
+    """The first configured model is the default, whatever other models join."""
     a, b = Puppet("a"), Puppet("b")
     bench = await started(benches, first=a, other=b)
     assert bench.dispatcher.model("default") == bench.dispatcher.model(None) == "a"
@@ -267,7 +271,7 @@ async def test_a_call_goes_to_replicas_of_its_model_only(benches: list[Bench]) -
     assert (len(a.ops), len(b.ops)) == (0, 8)
 
 
-async def test_who_does_not_fit_may_not_join(benches: list[Bench]) -> None:
+async def test_a_mismatched_engine_may_not_join(benches: list[Bench]) -> None:
     """Another template under the same name, or the name of one of the server's own engines."""
     bench = await started(benches, own=Puppet())
     stranger = Puppet(bos_token="<s>")
@@ -278,7 +282,7 @@ async def test_who_does_not_fit_may_not_join(benches: list[Bench]) -> None:
     assert bench.dispatcher.states == {"own": EngineState.READY}
 
 
-async def test_a_suspended_engine_gets_nothing_until_it_wants(benches: list[Bench]) -> None:
+async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: list[Bench]) -> None:
     bench = await started(benches, own=(own := Puppet()))
     await own.say(available(False, "it answered 500"))
     await bench.call("c")
@@ -291,7 +295,7 @@ async def test_a_suspended_engine_gets_nothing_until_it_wants(benches: list[Benc
 async def test_a_call_without_an_engine_fails_in_bounded_time(
     benches: list[Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for one to come, but no longer than is said."""
+    """It waits for an engine to join, but no longer than the configured time."""
     monkeypatch.setattr(dispatcher, "EXPIRE_EVERY_S", 0.001)
     bench = await started(benches)
     gone = Puppet()
@@ -309,7 +313,7 @@ async def test_a_call_without_an_engine_fails_in_bounded_time(
 
 
 async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> None:
-    """Neither a beginning that would draw calls to it, nor room in which applications fit."""
+    """Neither a prefix that would attract calls, nor room that would admit applications."""
     bench = await started(benches)
     one = Puppet(kv_tokens=1000)
     await bench.dispatcher.join("one", one, one.description)
@@ -351,11 +355,13 @@ async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) 
     await sleeper.die()
     assert isinstance(bench.outcomes("nap0")[-1], api.Finished)
     assert sleeper.told == [] and len(bench.dispatcher._memory._applications) == 1
-    assert bench.dispatcher.queued == 1  # the third one waits until the sleeper is back
+    assert bench.dispatcher.queued == 1  # the third op waits until the sleeper is back
 
 
 @pytest.mark.parametrize("kind", ["sleep", "generate"])
-async def test_an_op_that_nobody_ever_took_fails_as_well(benches: list[Bench], kind: str) -> None:
+async def test_an_op_that_no_engine_ever_took_fails_as_well(
+    benches: list[Bench], kind: str
+) -> None:
     bench = await started(benches, own=Puppet())
     await bench.call("c", "other", kind)
     bench.now += UNAVAILABLE_S - 1
@@ -367,9 +373,10 @@ async def test_an_op_that_nobody_ever_took_fails_as_well(benches: list[Bench], k
     assert isinstance(failed, api.Failed) and failed.error == "EngineUnavailable"
 
 
-async def test_what_an_engine_reports_draws_calls_to_it(benches: list[Bench]) -> None:
-    """A beginning is known while its op runs, after its end, and when its context has been freed,
-    until the engine says that it was evicted. A replacement of the engine holds nothing."""
+async def test_reported_prefixes_attract_calls(benches: list[Bench]) -> None:
+    """A prefix is known while its op runs, after its end, and after its context was freed, until
+    the engine reports its eviction. A new incarnation of the engine holds nothing.
+    """
     first, second = Puppet(capabilities=REPORTS), Puppet(capabilities=REPORTS)
     bench = await started(benches, first=first, second=second)
     slots = {slot.name: slot for slot in bench.dispatcher.slots}
@@ -400,7 +407,9 @@ async def test_what_an_engine_reports_draws_calls_to_it(benches: list[Bench]) ->
     assert known() == set()
 
 
-async def test_a_failed_op_leaves_what_the_engine_reports_of_it(benches: list[Bench]) -> None:
+async def test_a_failed_op_leaves_the_prefixes_that_the_engine_reports(
+    benches: list[Bench],
+) -> None:
     bench = await started(benches, own=(own := Puppet(capabilities=REPORTS)))
     (slot,) = bench.dispatcher.slots
     await bench.call("a", prefixes=(("beginning", 64),))
@@ -410,9 +419,10 @@ async def test_a_failed_op_leaves_what_the_engine_reports_of_it(benches: list[Be
     assert set(slot.prefixes.hashes) == {"beginning"}
 
 
-async def test_a_paused_call_has_ended_for_now_and_its_context_waits(benches: list[Bench]) -> None:
-    """The engine has its place back and keeps the context, until what continues it has ended. The
-    context of a paused call that is cancelled is freed."""
+async def test_a_paused_call_frees_its_place_and_keeps_its_context(benches: list[Bench]) -> None:
+    """The engine's place is free again. It keeps the context until the op that continues it has
+    ended. If the paused call is cancelled, its context is freed.
+    """
     bench = await started(benches, own=(own := Puppet(kv_tokens=100, max_running=1)))
     await bench.call("a", stays=True)
     await own.say(paused(own.ops[0]))

@@ -1,4 +1,4 @@
-"""What becomes of a finished output's context, as far as the graph of its session knows."""
+"""The retention of a finished output's context, as far as the session's graph decides it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYSTEM = "You are one of many reviewers of this text. " * 4
 
 
 def call(name: str, *parts: str) -> Task:
-    """A call of these parts: `<x` is an input from variable x, `>x` an output into it."""
+    """Build a call of these parts: `<x` is an input from variable x, `>x` an output into it."""
     prompt, holders = [], []
     for part in parts:
         if part[0] in "<>":
@@ -35,7 +35,7 @@ def made(*nodes: Task, stays: bool = False) -> Session:
 
 
 def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) -> Want | None:
-    """Run output `index` of a call in one second; what becomes of its context."""
+    """Run output `index` of a call in one second. Return what its context is wanted for."""
     session.handle(ev.PrimitiveSent(now=1.0, primitive=f"{name}/{index}", engine="e"))
     session.handle(ev.TextGenerated(now=1.5, primitive=f"{name}/{index}", text=text))
     usage = Usage(prompt_tokens=90, cached_tokens=0, output_tokens=10, started=0.0, filled=0.0)
@@ -51,12 +51,12 @@ def finish(session: Session, name: str, index: int = 0, text: str = "x" * 40) ->
     return want(session, f"{name}/{index}")
 
 
-def test_nobody_reads_the_last_answer() -> None:
+def test_the_last_answer_has_no_reader() -> None:
     assert finish(made(call("a", "Do: ", ">x")), "a") is None
 
 
 def test_a_second_output_continues_the_first() -> None:
-    """All of it, at once; when the second has ended too, nobody needs either."""
+    """It reads the whole context at once. When it has ended too, neither context is needed."""
     session = made(call("a", "Do: ", ">x", " and ", ">y"))
     assert finish(session, "a") == Want(pause_s=0.0)
     assert finish(session, "a", 1) is None
@@ -64,14 +64,17 @@ def test_a_second_output_continues_the_first() -> None:
 
 
 def test_a_chat_that_goes_on_reads_prompt_and_answer() -> None:
-    """The next turn is the first one's prompt, its answer by variable, and more text: all of the
-    context, as soon as the call can start, which is now."""
+    """The next turn is the first prompt, its answer by variable, and more text. It reads the whole
+    context as soon as it can start, which is now.
+    """
     session = made(call("a", SYSTEM, ">x"), call("b", SYSTEM, "<x", " Go on. ", ">y"))
     assert finish(session, "a") == Want(tokens=None, pause_s=0.0)
 
 
-def test_maps_with_a_common_beginning_keep_that_alone() -> None:
-    """176 of 176 + 44 + 40 characters are common, so 67 of the 100 tokens; until the last map."""
+def test_maps_with_a_common_prefix_keep_only_the_prefix() -> None:
+    """176 of 176 + 44 + 40 characters are common: 67 of the 100 tokens. They are kept until the
+    last map.
+    """
     maps = [call(f"m{i}", SYSTEM, f"{i}" * 44, f">v{i}") for i in range(3)]
     session = made(*maps)
     assert finish(session, "m0") == Want(tokens=67, pause_s=0.0)
@@ -81,8 +84,9 @@ def test_maps_with_a_common_beginning_keep_that_alone() -> None:
 
 
 def test_a_reader_that_has_to_wait_comes_later() -> None:
-    """`c` starts after `b`, which starts now: one call's time from here, a second as `a` took. With
-    one more call between them it is two."""
+    """`c` starts after `b`, which starts now: one call from here, a second, as `a` took. With one
+    more call between them it is two seconds.
+    """
     first, between = call("a", SYSTEM, ">x"), call("b", "Other: ", "<x", ">y")
     session = made(first, between, call("c", SYSTEM, "<y", ">z"))
     assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=1.0)
@@ -91,13 +95,15 @@ def test_a_reader_that_has_to_wait_comes_later() -> None:
     assert finish(session, "a", text="x" * 44) == Want(tokens=80, pause_s=2.0)
 
 
-def test_a_beginning_of_a_few_tokens_is_not_worth_keeping() -> None:
+def test_a_prefix_of_a_few_tokens_is_not_kept() -> None:
     session = made(call("a", "Sum: ", "1" * 300, ">x"), call("b", "Sum: ", "2" * 300, ">y"))
     assert finish(session, "a") is None
 
 
-def test_an_open_session_may_come_back() -> None:
-    """An agent's next turn is in no graph yet: nobody knows when, so its habit decides."""
+def test_an_open_session_is_expected_by_its_habit() -> None:
+    """An agent's next turn is not in the graph yet. Its time is unknown, so the session's habit
+    decides.
+    """
     assert finish(made(call("a", "Do: ", ">x"), stays=True), "a") == Want()
 
 
@@ -109,7 +115,7 @@ def test_without_the_prefix_pass_nothing_is_known() -> None:
 
 
 def test_an_ended_call_reads_nothing_more() -> None:
-    """The index forgets a call with its last hash, so that it holds the live ones alone."""
+    """The index forgets a call with its last hash, so that it holds the live calls alone."""
     reuse = Reuse()
     reuse.add("a", ["1", "2"])
     reuse.add("b", ["1", "3"])
@@ -121,7 +127,7 @@ def test_an_ended_call_reads_nothing_more() -> None:
 
 
 def test_an_empty_segment_ends_where_the_one_before_it_does() -> None:
-    """A call with an empty value has one hash twice, and is forgotten like any other."""
+    """A call with an empty value has one hash twice. It is forgotten like any other."""
     reuse = Reuse()
     reuse.add("a", ["1", "1", "2"])
     assert reuse.readers(["1", "1", "2"]) == (3, ("a",))

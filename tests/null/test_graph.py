@@ -1,4 +1,4 @@
-"""Graphs grow call by call and stay free of cycles and of second producers."""
+"""Graphs grow call by call, without cycles and without second producers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weftline_server.lowering.call import task_of
 
 
 def node(name: str, reads: str = "", writes: str = "") -> Task:
-    """A call that reads and writes variables of one letter each."""
+    """Build a call that reads and writes variables of one letter each."""
     prompt = tuple(Segment(input=f"i_{v}") for v in reads)
     prompt += (Segment(text="x"), *(Segment(output=f"o_{v}") for v in writes))
     inputs = (Placeholder(name=f"i_{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
@@ -25,12 +25,14 @@ def node(name: str, reads: str = "", writes: str = "") -> Task:
 
 
 def test_outputs_come_in_the_order_of_the_prompt() -> None:
-    """However the placeholders are listed, the first output is the one that is generated first."""
+    """The first output is the first one of the prompt, in whatever order placeholders
+    are listed.
+    """
     assert node("a", reads="pq", writes="zyx").writes == ("z", "y", "x")
 
 
 def test_a_diamond_in_topological_order() -> None:
-    """Submitted sink first, the calls are still found producers first."""
+    """The sink is submitted first, and the order still has producers first."""
     graph = Graph()
     nodes = [node("d", "bc", "d"), node("b", "a", "b"), node("c", "a", "c"), node("a", "", "a")]
     graph.check(nodes)
@@ -52,10 +54,10 @@ def test_a_diamond_in_topological_order() -> None:
     ],
     ids=["self loop", "two calls", "one submit", "old", "set", "no output"],
 )
-def test_what_makes_no_graph_is_refused(
+def test_an_invalid_graph_is_refused(
     nodes: list[Task], error: type[Exception], param: str | None
 ) -> None:
-    """Each refusal names what is at fault, and the graph is as it was."""
+    """Each refusal names the variable or call at fault and leaves the graph unchanged."""
     graph = Graph()
     graph.add([node("first", "", "old")])
     with pytest.raises(error) as caught:
@@ -65,7 +67,7 @@ def test_what_makes_no_graph_is_refused(
 
 
 def test_a_cycle_through_an_older_call() -> None:
-    """An old call waits for y; a new one that makes y out of the old one's x closes a cycle."""
+    """An old call waits for y. A new call that makes y from the old call's x closes a cycle."""
     graph = Graph()
     graph.add([node("old", "y", "x")])
     with pytest.raises(CyclicGraph):
@@ -73,7 +75,7 @@ def test_a_cycle_through_an_older_call() -> None:
 
 
 def test_a_chain_of_ten_thousand_does_not_recurse() -> None:
-    """Depth is bounded by memory, not by Python's stack."""
+    """Depth is bounded by memory, not by Python's recursion limit."""
     chain = [chain_link(i) for i in range(10_000)]
     graph = Graph()
     graph.check(chain)
@@ -93,7 +95,7 @@ def chain_link(i: int) -> Task:
 
 @given(st.lists(st.tuples(st.text("abcdef", max_size=3), st.sampled_from("abcdef")), max_size=8))
 def test_cycles_are_those_that_graphlib_finds(calls: list[tuple[str, str]]) -> None:
-    """Call by call, what is let through has a topological order, and nothing else is refused."""
+    """Each accepted call leaves a topological order, and nothing else is refused."""
     graph = Graph()
     taken: dict[str, str] = {}
     kept: dict[str, str] = {}

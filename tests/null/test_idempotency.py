@@ -1,4 +1,4 @@
-"""Idempotency keys: repeated requests run once; memory is bounded, and tenants are apart."""
+"""Idempotency keys: a repeated request runs once, memory is bounded, tenants are separate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def submit(server: Server, key: str, body: dict[str, Any]) -> httpx.Respon
 
 
 async def test_fifty_at_once_make_one_session(serve: Serve) -> None:
-    """All get the id of the only session, and replays have a header that says so."""
+    """All get the id of the only session. A header marks the replayed responses."""
     server = await serve()
     answers = await asyncio.gather(
         *(server.http.post("/v1/session", headers=keyed("k")) for _ in range(50))
@@ -42,7 +42,7 @@ async def test_fifty_at_once_make_one_session(serve: Serve) -> None:
 
 
 async def test_fifty_at_once_make_one_submit(serve: Serve) -> None:
-    """Fifty submits with one key add one call; all get its id and its value, while it runs."""
+    """Fifty submits with one key add one call. All get its id and its value while it runs."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.01)))
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
@@ -56,7 +56,7 @@ async def test_fifty_at_once_make_one_submit(serve: Serve) -> None:
 
 
 async def test_another_body_is_refused(serve: Serve) -> None:
-    """A key stands for one request: another body, or another route, is a mistake."""
+    """A key stands for one request. Another body or another route under it is an error."""
     server = await serve()
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO]}
@@ -68,8 +68,8 @@ async def test_another_body_is_refused(serve: Serve) -> None:
     assert len((await server.graph(session))["calls"]) == 1
 
 
-async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
-    """The error of a bad body is kept, and the repetition gets it from there."""
+async def test_a_refusal_is_repeated_too(serve: Serve) -> None:
+    """The error of a bad body is kept, and the repetition gets the kept error."""
     server = await serve()
     body = {"calls": [call("bad", "no output")]}
     first, second = await submit(server, "k", body), await submit(server, "k", body)
@@ -78,8 +78,8 @@ async def test_a_refusal_is_given_again_too(serve: Serve) -> None:
     assert "idempotency-replayed" in second.headers
 
 
-async def test_a_full_server_is_asked_again(serve: Serve) -> None:
-    """429 is not kept: with the same key the request succeeds once there is room."""
+async def test_a_request_to_a_full_server_may_be_repeated(serve: Serve) -> None:
+    """A 429 is not kept: with the same key the request succeeds once there is room."""
     server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
     session = await server.session()
     full = await server.http.post("/v1/session", headers=keyed("k"))
@@ -90,7 +90,7 @@ async def test_a_full_server_is_asked_again(serve: Serve) -> None:
 
 
 async def test_tenants_have_keys_of_their_own(serve: Serve) -> None:
-    """One tenant's key says nothing about another's; a wrong API key stays 401."""
+    """A tenant's key has no effect on another tenant. A wrong API key stays 401."""
     server = await serve(NullConfig(), ServerConfig(keys={"ka": "a", "kb": "b"}))
 
     async def opened(api_key: str) -> httpx.Response:
@@ -104,7 +104,7 @@ async def test_tenants_have_keys_of_their_own(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "é"])
-async def test_a_key_that_is_none(serve: Serve, key: str) -> None:
+async def test_an_invalid_key(serve: Serve, key: str) -> None:
     """A header that cannot be a key is refused, and nothing is done."""
     server = await serve()
     headers = [(b"Idempotency-Key", key.encode("latin-1"))]
@@ -114,14 +114,14 @@ async def test_a_key_that_is_none(serve: Serve, key: str) -> None:
 
 
 async def test_a_body_that_is_too_large(serve: Serve) -> None:
-    """It is refused as without a key, however often it is sent."""
+    """It is refused as without a key, each time it is sent."""
     server = await serve(NullConfig(), ServerConfig(max_body=100))
     for _ in range(2):
         answer = await submit(server, "k", {"calls": [call("big", "x" * 200)]})
         assert (answer.status_code, answer.json()["error"]["type"]) == (413, "BodyTooLarge")
 
 
-async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
+async def test_a_stream_is_repeated_whole(serve: Serve) -> None:
     """The repetition gets the same events, and the calls do not run twice."""
     server = await serve()
     body = {"calls": [ECHO], "stream": "x", "close": True}
@@ -131,9 +131,10 @@ async def test_a_stream_is_given_again_whole(serve: Serve) -> None:
     assert second.text == first.text
 
 
-async def test_a_stream_is_followed_by_who_comes_back(serve: Serve) -> None:
-    """A client is cut off in the middle: the run goes on, and the second connection gets all of it,
-    the rest as it is generated."""
+async def test_a_returning_client_follows_the_stream(serve: Serve) -> None:
+    """A client is cut off in the middle. The run goes on, and the second connection gets the whole
+    stream, the rest of it as it is generated.
+    """
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)))
     words = "one two three four five six"
     calls = [call("echo", words + "{{output:x}}", x="x")]
@@ -152,7 +153,9 @@ async def test_a_stream_is_followed_by_who_comes_back(serve: Serve) -> None:
 
 
 async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve) -> None:
-    """Kept answers are bounded: the second client gets a beginning without `value`, later a 409."""
+    """Kept responses are bounded. The second client gets a beginning without `value`,
+    later a 409.
+    """
     config = ServerConfig(answers=AnswersConfig(max_answer=500))
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)), config)
     calls = [call("echo", "one two three four five six seven eight{{output:x}}", x="x")]
@@ -168,7 +171,7 @@ async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve)
 
 
 async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
-    """The first client gets it; a repetition is an error, and nothing runs again."""
+    """The first client gets it. A repetition is an error, and nothing runs again."""
     config = ServerConfig(answers=AnswersConfig(max_answer=100))
     server = await serve(NullConfig(), config)
     session = await server.session()
@@ -181,7 +184,7 @@ async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
 
 
 class Caller:
-    """One request at the level of ASGI, whose client can leave."""
+    """One request at the level of ASGI. Its client can disconnect."""
 
     def __init__(self, server: Server, key: str, body: dict[str, Any]) -> None:
         self.gone = asyncio.Event()
@@ -198,12 +201,13 @@ class Caller:
             "headers": [(b"idempotency-key", key.encode())],
             "state": {},
         }
-        self._request = json.dumps(body, separators=(",", ":")).encode()  # as httpx writes it
+        # the header as httpx writes it
+        self._request = json.dumps(body, separators=(",", ":")).encode()
         self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
 
     async def parts(self, count: int) -> None:
-        """Return when that many parts of text have arrived."""
-        while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - it tells nobody
+        """Return when `count` parts of text have arrived."""
+        while self.body.count(b"event: part") < count:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
 
     async def _receive(self) -> dict[str, Any]:
@@ -236,7 +240,7 @@ async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Ser
 
 
 async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
-    """Its connection broke; it repeats the request within `reconnect_s`."""
+    """The connection broke. The client repeats the request within `reconnect_s`."""
     server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=5)))
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
@@ -250,8 +254,10 @@ async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
     await first.task
 
 
-async def test_when_nobody_waits_any_more_the_work_is_cancelled(serve: Serve) -> None:
-    """All clients have left: the call ends, and the key is free for another attempt."""
+async def test_without_waiting_clients_the_work_is_cancelled(serve: Serve) -> None:
+    """All clients have disconnected: the call is cancelled, and the key is free for another
+    attempt.
+    """
     server = await serve(
         NullConfig(latency=LatencyProfile(step_s=60)),
         ServerConfig(answers=AnswersConfig(reconnect_s=0.01)),
@@ -277,7 +283,7 @@ def answered(answers: Answers, key: str, size: int, now: float = 0, status: int 
 
 
 def test_answers_expire() -> None:
-    """An answer is forgotten after `expiry_s`; a request that still runs is not."""
+    """A response is forgotten after `expiry_s`. A request that still runs is not forgotten."""
     answers = Answers(AnswersConfig(expiry_s=10))
     answered(answers, "done", 1)
     running = answers.begin("running", b"d", now=0)
@@ -287,7 +293,9 @@ def test_answers_expire() -> None:
 
 
 def test_keys_and_bytes_are_bounded() -> None:
-    """The oldest answers are dropped first; a running request is never, so none runs twice."""
+    """The oldest responses are dropped first. A running request is never dropped, so none runs
+    twice.
+    """
     answers = Answers(AnswersConfig(max_keys=3, max_bytes=10))
     for number in range(3):
         answered(answers, str(number), 4, now=number)
@@ -305,8 +313,8 @@ def test_keys_and_bytes_are_bounded() -> None:
     ("status", "kept"),
     [(200, True), (400, True), (409, True), (408, False), (429, False), (500, False), (503, False)],
 )
-def test_only_what_would_come_again_is_kept(status: int, kept: bool) -> None:
-    """Answers of a full or broken server are not kept: the next attempt may succeed."""
+def test_only_repeatable_responses_are_kept(status: int, kept: bool) -> None:
+    """Responses of a full or broken server are not kept, because the next attempt may succeed."""
     answers = Answers(AnswersConfig())
     answered(answers, "k", 1, status=status)
     assert (answers.find("k", b"d", now=0) is not None) is kept

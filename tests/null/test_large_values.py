@@ -1,4 +1,4 @@
-"""Transforms of long texts run beside the event loop, and give what they give on it."""
+"""Transforms of long texts run beside the event loop and give the same results as on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ LONG = [{"name": f"item {i}", "words": "lorem ipsum " * 4} for i in range(1000)]
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Of each value with transforms: its length as text, and whether the main thread had it."""
+    """Record for each transformed value the length of its text, and whether the main
+    thread ran it.
+    """
     seen: list[tuple[int, bool]] = []
     run = transforms.run
 
@@ -64,7 +66,7 @@ async def test_long_outputs_and_inputs_leave_the_loop_free(
 async def test_a_long_output_that_is_not_json_fails_its_variable(
     serve: Serve, threads: list[tuple[int, bool]]
 ) -> None:
-    """With the parser's message; a session that is closed meanwhile does not mind."""
+    """It fails with the parser's message. Closing the session meanwhile does no harm."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", "no json " * 8000),)))
     session = await server.session()
     await server.submit(session, wanting("big", "x"))

@@ -1,4 +1,4 @@
-"""Whatever graphs meet on whatever engines: every variable is set, in simulated time."""
+"""Whatever the graphs and the engines, every variable is set, in simulated time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig, StepCost
 
-# 300 tokens in flight make a step four times as long: what may run beside a call is bounded early.
+# 300 tokens in flight make a step four times as long, so the step bound applies early.
 COST = StepCost(step_s=0.010, fill_s=0.0, sequence_s=0.0, token_s=0.0001)
-LONG_S = 3600.0  # in simulated time; a graph takes seconds
+LONG_S = 3600.0  # A graph takes seconds of simulated time.
 
 CRITERIA = st.sampled_from([None, None, *Criterion])
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Call, ...]:
-    """Up to eight calls, each on the outputs of some of those before it."""
+    """Generate up to eight calls, each reading outputs of some calls before it."""
     calls: list[Call] = []
     for number in range(draw(st.integers(1, 8))):
         reads = draw(st.sets(st.sampled_from(range(number)), max_size=4)) if number else set()
@@ -45,8 +45,9 @@ def graphs(draw: st.DrawFn) -> tuple[Call, ...]:
 def test_every_graph_ends(
     all_graphs: list[tuple[Call, ...]], engines: int, kv_tokens: int, max_running: int
 ) -> None:
-    """On engines with few places, a cache for little more than one prompt, and a tight bound of
-    what may run beside a call that somebody waits for."""
+    """The engines have few places, a cache for little more than one prompt, and a tight step bound
+    beside awaited calls.
+    """
     config = SimulatedConfig(cost=COST, kv_tokens=kv_tokens, max_running=max_running)
 
     async def main(loop: VirtualLoop) -> int:

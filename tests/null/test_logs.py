@@ -1,4 +1,4 @@
-"""Structured logs: a line for each ended call, without its texts unless they are asked for."""
+"""Structured logs: a line for each ended call. It has the call's texts only on request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from weftline_server.observe.logs import FIELDS, LogFormat, configure
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """The process's logging is set up anew by a test, and put back after it."""
+    """The test configures the process's logging. It is restored afterwards."""
     root, calls = logging.getLogger(), logging.getLogger("weftline.calls")
     before = root.handlers[:], root.level, calls.level
-    root.handlers.clear()  # `configure` closes those that it finds
+    root.handlers.clear()  # `configure` closes the handlers that it finds.
     yield
     root.handlers[:] = before[0]
     root.setLevel(before[1])
@@ -28,7 +28,9 @@ def own_logging() -> Iterator[None]:
 
 
 async def run_two(serve: Serve, config: ServerConfig) -> str:
-    """Run a call that succeeds, and one below it whose transform fails; return the session's id."""
+    """Run a call that succeeds, and a reader of it whose transform fails. Return the
+    session's id.
+    """
     server = await serve(NullConfig(), config)
     session = await server.session()
     bad = {"in_out": "out", "semantic_var_id": "y", "transforms": [{"op": "json"}]}
@@ -42,7 +44,7 @@ async def run_two(serve: Serve, config: ServerConfig) -> str:
 
 
 def of_calls(said: str) -> list[dict[str, Any]]:
-    """The lines about calls."""
+    """Return the lines about calls."""
     made = [json.loads(line) for line in said.splitlines()]
     return [line for line in made if line["logger"] == "weftline.calls"]
 
@@ -50,7 +52,7 @@ def of_calls(said: str) -> list[dict[str, Any]]:
 async def test_a_line_of_json_for_each_call(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ids, name, phases, tokens and the error's type; the level of other lines stays."""
+    """A line has ids, name, phases, tokens and the error's type. The level of other lines stays."""
     configure(LogFormat.JSON, "warning")
     session = await run_two(serve, ServerConfig())
     logging.getLogger("weftline.other").info("not at this level")
@@ -68,10 +70,8 @@ async def test_a_line_of_json_for_each_call(
     assert first["time"].endswith("+00:00") and first["level"] == "info"
 
 
-async def test_no_line_holds_what_was_said(
-    serve: Serve, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither prompt nor answer, and not the parser's message either, which quotes the answer."""
+async def test_no_line_holds_texts(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither prompt nor output appears, nor the parser's message, which quotes the output."""
     configure(LogFormat.JSON, "info")
     await run_two(serve, ServerConfig())
     said = capsys.readouterr().err
@@ -79,10 +79,10 @@ async def test_no_line_holds_what_was_said(
     assert "secret" not in said
 
 
-async def test_what_was_said_when_the_operator_asks(
+async def test_lines_hold_texts_when_the_operator_asks(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The prompt as it was rendered, and each output's text."""
+    """A line has the rendered prompt and each output's text."""
     configure(LogFormat.JSON, "warning")
     await run_two(serve, ServerConfig(log_prompts=True))
     first, second = of_calls(capsys.readouterr().err)
@@ -96,7 +96,7 @@ async def test_what_was_said_when_the_operator_asks(
 async def test_text_has_calls_from_level_info_on(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At level warning, calls that end as they should have no lines."""
+    """At level warning, calls that succeeded have no lines."""
     configure(LogFormat.TEXT, "warning")
     await run_two(serve, ServerConfig())
     assert "weftline.calls" not in capsys.readouterr().err
@@ -108,7 +108,7 @@ async def test_text_has_calls_from_level_info_on(
 
 
 def test_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Newlines in a field or a message do not make a second line; a stack trace is a field."""
+    """Newlines in a field or a message start no second line. A stack trace is a field."""
     configure(LogFormat.JSON, "warning")
     fields = {FIELDS: {"name": 'two\nlines "quoted"'}}
     try:

@@ -1,4 +1,6 @@
-"""What stays in the KV cache and who may fill it, as tables: no engine, no clock."""
+"""Which contexts stay in the KV cache, and which applications are admitted, as tables: no engine,
+no clock.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def make_usage(prompt: int, cached: int = 0, output: int = 10) -> Usage:
 
 
 class World:
-    """A memory over one engine of 1,000 tokens; `wants` says what becomes of each context."""
+    """A memory over one engine of 1,000 tokens. `wants` says what each context is wanted for."""
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
@@ -54,7 +56,7 @@ class World:
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
     ) -> list[Verb]:
-        """A call that ends a second after it came; all that is said to the engine."""
+        """Run a call that ends a second after it came. Return all advice that the engine got."""
         op = make_op(application, name, tokens)
         said = self.memory.queued(op, "m", True, now)
         self.memory.gate.admit("m", 1000, now)
@@ -65,12 +67,14 @@ class World:
         ]
 
 
-def test_a_context_that_nobody_will_read_is_freed() -> None:
+def test_a_context_without_a_future_reader_is_freed() -> None:
     assert World().call("a", "x", 100, 0.0) == [Free("e", "x")]
 
 
 def test_a_context_with_a_pending_consumer_is_kept_and_then_freed() -> None:
-    """The reader's own context holds the same tokens, so when it ends the first one goes."""
+    """The reader's own context holds the same tokens, so the first context is freed when the reader
+    ends.
+    """
     world = World()
     world.wants["x"] = Want(tokens=40, pause_s=2.0)
     assert world.call("a", "x", 100, 0.0) == [Advise("e", "x", 2.0, 40)]  # pinned as it is
@@ -79,7 +83,9 @@ def test_a_context_with_a_pending_consumer_is_kept_and_then_freed() -> None:
 
 
 def test_the_kept_share_of_the_pool_is_capped() -> None:
-    """Half of 1,000 tokens may be pinned: the third of 200 is left to the engine to evict."""
+    """Half of 1,000 tokens may be pinned. The third context of 200 is left for the
+    engine to evict.
+    """
     world = World()
     for name in "xyz":
         world.wants[name] = Want(tokens=200, pause_s=1.0)
@@ -91,9 +97,11 @@ def test_the_kept_share_of_the_pool_is_capped() -> None:
     ]
 
 
-def test_a_session_that_waits_is_expected_as_it_has_come_before() -> None:
-    """Its first pause nobody knows, 5 s; after one of 3 s and one of 1 s it is expected in 2.4 s.
-    While a turn runs what it continues is pinned, and after it the longer one takes its place."""
+def test_a_waiting_session_is_expected_by_its_earlier_pauses() -> None:
+    """The first pause is unknown: 5 s. After pauses of 3 s and 1 s the session is expected in 2.4
+    s. While a turn runs, the context that it continues is pinned. After it, the longer context
+    takes its place.
+    """
     world = World()
     world.wants = dict.fromkeys("xyz", Want())
     assert world.call("a", "x", 100, 0.0) == [
@@ -109,8 +117,10 @@ def test_a_session_that_waits_is_expected_as_it_has_come_before() -> None:
     assert world.call("a", "z", 300, 6.0)[2] == Advise("e", "z", 2.4, None)
 
 
-def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
-    """Of three calls two follow by themselves; only then a tool is waited for, ten seconds long."""
+def test_the_servers_time_between_two_calls_is_no_pause() -> None:
+    """Two of three calls follow without a pause. Only then the session waits ten seconds for a
+    tool.
+    """
     world = World()
     world.wants["d"] = Want()
     for name, now, moves_on in (("a", 0.0, True), ("b", 1.1, True), ("c", 2.3, False)):
@@ -121,7 +131,7 @@ def test_what_the_server_takes_between_two_calls_is_no_pause() -> None:
 
 
 def test_another_session_of_the_tenant_is_expected_alike() -> None:
-    """A new session has no habit of its own, but others that began like it had."""
+    """A new session has no habit of its own, but other sessions that began like it had one."""
     world = World()
     world.wants = dict.fromkeys("xyz", Want())
     world.call("a", "x", 100, 0.0)
@@ -139,8 +149,9 @@ def test_a_closed_application_leaves_nothing() -> None:
 
 
 def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
-    """The engine may evict it, but it outlives other calls and guesses of its session. It goes when
-    the call that continues it has ended. The tool's ten seconds are a pause."""
+    """The engine may evict it, but it outlives other calls and guesses of its session. It is freed
+    when the call that continues it has ended. The tool's ten seconds are a pause.
+    """
     world = World()
     world.wants = {f"c{i}": Want() for i in range(5)}
     op = make_op("a", "p", 100)
@@ -162,14 +173,14 @@ def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
 
 
 def test_retention_can_be_switched_off() -> None:
-    """Then every context is freed when its call ends, as an ordinary server does."""
+    """Then every context is freed when its call ends, as in an ordinary server."""
     world = World("retention")
     world.wants["x"] = Want(pause_s=0.0)
     assert world.call("a", "x", 100, 0.0) == [Free("e", "x")]
 
 
 def test_guesses_are_few() -> None:
-    """Of branches that a session might go on with, the four newest are kept."""
+    """Of the branches that a session might continue, the four newest are kept."""
     world = World()
     world.wants = {f"c{i}": Want() for i in range(5)}
     freed = []
@@ -189,8 +200,12 @@ def test_guesses_are_few() -> None:
 
 
 @pytest.mark.parametrize(("switched_off", "starts"), [((), False), (("admission",), True)])
-def test_whoever_does_not_fit_waits(switched_off: tuple[str, ...], starts: bool) -> None:
-    """Two applications of 600 tokens on a pool of 1,000, until the first one has ended."""
+def test_an_application_that_does_not_fit_waits(
+    switched_off: tuple[str, ...], starts: bool
+) -> None:
+    """Of two applications of 600 tokens on a pool of 1,000, the second waits until the first has
+    ended.
+    """
     world = World(*switched_off)
     for name in "ab":
         world.memory.queued(make_op(name, name, 590), "m", True, 0.0)
@@ -204,7 +219,7 @@ def test_whoever_does_not_fit_waits(switched_off: tuple[str, ...], starts: bool)
 
 
 def test_one_shot_requests_are_never_held_up() -> None:
-    """A chat without a session comes back to no context, so there is nothing to protect."""
+    """A chat without a session never returns to a context, so there is nothing to protect."""
     world = World()
     world.memory.queued(make_op("a", "a", 900), "m", True, 0.0)
     world.memory.gate.admit("m", 1000, 0.0)
@@ -213,7 +228,7 @@ def test_one_shot_requests_are_never_held_up() -> None:
 
 
 def app(name: str, arrival: float, size: int, last: float | None = None) -> Application:
-    """An application whose like have `last` tokens in the end."""
+    """An application whose kind reaches `last` tokens in the end."""
     made = Application(name, "m", True, arrival, arrival, Habits(size=last))
     made.first = made.size = size
     return made
@@ -224,7 +239,9 @@ def names(found: tuple[Application, ...]) -> list[str]:
 
 
 def test_an_application_grows_to_the_size_of_its_like() -> None:
-    """From its 200 tokens to the 1,000 of those before it; unknown, to three times its first."""
+    """It grows from 200 tokens to the 1,000 of earlier ones. If its kind is unknown, to three times
+    its first call.
+    """
     assert (app("a", 0.0, 200, 1000.0).own, app("a", 0.0, 200, 1000.0).growth) == (200.0, 800.0)
     assert app("a", 0.0, 200).growth == 200 * (GROWTH - 1)
     known = app("a", 0.0, 200, 1000.0)
@@ -244,7 +261,7 @@ def test_an_application_grows_to_the_size_of_its_like() -> None:
     ],
 )
 def test_the_most_that_applications_will_hold_at_once(sizes: tuple[int, ...], most: float) -> None:
-    """All grow alike to 1,000 tokens, and leave then."""
+    """All grow alike to 1,000 tokens and then leave."""
     assert peak(app(str(size), 0.0, size, 1000.0) for size in sizes) == most
 
 
@@ -252,7 +269,7 @@ SATED = Pool(tokens=1000, recomputed=0.0, busy=1.0)
 
 
 def test_applications_enter_in_the_order_of_arrival_while_they_fit() -> None:
-    """The third does not fit, and a later one that would waits behind it: none is passed over."""
+    """The third does not fit. A later one that would fit waits behind it."""
     waiting = [app(name, at, size, size) for name, at, size in _QUEUE]
     assert names(admit(waiting, [], SATED, 10.0).enter) == ["a", "b"]
 
@@ -268,15 +285,15 @@ def test_one_always_enters_an_empty_cache() -> None:
     ("recomputed", "busy", "changed", "enters"),
     [
         (0.09, 0.9, 9.0, True),  # cheap so far
-        (0.11, 0.9, 9.0, False),  # a tenth is computed again
+        (0.11, 0.9, 9.0, False),  # more than a tenth is recomputed
         (0.09, 1.0, 9.0, False),  # the engines have no time to spare
-        (0.90, 0.5, 9.0, True),  # they have, and computing again costs nobody's
-        (0.00, 0.5, 1.0, False),  # the last one has not shown yet what it costs
-        (None, 0.9, 9.0, False),  # nobody knows what it costs
+        (0.90, 0.5, 9.0, True),  # they have, and recomputing delays nothing
+        (0.00, 0.5, 1.0, False),  # the cost of the last one is not known yet
+        (None, 0.9, 9.0, False),  # the cost is unknown
         (None, 0.5, 9.0, True),
     ],
 )
-def test_beyond_what_fits_one_enters_while_it_is_cheap(
+def test_one_application_beyond_the_room_enters_while_it_is_cheap(
     recomputed: float | None, busy: float, changed: float, enters: bool
 ) -> None:
     inside = [app("a", 0.0, 900, 900)]
@@ -286,8 +303,10 @@ def test_beyond_what_fits_one_enters_while_it_is_cheap(
     assert found.beyond is enters
 
 
-def test_nobody_waits_for_ever() -> None:
-    """After two minutes the first is let in whatever it costs; the next one half a minute later."""
+def test_no_application_waits_for_ever() -> None:
+    """After two minutes the first is admitted whatever it costs, and the next one half a minute
+    later.
+    """
     inside = [app("a", 0.0, 1000, 1000)]
     waiting = [app("b", 1.0, 900, 900), app("c", 2.0, 900, 900)]
     early = admit(waiting, inside, SATED, PATIENCE_S)
@@ -302,14 +321,16 @@ def test_nobody_waits_for_ever() -> None:
     ("sizes", "out"),
     [
         ((900, 900), ["1"]),
-        ((900,), []),  # the oldest stays whatever happens
+        ((900,), []),  # The oldest stays whatever happens.
         ((1200, 300), ["1"]),
         ((600, 600, 300, 300), ["3", "2", "1"]),  # as many as do not fit now
         ((300, 300, 300, 300), ["3"]),
         ((600, 400), []),  # exactly
     ],
 )
-def test_too_many_go_out_the_youngest_first(sizes: tuple[int, ...], out: list[str]) -> None:
+def test_the_youngest_leave_first_when_they_outgrow_the_pool(
+    sizes: tuple[int, ...], out: list[str]
+) -> None:
     """They fitted when they were smaller."""
     inside = [app(str(i), float(i), size, size) for i, size in enumerate(sizes)]
     crowded = Pool(tokens=1000, recomputed=0.5, busy=1.0)
@@ -320,8 +341,10 @@ def test_too_many_go_out_the_youngest_first(sizes: tuple[int, ...], out: list[st
 
 
 def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
-    """Two small ones end, with 60 tokens each. Of two large ones, which begin with 310, the second
-    waits, as nobody knows yet that they end with 320. When one has, two more fit at once."""
+    """Two small applications end with 60 tokens each. Of two large ones, which begin with 310, the
+    second waits, because nothing shows yet that they end with 320. When one has ended, two more fit
+    at once.
+    """
     world = World()
     for name in ("s", "t"):
         world.call(name, name, 50, 0.0)
@@ -340,8 +363,9 @@ def test_small_applications_do_not_teach_that_large_ones_stay_small() -> None:
 
 
 def test_kinds_are_told_apart_by_their_first_call() -> None:
-    """Up to half as long again is the same kind, and the nearest one counts; of many kinds the one
-    not seen for longest is forgotten."""
+    """A first call up to half as long again is of the same kind, and the nearest kind counts. When
+    there are many kinds, the one unseen for longest is forgotten.
+    """
     known = Applications()
 
     def habits(first: int) -> Habits:
@@ -359,12 +383,13 @@ def test_kinds_are_told_apart_by_their_first_call() -> None:
 @pytest.mark.parametrize(
     ("counts", "cached", "out"), [(True, 0, True), (False, 0, False), (False, 16, True)]
 )
-def test_an_engine_that_counts_no_cache_sends_nobody_out(
+def test_no_application_leaves_for_an_engine_that_counts_no_cache(
     counts: bool, cached: int, out: bool
 ) -> None:
-    """Two have grown too large for the pool, and found next to nothing in the cache. Only of an
-    engine that would have told does this say that it was evicted; then the second waits when it
-    comes back, though nobody else waited."""
+    """Two applications have outgrown the pool and found almost nothing in the cache. This shows an
+    eviction only on an engine that reports its cached tokens. There the second waits when it
+    returns, although no other one waited.
+    """
     world = World()
     world.memory.has_pool("e", 1000, counts)
     world.wants = dict.fromkeys(("a1", "b1", "a2", "b2"), Want())
@@ -377,9 +402,10 @@ def test_an_engine_that_counts_no_cache_sends_nobody_out(
     assert world.memory.gate.may_start("b") is not out
 
 
-def test_whoever_stays_away_gives_its_room_to_others() -> None:
-    """An application that is away for longer than four of its pauses and half a minute does not
-    count; when it comes back it waits like the others."""
+def test_an_application_that_stays_away_gives_up_its_room() -> None:
+    """An application does not count after four of its pauses and half a minute away. When it
+    returns, it waits like the others.
+    """
     world = World()
     world.wants["x"] = Want()
     world.call("a", "x", 900, 0.0)

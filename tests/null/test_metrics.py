@@ -1,4 +1,4 @@
-"""GET /metrics: the numbers are right, and clients cannot invent labels."""
+"""GET /metrics: the numbers are right, and clients cannot create labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 async def test_calls_and_tokens_are_counted(serve: Serve) -> None:
-    """Three calls: one succeeds, one fails in its transform, and so does the one below it."""
+    """One of three calls succeeds, one fails in its transform, and so does the reader of the failed
+    one.
+    """
     server = await serve()
     session = await server.session()
     bad = {"in_out": "out", "semantic_var_id": "y", "transforms": [{"op": "json"}]}
@@ -67,8 +69,10 @@ async def test_calls_and_tokens_are_counted(serve: Serve) -> None:
         assert value(samples, "phase_seconds_count", **labels, criterion="latency") == 1
 
 
-async def test_what_is_under_way(serve: Serve) -> None:
-    """Two places on the engine, three calls: two run, one waits; closing the session ends them."""
+async def test_running_and_waiting_calls_are_gauges(serve: Serve) -> None:
+    """The engine has two places. Two of three calls run, one waits. Closing the session
+    ends them.
+    """
     server = await serve(NullConfig(max_running=2, latency=LatencyProfile(step_s=60)))
     session = await server.session()
     await server.submit(session, *(call(f"c{i}", f"w{i}{{{{output:x}}}}", x=f"x{i}")
@@ -92,7 +96,7 @@ async def test_what_is_under_way(serve: Serve) -> None:
 
 
 async def test_requests_by_route_and_status(serve: Serve) -> None:
-    """Templates, not paths: an id never becomes a label."""
+    """The label is the route's template, not the path, so an id never becomes a label."""
     server = await serve()
     session = await server.session()
     await server.graph(session)
@@ -112,7 +116,7 @@ async def test_requests_by_route_and_status(serve: Serve) -> None:
 
 
 async def test_no_label_grows_with_use(serve: Serve) -> None:
-    """A hundred sessions with names of their own make as many series as one session."""
+    """A hundred sessions with their own names make as many series as one session."""
     server = await serve()
 
     async def use(number: int) -> None:
@@ -131,7 +135,7 @@ async def test_no_label_grows_with_use(serve: Serve) -> None:
 
 
 async def test_a_key_is_needed_where_there_are_keys(serve: Serve) -> None:
-    """The numbers reveal what tenants do, so they need a key; only /health needs none."""
+    """The numbers reveal what tenants do, so they need a key. Only /health needs none."""
     config = ServerConfig(keys={"secret": "default"})
     server = await serve(NullConfig(), config)
     assert (await server.http.get("/metrics")).status_code == 401

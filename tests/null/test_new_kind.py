@@ -24,7 +24,7 @@ from weftline_server.session.task import RunState
 
 
 class Sleeper:
-    """An engine of its own kind: it waits, and returns what it was given. It may die on the way."""
+    """An engine with a kind of its own: it waits and returns its input. It may die on the way."""
 
     def __init__(self, deaths: int = 0) -> None:
         self.seen: list[api.Op] = []
@@ -69,7 +69,7 @@ class Sleeper:
 
 
 def sleep(name: str, *reads: str, effects: Effects = Effects.NONE) -> Task:
-    """The lowering of a step: it reads variables, and writes the variable of its own name."""
+    """The lowering of a step: it reads variables and writes the variable with the step's name."""
     primitive = Primitive(
         id=f"{name}/0",
         task=name,
@@ -93,7 +93,7 @@ def call(name: str, text: str, *reads: str) -> Task:
 
 
 async def running(sleeper: Sleeper) -> tuple[Driver, Dispatcher]:
-    """A driver of a null engine and of `sleeper`."""
+    """Run a driver with a null engine and `sleeper`."""
     makers: dict[str, Callable[[], api.Engine]] = {
         "null": lambda: NullEngine(NullConfig()),
         "nap": lambda: sleeper,
@@ -133,7 +133,7 @@ async def test_a_sleep_runs_between_two_calls() -> None:
 async def test_a_step_to_run_once_gets_no_second_attempt(
     effects: Effects, attempts: list[int]
 ) -> None:
-    """Its engine dies while it has the step. What has effects may have happened already."""
+    """Its engine dies during the step. A step with effects may have had them already."""
     sleeper = Sleeper(deaths=1)
     driver, dispatcher = await running(sleeper)
     try:
@@ -151,7 +151,7 @@ async def test_a_step_to_run_once_gets_no_second_attempt(
 
 
 async def test_the_null_engine_gets_no_sleep(serve: Serve) -> None:
-    """An engine is sent the kinds that it announces, and nothing else."""
+    """An engine is only sent the kinds that it announces."""
     server = await serve()
     session = server.driver.open("local")
     task = sleep("nap")

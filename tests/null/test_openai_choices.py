@@ -1,4 +1,4 @@
-"""Several choices, response formats and refused fields of OpenAI's endpoints."""
+"""Several choices, response formats and refused fields on OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HI = {"messages": [{"role": "user", "content": "one two three"}]}
 
 
 async def test_several_choices(serve: Serve) -> None:
-    """Each choice is a call of its own; the usage counts the prompt once."""
+    """Each choice is a call of its own. The usage counts the prompt once."""
     server = await serve()
     answer = (await server.http.post("/v1/chat/completions", json={**HI, "n": 3})).json()
     one = (await server.http.post("/v1/chat/completions", json=HI)).json()
@@ -50,7 +50,7 @@ async def test_several_choices_stream_side_by_side(serve: Serve) -> None:
 
 
 async def test_several_prompts(serve: Serve) -> None:
-    """The choices of the first prompt, then those of the second."""
+    """The choices of the first prompt come before those of the second."""
     server = await serve()
     body = {"prompt": ["one two", "three"], "n": 2}
     answer = (await server.http.post("/v1/completions", json=body)).json()
@@ -63,8 +63,8 @@ async def test_several_prompts(serve: Serve) -> None:
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 6)
 
 
-async def test_a_failing_choice_fails_the_answer(serve: Serve) -> None:
-    """One error for the whole request, whole or streamed, and nothing is left behind."""
+async def test_a_failing_choice_fails_the_response(serve: Serve) -> None:
+    """One error for the whole request, streamed or not. Nothing is left behind."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("one", "fine"),)))
     body = {"prompt": ["one", "two"]}
     answer = await server.http.post("/v1/completions", json=body)
@@ -126,8 +126,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("more", "param"), REFUSED, ids=[f"{p}-{i}" for i, (_, p) in enumerate(REFUSED)]
 )
-async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -> None:
-    """A field is out of range, or would change the answer and is not served."""
+async def test_refused_fields(serve: Serve, more: dict[str, Any], param: str) -> None:
+    """The field is out of range, or it would change the output and is not supported."""
     server = await serve()
     answer = await server.http.post("/v1/chat/completions", json={**HI, **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -147,7 +147,7 @@ async def test_what_is_refused(serve: Serve, more: dict[str, Any], param: str) -
         ({"prompt": {"a": 1}}, "prompt"),
     ],
 )
-async def test_what_a_text_completion_refuses(
+async def test_refused_fields_of_a_text_completion(
     serve: Serve, more: dict[str, Any], param: str
 ) -> None:
     """Fields that change nothing are accepted: an echo of false, the best of one."""

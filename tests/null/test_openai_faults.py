@@ -121,7 +121,9 @@ async def test_each_way_to_fail_has_a_type(
 
 
 @pytest.mark.parametrize("last", [{"cut": True}, {"pause_s": 0.3}])
-async def test_what_was_delivered_is_not_asked_again(tmp_path: Path, last: dict[str, Any]) -> None:
+async def test_a_partly_delivered_text_is_not_requested_again(
+    tmp_path: Path, last: dict[str, Any]
+) -> None:
     """The stream is cut off, or stalls, after the first part."""
     async with started(tmp_path, streams("a", **last)) as (engine, endpoint):
         text, end = await ending(engine, chat())
@@ -161,7 +163,7 @@ async def test_cancel_closes_the_request(tmp_path: Path) -> None:
         assert isinstance(said[0], api.Failed) and said[0].error == "Cancelled"
 
 
-async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
+async def test_the_server_reports_the_endpoints_fault(tmp_path: Path) -> None:
     """Three failures open the breaker. Health names the reason. A success closes it again."""
     endpoint = Endpoint(*[refuses(500, "gpu on fire")] * 3, streams("fine"))
     async with endpoint.on(tmp_path / "e") as socket:
@@ -186,7 +188,7 @@ async def test_the_whole_server_says_what_is_wrong(tmp_path: Path) -> None:
                 assert (await http.get("/health/ready")).status_code == 200
 
 
-async def test_a_wrong_model_or_no_endpoint_is_told_at_start(tmp_path: Path) -> None:
+async def test_a_wrong_model_or_a_missing_endpoint_fails_at_start(tmp_path: Path) -> None:
     """`start` raises EngineDied with the reason."""
     async with Endpoint(streams()).on(tmp_path / "e") as socket:
         engine = OpenAIEngine(config(socket, model="gpt"))

@@ -1,4 +1,4 @@
-"""OpenAI requests with a `weftline` object: segments, edges, and a run's own session."""
+"""OpenAI requests with a `weftline` object: segments, edges, and a session for each run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weftline_server.runtime.registry import RegistryConfig
 
 
 async def chat(server: Server, *messages: str, **more: Any) -> Any:
-    """The whole answer to user messages."""
+    """POST a chat of user messages and return the whole response."""
     body = {"messages": [{"role": "user", "content": text} for text in messages], **more}
     answer = await server.http.post("/v1/chat/completions", json=body)
     return answer.json()
 
 
 def said(run: str | None, *messages: Any, **more: Any) -> dict[str, Any]:
-    """A `weftline` object that joins `run`."""
+    """Build a `weftline` object that joins `run`."""
     where = {} if run is None else {"session_id": run, "open": True}
     return {**where, "messages": messages, **more}
 
@@ -32,7 +32,7 @@ TELL = [{"text": "Tell of "}, {"text": "rivers", "name": "topic"}, {"text": "."}
 
 
 async def test_segments_reach_the_graph(serve: Serve) -> None:
-    """A named piece is an input of the template; the answer is the same as for plain text."""
+    """A named piece is an input of the template. The output is the same as for plain text."""
     server = await serve()
     answer = await chat(server, "Tell of rivers.", weftline=said("run-1", TELL, name="tell"))
     plain = await chat(server, "Tell of rivers.")
@@ -57,7 +57,7 @@ async def test_equal_templates_have_equal_prefixes_up_to_the_value(serve: Serve)
 
 
 async def test_segments_that_do_not_add_up_are_not_used(serve: Serve) -> None:
-    """The model always reads the message; wrong, missing or null pieces are no error."""
+    """The model always reads the message itself. Wrong, missing or null pieces are no error."""
     server = await serve()
     wrong = [{"text": "Tell of "}, {"text": "lakes", "name": "topic"}]
     answer = await chat(server, "Tell of rivers.", "Two", "Three", weftline=said("r", wrong, None))
@@ -67,7 +67,9 @@ async def test_segments_that_do_not_add_up_are_not_used(serve: Serve) -> None:
 
 
 async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> None:
-    """Edges for a whole value and for a part of it, none for other text or another session."""
+    """A whole value and a part of one make edges. Other text and another session's
+    value make none.
+    """
     server = await serve()
     first = await chat(server, "Tell of rivers.", weftline=said("run", name="first"))
     text, ids = first["choices"][0]["message"]["content"], first["weftline"]
@@ -98,7 +100,7 @@ async def test_a_true_edge_is_shown_and_a_wrong_one_is_text(serve: Serve) -> Non
 
 
 async def test_one_name_for_two_values(serve: Serve) -> None:
-    """Equal values of one name share a placeholder; the output's name is not available."""
+    """Equal values of one name share a placeholder. The output's name is not available."""
     server = await serve()
     pieces = [{"text": t, "name": n} for t, n in [("a", "x"), ("b", "x"), ("a", "x"), ("c", "out")]]
     answer = await chat(server, "abac", weftline=said("run", pieces))
@@ -125,7 +127,7 @@ async def test_first_calls_of_a_run_share_without_waiting(serve: Serve) -> None:
 
 
 async def test_sessions_are_closed_along_with_another_request(serve: Serve) -> None:
-    """`close` ends sessions that a client no longer needs; unknown ids are no error."""
+    """`close` ends sessions that a client no longer needs. Unknown ids are no error."""
     server = await serve()
     first = (await chat(server, "hi", weftline=said("one")))["weftline"]["session_id"]
     second = await chat(server, "hi", weftline=said("two", close=[first, "s_never_there"]))
@@ -135,7 +137,7 @@ async def test_sessions_are_closed_along_with_another_request(serve: Serve) -> N
 
 
 async def test_pieces_alone_need_no_session(serve: Serve) -> None:
-    """A request without a session gets its ids in the answer, and leaves no session behind."""
+    """A request without a session gets its ids in the response and leaves no session behind."""
     server = await serve()
     answer = await chat(server, "Tell of rivers.", weftline=said(None, TELL))
     assert answer["weftline"]["semantic_var_id"].startswith(answer["weftline"]["call_id"])
@@ -160,7 +162,7 @@ async def test_pieces_alone_need_no_session(serve: Serve) -> None:
 async def test_bad_provenance_is_a_typed_error(
     serve: Serve, weftline: dict[str, Any], status: int, kind: str, param: str
 ) -> None:
-    """Each names the field at fault, and opens nothing."""
+    """Each error names the field at fault. No session is opened."""
     server = await serve()
     body = {"messages": [{"role": "user", "content": "hi"}], "weftline": weftline}
     answer = await server.http.post("/v1/chat/completions", json=body)
@@ -170,7 +172,7 @@ async def test_bad_provenance_is_a_typed_error(
 
 
 async def test_a_run_of_another_tenant_is_another_run(serve: Serve) -> None:
-    """Two tenants choose the same id: they get two sessions, and cannot close each other's."""
+    """Two tenants choose the same id. They get two sessions and cannot close each other's."""
     server = await serve(config=ServerConfig(keys={"a": "A", "b": "B"}))
     server.http.headers["Authorization"] = "Bearer a"
     first = (await chat(server, "hi", weftline=said("run")))["weftline"]["session_id"]
@@ -180,8 +182,10 @@ async def test_a_run_of_another_tenant_is_another_run(serve: Serve) -> None:
     assert server.service.status().sessions == 2
 
 
-async def test_a_run_that_nobody_heard_of_is_forgotten(serve: Serve) -> None:
-    """A session whose client had no answer, and so knows no id, ends with its last request."""
+async def test_a_run_whose_id_reached_no_client_is_closed(serve: Serve) -> None:
+    """A client without a response knows no session id, so the session ends with its
+    last request.
+    """
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
     answer = await chat(server, "no rule for this", weftline=said("run"))
     assert answer["error"]["type"] == "EngineFailed"
@@ -189,7 +193,7 @@ async def test_a_run_that_nobody_heard_of_is_forgotten(serve: Serve) -> None:
 
 
 async def test_a_client_that_leaves_before_an_answer_leaves_no_session(serve: Serve) -> None:
-    """The same if the client leaves in the middle, while another request of the run waits."""
+    """The same if the client disconnects midway while another request of the run waits."""
     server = await serve(SLOW)
     body = {"messages": [{"role": "user", "content": WORDS}], "weftline": said("run")}
     first = asyncio.create_task(leave_after(server, "/v1/chat/completions", body, 0))
@@ -199,7 +203,9 @@ async def test_a_client_that_leaves_before_an_answer_leaves_no_session(serve: Se
 
 
 async def test_the_limit_of_sessions_holds_for_runs(serve: Serve) -> None:
-    """A chat request that opens a session is refused at the limit; one that joins is not."""
+    """A chat request that opens a session is refused at the limit. One that joins a
+    session is not.
+    """
     server = await serve(config=ServerConfig(registry=RegistryConfig(max_sessions=1)))
     await chat(server, "hi", weftline=said("one"))
     assert (await chat(server, "hi", weftline=said("two")))["error"]["type"] == "Overloaded"

@@ -1,4 +1,4 @@
-"""Tools over OpenAI's API and over submit, on the null engine, which says what its script says."""
+"""Tools over OpenAI's API and over submit, on the null engine, which writes its script's texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def chat(server: Server, *messages: Any, **more: Any) -> Any:
 
 
 async def streamed(server: Server, *messages: Any, **more: Any) -> list[dict[str, Any]]:
-    """Every chunk of a streamed chat, without the last line, which is [DONE]."""
+    """Return every chunk of a streamed chat but the last line, which is [DONE]."""
     body = {"messages": messages, "stream": True, **more}
     answer = await server.http.post("/v1/chat/completions", json=body)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -47,8 +47,10 @@ async def streamed(server: Server, *messages: Any, **more: Any) -> list[dict[str
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_template_without_tools_is_told_in_words(serve: Serve) -> None:
-    """A block at the end of the system message; calls and their answers in words as well."""
+async def test_a_template_without_tools_gets_them_in_words(serve: Serve) -> None:
+    """A block at the end of the system message lists the tools. Tool calls and their results are
+    words as well.
+    """
     server = await serve()
     asked = {"id": "c1", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
     history = [
@@ -76,7 +78,7 @@ async def test_a_template_without_tools_is_told_in_words(serve: Serve) -> None:
 
 
 async def test_a_template_with_tools_gets_them(serve: Serve, monkeypatch: Any) -> None:
-    """The served model's own template renders tools, calls and their arguments, and answers."""
+    """The served model's own template renders tools, calls with their arguments, and results."""
     template = (
         "{% if tools %}{{ tools[0].function.name }}<tool_call>\n{% endif %}{% for m in messages %}"
         "{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{{ m.name }}|"
@@ -96,7 +98,7 @@ async def test_a_template_with_tools_gets_them(serve: Serve, monkeypatch: Any) -
 
 
 async def test_a_call_is_read_from_the_answer(serve: Serve) -> None:
-    """Whole and streamed answers have the same content, calls, ids and finish reason."""
+    """Whole and streamed responses have the same content, calls, ids and finish reason."""
     server = await serve(SAYS)
     whole = (await chat(server, USER, tools=[WEATHER]))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -118,7 +120,7 @@ async def test_a_call_is_read_from_the_answer(serve: Serve) -> None:
 
 
 async def test_without_tools_the_same_text_is_text(serve: Serve) -> None:
-    """A call that the model writes without being offered tools is text."""
+    """A tool call that the model writes without being offered tools is text."""
     server = await serve(SAYS)
     for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         choice = (await chat(server, USER, **more))["choices"][0]
@@ -145,7 +147,7 @@ async def test_a_model_that_has_to_call_a_tool_calls_it_once(serve: Serve) -> No
 
 
 def test_arguments_are_those_that_the_schema_names() -> None:
-    """A function without parameters gets no arguments, unless its schema allows any."""
+    """A function without parameters gets no arguments unless its schema allows any."""
     open_schema = {"type": "object", "properties": {}, "additionalProperties": True}
     functions = (Function(name="now"), Function(name="any", parameters=open_schema))
     asks = Call(
@@ -162,7 +164,9 @@ def test_arguments_are_those_that_the_schema_names() -> None:
 
 
 async def test_an_agent_loop_runs_in_the_server(serve: Serve) -> None:
-    """Over submit the value is the assistant's message, and the next prompt takes it as one."""
+    """Over submit, the value is the assistant's message, and the next prompt accepts it as a
+    message.
+    """
     server = await serve(SAYS)
     session = await server.session()
     ask = [

@@ -1,4 +1,4 @@
-"""What the passes find out about a graph, each question alone (Parrot section 5)."""
+"""What the passes find in a graph, one question at a time (Parrot section 5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 def call(name: str, reads: tuple[str, ...] = (), text: str = "Do:") -> Task:
-    """Call `name` reads variables and writes the variable of its own name."""
+    """Build a call that reads variables and writes the variable of its own name."""
     prompt = (Segment(text=text), *(Segment(input=v) for v in reads), Segment(output="out"))
     holders = [Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads]
     holders.append(Placeholder(name="out", in_out=InOut.OUT, semantic_var_id=name))
@@ -31,14 +31,14 @@ def call(name: str, reads: tuple[str, ...] = (), text: str = "Do:") -> Task:
 
 
 def boundaries(task: Task) -> tuple[str, ...]:
-    """The prefix hashes of a call with one output."""
+    """Return the prefix hashes of a call with one output."""
     body = task.primitives[0].body
     assert body is not None
     return body.boundaries()
 
 
 def named(found: Mapping[str, V]) -> dict[str, V]:
-    """Findings about the only primitive of each call, by the call's name."""
+    """Return the findings about the only primitive of each call, by the call's name."""
     assert all(id.endswith("/0") for id in found)
     return {id.removesuffix("/0"): value for id, value in found.items()}
 
@@ -53,7 +53,7 @@ def graph(*nodes: Task) -> Graph:
 def analyse(
     made: Graph, criteria: dict[str, Criterion], without: frozenset[str] = frozenset()
 ) -> Plan:
-    """The plan of a whole graph."""
+    """Return the plan of a whole graph."""
     plan = Plan(criteria)
     passes.analyse(made, plan, made.primitives, without=without)
     return plan
@@ -63,7 +63,7 @@ MAP_REDUCE = graph(call("m1"), call("m2"), call("m3"), call("sum", ("m1", "m2", 
 
 
 def test_a_map_reduce_is_one_group_one_deep() -> None:
-    """The maps feed one consumer, so they should finish together; the user awaits the sum."""
+    """The maps feed one consumer, so they should finish together. The user waits for the sum."""
     plan = analyse(MAP_REDUCE, {})
     assert named(plan.depth) == {"m1": 1, "m2": 1, "m3": 1, "sum": 0}
     assert named(plan.group) == dict.fromkeys(("m1", "m2", "m3"), "sum@1")
@@ -71,13 +71,13 @@ def test_a_map_reduce_is_one_group_one_deep() -> None:
 
 
 def test_throughput_marks_the_whole_ancestry() -> None:
-    """A reader of `sum` who wants throughput wants it of every call that feeds it."""
+    """A reader of `sum` with throughput sets throughput for every call that feeds it."""
     plan = analyse(MAP_REDUCE, {"sum": Criterion.THROUGHPUT})
     assert set(plan.objective.values()) == {Criterion.THROUGHPUT}
 
 
 def test_the_stricter_of_two_wins() -> None:
-    """A call that feeds both a throughput and a latency reader is run for latency."""
+    """A call that feeds a throughput and a latency reader is run for latency."""
     made = graph(call("a"), call("bulk", ("a",)), call("chat", ("a",)))
     plan = analyse(made, {"bulk": Criterion.THROUGHPUT, "chat": Criterion.LATENCY})
     assert named(plan.objective) == {
@@ -87,8 +87,10 @@ def test_the_stricter_of_two_wins() -> None:
     }
 
 
-def test_a_bulk_reader_that_comes_later_slows_nobody_down() -> None:
-    """Of a call that is for a chat already; only where nobody else reads it, it becomes bulk."""
+def test_a_later_bulk_reader_slows_no_call_down() -> None:
+    """A call that a chat already reads stays latency. It becomes bulk only without
+    another reader.
+    """
     made = graph(call("a"), call("chat", ("a",)), call("b"))
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
@@ -102,34 +104,34 @@ def test_a_bulk_reader_that_comes_later_slows_nobody_down() -> None:
     )
 
 
-def test_what_streams_below_must_be_whole_above() -> None:
-    """Time to first token, or for each token, of a sink is the latency of its producers."""
+def test_a_streaming_sink_makes_its_producers_latency() -> None:
+    """Time to first token or time per token at a sink means latency for its producers."""
     for wanted in (Criterion.TTFT, Criterion.TPOT):
         plan = analyse(graph(call("a"), call("b", ("a",))), {"b": wanted})
         assert named(plan.objective) == {"a": Criterion.LATENCY, "b": wanted}
 
 
 def test_depth_is_the_longest_way_to_a_sink() -> None:
-    """A short cut to the sink does not make a call shallow."""
+    """A short path to the sink does not make a call shallow."""
     made = graph(call("a"), call("b", ("a",)), call("c", ("a", "b")))
     assert named(analyse(made, {}).depth) == {"a": 2, "b": 1, "c": 0}
 
 
 def test_a_pass_can_be_switched_off() -> None:
-    """A benchmark measures what a pass earns by leaving it out; the others run on."""
+    """A benchmark measures what a pass gains by switching it off. The others still run."""
     plan = analyse(MAP_REDUCE, {}, without=frozenset({"groups"}))
     assert plan.group == {} and plan.depth["m1/0"] == 1
 
 
 def test_prefix_hashes_agree_as_far_as_the_prompts_do() -> None:
-    """Two calls that start with the same text share its hash, and no more than that."""
+    """Two calls that start with the same text share its hash, and no further hash."""
     one, two = boundaries(call("x", ("a",))), boundaries(call("y", ("b",)))
     assert one[0] == two[0]
     assert one[1] != two[1]
 
 
 def test_equal_text_shares_however_it_is_cut() -> None:
-    """Sharing is by text: a value sent along hashes like the constant it equals."""
+    """Sharing is by text: a value sent along hashes like an equal constant."""
 
     def made(*content: Segment, value: str | None = None) -> tuple[str, ...]:
         holders = [Placeholder(name="o", in_out=InOut.OUT, semantic_var_id="o")]
@@ -148,7 +150,9 @@ def test_equal_text_shares_however_it_is_cut() -> None:
 
 
 def test_only_what_a_new_call_changes_is_planned_anew() -> None:
-    """Of a wide session, the new call and what it reads; of that, nothing that has started."""
+    """In a wide session, only the new call and its producers are planned, and of these only what
+    has not started.
+    """
     wide = graph(*(call(f"c{i}") for i in range(100)), call("mid", ("c7",)))
     plan = Plan({})
     passes.analyse(wide, plan, wide.primitives)
@@ -159,7 +163,7 @@ def test_only_what_a_new_call_changes_is_planned_anew() -> None:
 
 
 def test_maps_that_come_after_their_reduce_are_its_group() -> None:
-    """A client may submit the last call first, and each map alone."""
+    """A client may submit the last call first, and each map by itself."""
     made = Graph()
     plan = Plan({})
     for node in (call("sum", ("m1", "m2", "m3")), call("m1"), call("m2"), call("m3")):
@@ -170,7 +174,9 @@ def test_maps_that_come_after_their_reduce_are_its_group() -> None:
 
 
 def test_a_long_chain_grows_at_no_cost() -> None:
-    """What is further away than the passes count is left alone; a criterion goes all the way up."""
+    """Calls further away than the passes count are left alone. A criterion still goes all the way
+    up.
+    """
     made = graph(call("c0"), *(call(f"c{i}", (f"c{i - 1}",)) for i in range(1, 50)))
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
@@ -191,9 +197,10 @@ def test_a_long_chain_grows_at_no_cost() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_growing_step_by_step_ends_in_the_plan_of_the_whole(data: st.DataObject) -> None:
-    """Calls added one or two at a time and in any order, readers before those that they wait for,
-    with criteria in between, are planned as if all came at once."""
+def test_a_graph_grown_step_by_step_has_the_plan_of_the_whole(data: st.DataObject) -> None:
+    """Calls are added one or two at a time in any order, readers before their producers, with
+    criteria in between. The plan equals that of all calls at once.
+    """
     made = Graph()
     criteria: dict[str, Criterion] = {}
     plan = Plan(criteria)
@@ -228,7 +235,7 @@ def _by_definition(made: Graph) -> dict[str, int]:
 
 
 def piped(*specs: dict[str, str]) -> Graph:
-    """`b` reads what `a` writes through the transforms `specs` of the output."""
+    """Let `b` read what `a` writes through the output's transforms `specs`."""
     out = Placeholder(
         name="out", in_out=InOut.OUT, semantic_var_id="a", transforms=tuple(map(dict, specs))
     )
@@ -237,7 +244,7 @@ def piped(*specs: dict[str, str]) -> Graph:
 
 
 def test_an_edge_streams_where_nothing_needs_the_whole_value() -> None:
-    """Unchanged text streams; JSON has to be whole; a switched-off pass leaves every edge whole."""
+    """Unchanged text streams. JSON has to be whole. Without the pass every edge is whole."""
     for made, without, flow in (
         (piped(), frozenset[str](), Flow.STREAM),
         (piped({"op": "json"}), frozenset(), Flow.WHOLE),
@@ -248,7 +255,7 @@ def test_an_edge_streams_where_nothing_needs_the_whole_value() -> None:
 
 
 def test_a_producer_that_comes_later_streams_too() -> None:
-    """The reader was planned before anybody wrote its variable."""
+    """The reader was planned before its variable had a producer."""
     made = graph(call("b", ("a",)))
     plan = Plan({})
     passes.analyse(made, plan, ["b/0"])
@@ -259,7 +266,9 @@ def test_a_producer_that_comes_later_streams_too() -> None:
 
 
 def test_findings_are_applied_whole_or_not_at_all() -> None:
-    """One bad finding among good ones, of each sort: the graph and the plan stay as they were."""
+    """With one bad finding of any sort among good ones, the graph and the plan stay as
+    they were.
+    """
     made = graph(call("a"), call("b", ("a",)))
     plan = Plan({}, started={"a/0"})
     a, b = made.primitives["a/0"], made.primitives["b/0"]
@@ -283,7 +292,9 @@ def test_findings_are_applied_whole_or_not_at_all() -> None:
 
 
 def test_outputs_of_one_call_are_one_step_of_the_graph() -> None:
-    """Two primitives in a row: the same depth, no group of their own, the sink's objective."""
+    """Two primitives in a row have the same depth, no group of their own, and the
+    sink's objective.
+    """
     prompt = (Segment(output="x"), Segment(text=" and "), Segment(output="y"))
     outputs = (Placeholder(name=v, in_out=InOut.OUT, semantic_var_id=v) for v in "xy")
     made = graph(task_of("two", Call(name="two", prompt=prompt, placeholders=tuple(outputs))))

@@ -1,4 +1,6 @@
-"""A generate that stops for a tool ends paused: its call has its value, its context lives on."""
+"""A generate that stops for a tool ends paused: its call has its value, and its context
+lives on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ASKED = '<tool_call>\n{"name": "look", "arguments": {"at": "loom"}}\n</tool_call
 
 
 class Asking:
-    """An engine whose model always asks for a tool, and that pauses where it is told to."""
+    """An engine whose model always calls a tool. It pauses when the op allows it."""
 
     def __init__(self) -> None:
         self.ops: list[api.Op] = []
@@ -81,7 +83,7 @@ LOOK = Tool(function=Function(name="look", parameters={"type": "object"}))
 async def test_a_call_pauses_where_its_session_may_go_on(
     tools: tuple[Tool, ...], stays: bool, pause_on: tuple[str, ...]
 ) -> None:
-    """The client gets the same message in any case."""
+    """The client gets the same message in either case."""
     engine = Asking()
     dispatcher = Dispatcher({"m": lambda: engine}, "app")
     driver = Driver(Registry(RegistryConfig()), dispatcher)

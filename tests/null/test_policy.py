@@ -1,4 +1,4 @@
-"""Placement as tables: a queue and engines in, who starts where out (Parrot section 5.4)."""
+"""Placement as tables: a queue and engines in, starts out (Parrot section 5.4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weftline_server.schedule.placement import round as placement_round
 
 
 def queued(id: str, at: float = 0.0, tokens: int = 100, **more: Any) -> Queued:
-    """A primitive; what is no field of Queued is a hint."""
+    """Build a queued primitive. Options that are no field of Queued are hints."""
     own = {k: more.pop(k) for k in ("model", "kind", "prefixes", "open") if k in more}
     hints = Hints(**more)
     own = {"model": "m", "kind": "generate", **own}
@@ -42,32 +42,34 @@ def placed(
 
 
 def test_request_policy_is_first_come_first_served() -> None:
-    """An ordinary server: applications, groups and prefixes play no part."""
+    """As in an ordinary server, applications, groups and prefixes play no part."""
     queue = [queued("b", at=2.0, work_left=1), queued("a", at=1.0, work_left=999)]
     expected = [Placement("a", "e"), Placement("b", "e")]
     assert place(queue, [engine("e")], "request", 3.0) == expected
 
 
 def test_the_application_with_the_least_left_goes_first() -> None:
-    """A chat's one call is not behind the hundred calls of a batch, though these came earlier."""
+    """A chat's one call goes before the hundred calls of a batch, although these came earlier."""
     queue = [queued("batch", at=1.0, work_left=50_000), queued("chat", at=2.0, work_left=300)]
     assert list(placed(queue, [engine("e", max_running=1)], now=2.0)) == ["chat"]
 
 
 def test_equal_applications_in_the_order_of_arrival() -> None:
-    """The older one's last call goes before the younger one's first, though it queued later."""
+    """The older application's last call goes before the younger one's first, though it queued
+    later.
+    """
     queue = [queued("young", at=1.0, arrival=5.0), queued("old", at=2.0, arrival=0.0)]
     assert list(placed(queue, [engine("e")])) == ["old", "young"]
 
 
 def test_in_an_application_the_deeper_call_goes_first() -> None:
-    """What more calls wait for is started earlier."""
+    """A call that more calls wait for starts earlier."""
     queue = [queued("sink", depth=0), queued("source", depth=3)]
     assert list(placed(queue, [engine("e")])) == ["source", "sink"]
 
 
 def test_nothing_starves() -> None:
-    """A large application's call, old enough, goes before the small ones that keep coming."""
+    """An old enough call of a large application goes before the small ones that keep coming."""
     old = queued("large", at=0.0, work_left=64_000)
     for waited, first in ((0.0, "small"), (9 * AGING_S, "large")):
         queue = [old, queued("small", at=waited, work_left=200)]
@@ -75,28 +77,28 @@ def test_nothing_starves() -> None:
 
 
 def test_load_is_spread_over_replicas() -> None:
-    """Each goes to the engine with the fewest tokens in hand, counting what was just placed."""
+    """Each call goes to the engine with the fewest tokens in hand, counting those just placed."""
     queue = [queued(id, at=i) for i, id in enumerate("abc")]
     engines = [engine("e1", running=2, latency=200), engine("e2")]
     assert placed(queue, engines) == {"a": "e2", "b": "e2", "c": "e1"}
 
 
 def test_a_call_goes_where_its_prefix_is() -> None:
-    """To the busier engine, as long as the prefix saves more than the load costs."""
+    """It goes to the busier engine as long as the prefix saves more than the load costs."""
     prefixes = (("short", 64), ("long", 1024))
     engines = [engine("idle"), engine("warm", latency=500, running=1, prefixes={"short", "long"})]
     assert placed([queued("a", tokens=1100, prefixes=prefixes)], engines) == {"a": "warm"}
     assert placed([queued("a", tokens=200, prefixes=prefixes[:1])], engines) == {"a": "idle"}
 
 
-def test_what_lay_there_is_no_load() -> None:
-    """Users of one long prompt do not drive others away: what counts is what is left to compute."""
+def test_cached_tokens_are_no_load() -> None:
+    """Users of one long prompt do not repel each other: only tokens left to compute are load."""
     engines = [engine("popular", held=5000, latency=300, running=3), engine("plain", latency=400)]
     assert placed([queued("a", tokens=200)], engines) == {"a": "popular"}
 
 
 def test_sharers_in_the_queue_meet() -> None:
-    """Four calls of two prefixes, on two idle engines: each prefix is computed once."""
+    """Four calls of two prefixes on two idle engines: each prefix is computed once."""
     queue = [
         queued(f"{p}{i}", at=i, tokens=1100, prefixes=((f"{p}64", 64), (f"{p}1024", 1024)))
         for i in range(2)
@@ -107,7 +109,7 @@ def test_sharers_in_the_queue_meet() -> None:
 
 
 def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
-    """Beside it is room, but going there would cost more; after its patience it goes there."""
+    """The other engine has room but would cost more. After its patience the call goes there."""
     here: dict[str, Any] = {"name": "here", "running": 1, "held": 1500, "prefixes": {"p"}}
     here["kv_tokens"] = 2000
     call = queued("a", tokens=1100, prefixes=(("p", 1000),))
@@ -116,21 +118,22 @@ def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
     assert placed([call], [full, engine("idle")], now=PATIENCE_S) == {}
     assert placed([call], [full, engine("idle")], now=PATIENCE_S + 1) == {"a": "idle"}
     assert placed([call], [full, engine("idle")], "request") == {"a": "idle"}
-    busy = engine(**here, latency=4001)  # so much before it that computing anew is sooner done
+    # The queue before it is so long that recomputing is faster.
+    busy = engine(**here, latency=4001)
     assert placed([call], [busy, engine("idle")]) == {"a": "idle"}
     room = engine(**{**here, "kv_tokens": 2600}, latency=1500)
     assert placed([call], [room, engine("idle")]) == {"a": "here"}
 
 
-def test_a_hash_without_those_before_it_is_no_prefix() -> None:
-    """What is shared begins at the first token."""
+def test_a_hash_without_the_shorter_ones_is_no_prefix() -> None:
+    """A shared prefix begins at the first token."""
     prefixes = (("a", 64), ("b", 1024))
     engines = [engine("e1"), engine("e2", prefixes={"b"})]
     assert placed([queued("q", tokens=1100, prefixes=prefixes)], engines) == {"q": "e1"}
 
 
 def test_a_group_stays_together_while_it_fits_and_splits_when_not() -> None:
-    """Maps of one reduce on one engine, until its KV cache is full."""
+    """Maps of one reduce stay on one engine until its KV cache is full."""
     queue = [queued(f"m{i}", at=i, tokens=50, group="g") for i in range(4)]
     assert set(placed(queue, [engine("e1"), engine("e2")]).values()) == {"e1"}
     small = [engine("e1", kv_tokens=110), engine("e2", kv_tokens=110)]
@@ -138,20 +141,22 @@ def test_a_group_stays_together_while_it_fits_and_splits_when_not() -> None:
 
 
 def test_latency_and_throughput_keep_apart() -> None:
-    """A chat avoids the engine that runs a batch job, even where that has less in hand."""
+    """A chat avoids the engine that runs a batch job, even if that engine has less in hand."""
     engines = [engine("bulk", throughput=300, running=3), engine("chat", latency=500, running=2)]
     queue = [queued("user"), queued("job", criterion="throughput")]
     assert placed(queue, engines) == {"user": "chat", "job": "bulk"}
 
 
 def test_a_latency_call_bounds_what_runs_beside_it() -> None:
-    """The measured profile says how many tokens an engine may have in flight (Figure 10): bulk
-    keeps to it beside a user's call, and everything beside one that wants each token in time."""
+    """The measured profile says how many tokens an engine may have in flight (Figure 10). Bulk
+    calls keep this bound beside a user's call. Every call keeps it beside one with a bound on each
+    token.
+    """
     user, job = queued("a", tokens=200), queued("a", tokens=200, criterion="throughput")
     member, typist = queued("a", tokens=200, group="g"), queued("a", tokens=200, criterion="tpot")
 
     def takes(item: Queued, now: float = 0.0, **load: Any) -> bool:
-        """Beside so many tokens, on an engine that bears 1,000."""
+        """Whether the call is placed beside this many tokens, on an engine whose bound is 1,000."""
         return bool(placed([item], [engine("e", running=1, latency_tokens=1000, **load)], now=now))
 
     chatting = {"latency": 900, "bounded": 900}
@@ -165,15 +170,17 @@ def test_a_latency_call_bounds_what_runs_beside_it() -> None:
     typing = {"latency": 900, "bounded": 900, "strict": 900}
     assert not any(takes(x, **typing) for x in (user, job, member, typist))
     bulk = {"throughput": 600, "latency": 300}
-    assert all(takes(x, **bulk) for x in (user, job, member, typist))  # it pauses for a user
+    # Bulk work pauses for a user.
+    assert all(takes(x, **bulk) for x in (user, job, member, typist))
     mixed = {"throughput": 600, "latency": 300, "bounded": 300, "strict": 300}
     assert [takes(x, **mixed) for x in (user, job, member, typist)] == [True, False, False, True]
     assert placed([queued("a", tokens=5000)], [engine("e", latency_tokens=1000)]) == {"a": "e"}
 
 
-def test_early_fills_hold_up_nobody() -> None:
-    """What they wait for may start beside them, however much they hold and whoever awaits them;
-    another early fill may not start where the cache is full of them."""
+def test_early_fills_block_no_call() -> None:
+    """Calls that they wait for may start beside them, however much early fills hold. Another early
+    fill may not start when early fills have filled the cache.
+    """
     held = {"early": 2000, "running": 5, "kv_tokens": 2000, "latency_tokens": 1000}
     member, typist = queued("a", tokens=900, group="g"), queued("b", tokens=900, criterion="tpot")
     for item in (member, typist, queued("c", tokens=5000)):
@@ -182,9 +189,10 @@ def test_early_fills_hold_up_nobody() -> None:
     assert placed([early], [engine("e", **held)]) == {}
 
 
-def test_what_calls_share_counts_once() -> None:
-    """A system prompt of 900 tokens: ten calls of 1,000 fit where the cache holds two thousand, and
-    a step that reads it once for all of them bears ten."""
+def test_a_shared_prefix_counts_once() -> None:
+    """Ten calls of 1,000 share a system prompt of 900 tokens. They fit where the cache holds two
+    thousand, and a step that reads the prompt once bears all ten.
+    """
     more: dict[str, Any] = {"tokens": 1000, "criterion": "tpot"}
     prefixes = (("short", 64), ("long", 900))
     queue = [queued(f"q{i}", at=i, prefixes=prefixes, **more) for i in range(12)]
@@ -211,19 +219,19 @@ def test_what_calls_share_counts_once() -> None:
 def test_the_bound_from_the_profile(
     profile: tuple[tuple[int, float], ...], expected: int | None
 ) -> None:
-    """Steps keep to 40 ms, or to twice the smallest where that is longer."""
+    """A step may take 40 ms, or twice the smallest step where that is longer."""
     assert latency_tokens(profile) == expected
 
 
-def test_no_room_is_not_now() -> None:
-    """What does not fit stays in the queue; a call for another model is not held up by it."""
+def test_a_call_without_room_stays_queued() -> None:
+    """A call without room stays in the queue. It does not block a call for another model."""
     queue = [queued("a", at=0), queued("b", at=1), queued("other", at=2, model="n")]
     engines = [engine("e", running=7, max_running=8), engine("f", model="n")]
     assert placed(queue, engines, "request") == {"a": "e", "other": "f"}
 
 
 def test_an_early_fill_takes_no_place_that_a_call_could_need() -> None:
-    """It comes after whole calls, and only up to half of the places."""
+    """Early fills come after whole calls and use at most half of the places."""
     queue = [queued("early", at=0.0, open=True), queued("whole", at=1.0)]
     assert list(placed(queue, [engine("e", max_running=4)])) == ["whole", "early"]
     assert list(placed(queue, [engine("e", max_running=4, running=2)])) == ["whole"]
@@ -250,9 +258,10 @@ ITEMS = st.builds(
 
 
 @given(st.lists(ITEMS, min_size=2, max_size=30), st.floats(60.0, 600.0))
-def test_whose_turn_it_is_does_not_change_while_they_wait(queue: list[Queued], now: float) -> None:
-    """What is left of each application halves every ten seconds, for all alike: the order that is
-    computed once is the one of every moment."""
+def test_the_order_stays_valid_while_calls_wait(queue: list[Queued], now: float) -> None:
+    """The work left of every application counts half after ten seconds of waiting, for all alike.
+    So an order that is computed once stays valid.
+    """
     waiting = sorted(queue, key=lambda item: item.turn)
     for before, after in pairwise(waiting):
         left = [
@@ -264,7 +273,9 @@ def test_whose_turn_it_is_does_not_change_while_they_wait(queue: list[Queued], n
 
 @given(st.lists(ITEMS, max_size=30), st.integers(1, 4), st.sampled_from(["app", "request"]))
 def test_limits_hold_whatever_the_queue(queue: list[Queued], count: int, policy: str) -> None:
-    """No engine beyond its places or its KV cache, nobody twice, and never idle beside work."""
+    """No engine exceeds its places or its KV cache, none gets an op twice, and none idles beside
+    work.
+    """
     engines = [engine(f"e{i}", max_running=3, kv_tokens=500) for i in range(count)]
     placements = place(queue, engines, policy, now=60.0)
     assert len({p.id for p in placements}) == len(placements)
@@ -278,10 +289,12 @@ def test_limits_hold_whatever_the_queue(queue: list[Queued], count: int, policy:
 
 
 @given(st.lists(ITEMS, max_size=40), st.integers(1, 3), st.sampled_from([300, 600, 900]))
-def test_a_short_look_at_a_long_queue_misses_nobody(
+def test_skipping_most_of_a_long_queue_misses_no_call(
     queue: list[Queued], count: int, size: int
 ) -> None:
-    """Most of it is passed over by the most room that any engine has: as if each had been asked."""
+    """Most of a long queue is skipped by the roomiest engine's room, with the same result as asking
+    each.
+    """
     engines = [
         engine(f"e{i}", kv_tokens=size, latency_tokens=400, shared={"p"}, held=64 * i, running=i)
         for i in range(count)
@@ -297,8 +310,9 @@ def test_a_short_look_at_a_long_queue_misses_nobody(
 
 
 def test_an_engine_gets_only_the_kinds_that_it_announces() -> None:
-    """Whatever its load: a fill goes to engines that announce fill, and a kind that nobody in this
-    tree has heard of goes where it is announced. An op whose kind no engine announces waits."""
+    """This holds whatever its load: a fill goes to engines that announce fill, and an unknown kind
+    to an engine that announces it. An op whose kind no engine announces waits.
+    """
     engines = [
         engine("generates", kinds=frozenset({"generate"})),
         engine("fills", kinds=frozenset({"fill", "generate"}), latency=9000, running=5),
@@ -314,7 +328,7 @@ def test_an_engine_gets_only_the_kinds_that_it_announces() -> None:
 
 
 def test_an_op_without_a_prompt_waits_for_no_prefix_and_needs_no_kv_cache() -> None:
-    """Its tokens estimate its work: it takes a place, but no room of a full KV cache."""
+    """Its tokens estimate its work: it takes a place, but no room in a full KV cache."""
     both = frozenset({"generate", "embed"})
     full = {"held": 1000, "kv_tokens": 1000, "latency_tokens": 1000, "kinds": both}
     embeds = [queued(f"e{i}", at=i, tokens=500, kind="embed") for i in range(3)]

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts an engine should hold: by its reports, and by estimate without."""
+"""Which prefixes an engine should hold: by its reports, or by an estimate without reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weftline_server.schedule.placement import common
 LONG = (("a", 32), ("a+", 64), ("a++", 128))
 
 
-def test_an_engine_that_reports_gets_the_index_and_any_other_the_estimate() -> None:
+def test_a_reporting_engine_gets_the_index_and_others_the_estimate() -> None:
     silent: tuple[Any, ...] = tuple(one for one in Capability if one is not Capability.REPORTS)
     reports = (*silent, Capability.REPORTS)
     for capabilities, expected in ((reports, PrefixIndex), (silent, PrefixEstimate)):
@@ -29,8 +29,10 @@ def test_an_engine_that_reports_gets_the_index_and_any_other_the_estimate() -> N
         assert type(known_prefixes(description)) is expected
 
 
-def test_a_beginning_counts_while_it_comes_and_as_long_as_it_is_reported() -> None:
-    """On the device or the host, up to the tokens that are left; nothing after a drop."""
+def test_a_prefix_counts_while_it_is_computed_and_while_reported() -> None:
+    """On the device or the host, it counts up to the tokens that are left. After a drop it does not
+    count.
+    """
     index = PrefixIndex()
     index.expect("c", LONG)
     assert common(LONG, index.hashes) == 128
@@ -46,7 +48,7 @@ def test_a_beginning_counts_while_it_comes_and_as_long_as_it_is_reported() -> No
         assert common(LONG, index.hashes) == left
 
 
-def test_a_beginning_counts_while_any_context_has_it() -> None:
+def test_a_prefix_counts_while_any_context_has_it() -> None:
     index = PrefixIndex()
     index.expect("c", LONG)
     index.expect("d", LONG[:2])
@@ -62,7 +64,7 @@ def test_a_beginning_counts_while_any_context_has_it() -> None:
 
 
 class Model:
-    """The index in the plainest way: a list of submissions, of which the first may be forgotten."""
+    """A plain model of the index: a list of submissions, of which the oldest may be forgotten."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -115,7 +117,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=60), st.integers(1, 6))
 def test_the_index_equals_a_plain_model(steps: list[tuple[Any, ...]], most: int) -> None:
-    """After any sequence of submissions, reports and losses, with any bound."""
+    """It holds for any sequence of submissions, reports and losses, with any bound."""
     index, model = PrefixIndex(most), Model(most)
     for step in steps:
         match step:
@@ -134,8 +136,8 @@ def test_the_index_equals_a_plain_model(steps: list[tuple[Any, ...]], most: int)
         assert set(index.hashes) == model.hashes
 
 
-def test_an_index_is_bounded_but_for_what_is_coming() -> None:
-    """Ten thousand prompts that stay: the last ones are remembered. None that runs is forgotten."""
+def test_an_index_is_bounded_except_for_running_prompts() -> None:
+    """Of ten thousand resident prompts the last are remembered. No running one is forgotten."""
     index = PrefixIndex()
     index.expect("runs", (("first", 32),))
     for number in range(10_000):
@@ -145,8 +147,8 @@ def test_an_index_is_bounded_but_for_what_is_coming() -> None:
     assert {"first", "h9999"} < set(index.hashes)
 
 
-def test_the_estimate_drops_the_longest_unused_and_of_a_prompt_its_end() -> None:
-    """A pool of 300 tokens, prompts of 128 tokens, each with a beginning of 64."""
+def test_the_estimate_drops_the_least_recently_used_prompts_end() -> None:
+    """The pool has 300 tokens. Prompts have 128 tokens, of which 64 are a common prefix."""
     guess = PrefixEstimate(300)
     for prefixes, left in (
         ((("a", 64), ("a+", 128)), {"a", "a+"}),

@@ -1,4 +1,4 @@
-"""Who goes first where calls wait: a client's priority, in both policies, and nobody starves."""
+"""The order of waiting calls: a client's priority, in both policies, without starvation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINE = EngineLoad(name="e", model="m", max_running=1)
 
 
 def first(policy: str, now: float, *waiting: tuple[str, float, int]) -> str:
-    """Which of (id, queued, priority) starts on an engine with one place."""
+    """Return which of (id, queued, priority) starts on an engine with one place."""
     queue = [
         Queued(
             id=id,
@@ -33,8 +33,10 @@ def first(policy: str, now: float, *waiting: tuple[str, float, int]) -> str:
 
 
 @pytest.mark.parametrize("policy", ["app", "request"])
-def test_lower_goes_first_until_the_other_has_waited(policy: str) -> None:
-    """A step is worth ten seconds: three steps are overtaken by who waited for over thirty."""
+def test_a_lower_priority_number_goes_first_until_waiting_outweighs_it(policy: str) -> None:
+    """A priority step is worth ten seconds: three steps are outweighed by more than thirty seconds
+    of waiting.
+    """
     for low in (-2, 0, 97):
         waiting = ("late", 1.0, low), ("early", 0.0, low + 3)
         assert first(policy, 1.0, *waiting) == "late"
@@ -43,7 +45,7 @@ def test_lower_goes_first_until_the_other_has_waited(policy: str) -> None:
 
 
 async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None:
-    """With one place, of three requests that wait the last one to come is the first to be done."""
+    """With one place, the last of three waiting requests is done first."""
     slow = NullConfig(max_running=1, latency=LatencyProfile(step_s=0.1))
     server = await serve(slow, ServerConfig(policy="request"))
     ended: list[int] = []
@@ -56,7 +58,7 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
 
     tasks = [asyncio.create_task(ask(0))]
     dispatcher = server.driver.dispatcher
-    while dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110 - nobody tells
+    while dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     tasks += [asyncio.create_task(ask(priority)) for priority in (5, 1, -5)]
     await asyncio.gather(*tasks)
@@ -65,8 +67,8 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
 
 
-async def test_what_the_caller_of_a_completion_cares_for(serve: Serve) -> None:
-    """Both of OpenAI's routes take a criterion; without one a call is for latency."""
+async def test_a_completion_may_state_a_criterion(serve: Serve) -> None:
+    """Both of OpenAI's routes accept a criterion. Without one a call is run for latency."""
     server = await serve(NullConfig(), ServerConfig())
     opened = await server.http.post("/v1/session", json={})
     named = {"session_id": opened.json()["session_id"]}

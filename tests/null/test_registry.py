@@ -1,4 +1,6 @@
-"""How long a session lives: it is kept by whoever names it or waits in it, and by nothing else."""
+"""A session's lifetime: requests that name it and readers that wait in it keep it, nothing else
+does.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,10 @@ from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.session import events as ev
 
 
-def test_a_session_expires_when_nobody_names_it_for_its_time() -> None:
-    """Each request begins the time anew; a reader that waits is somebody, however long."""
+def test_an_unused_session_expires() -> None:
+    """Each request starts the time again. A waiting reader keeps the session for as long as it
+    waits.
+    """
     registry = Registry(RegistryConfig(idle_s=10.0))
     left, named, read = (registry.open("t", now=0.0) for _ in range(3))
     named.handle(ev.VariableSet(now=5.0, variable="x", value="1"))
@@ -21,7 +25,7 @@ def test_a_session_expires_when_nobody_names_it_for_its_time() -> None:
 
 
 def test_no_id_is_used_again_or_can_be_guessed() -> None:
-    """128 random bits, behind which run of the server it was."""
+    """An id has the number of the server's run and 128 random bits."""
     registry = Registry(RegistryConfig())
     first = registry.open("t", now=0.0)
     registry.forget(first)
@@ -32,7 +36,9 @@ def test_no_id_is_used_again_or_can_be_guessed() -> None:
 
 
 def test_tenants_share_no_cache() -> None:
-    """A salt is a tenant's own, the same for all its calls, and another in another server."""
+    """A tenant's salt is the same for all its calls. Other tenants and other servers have other
+    salts.
+    """
     one, other = Registry(RegistryConfig()), Registry(RegistryConfig())
     assert one.salt("a") == one.salt("a")
     assert len({one.salt("a"), one.salt("b"), other.salt("a")}) == 3

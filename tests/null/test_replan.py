@@ -1,4 +1,4 @@
-"""Criteria and calls that come later change what waits for an engine, and nothing that runs."""
+"""Later criteria and calls change the order of waiting calls, and change nothing that runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_PLACE = NullConfig(max_running=1, latency=LatencyProfile(step_s=0.02))
 
 
 async def busy(serve: Serve) -> Server:
-    """A server whose only place is taken for a while."""
+    """A server whose only place is occupied for a while."""
     server = await serve(ONE_PLACE)
     hold = await server.session()
     await server.submit(hold, call("hold", "one two three four five{{output:x}}", x="x"))
@@ -28,7 +28,7 @@ async def busy(serve: Serve) -> Server:
 
 
 async def queued(server: Server, count: int) -> None:
-    while server.service.status().queued < count:  # noqa: ASYNC110 - nobody tells
+    while server.service.status().queued < count:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
 
 
@@ -42,7 +42,7 @@ def small(name: str, **more: Any) -> dict[str, Any]:
 async def test_a_later_get_moves_a_call_that_waits(
     serve: Serve, wanted: dict[str, str], order: list[str]
 ) -> None:
-    """A bulk call that came first is behind a chat, until somebody asks for its answer now."""
+    """A bulk call that came first stays behind a chat until a get asks for its value."""
     server = await busy(serve)
     bulk, chat = await server.session(), await server.session()
     await server.submit(bulk, small("bulk", criteria="throughput"))
@@ -60,7 +60,9 @@ async def test_a_later_get_moves_a_call_that_waits(
 
 
 async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
-    """Two maps wait when their reduce is submitted: they are a group from then on, and deeper."""
+    """Two maps wait when their reduce is submitted. From then on they are a group and
+    one deeper.
+    """
     server = await busy(serve)
     session = await server.session()
     maps = [call(f"m{i}", f"{i}{{{{output:o}}}}", o=f"m{i}") for i in range(2)]
@@ -80,9 +82,10 @@ async def test_a_later_call_moves_its_producers_that_wait(serve: Serve) -> None:
     assert (await server.get(session, "s")).json()["value"] == "01"
 
 
-async def test_who_is_nearly_done_goes_before_who_begins(serve: Serve) -> None:
-    """Of eight calls two are left when another application comes with three: what is left counts,
-    and not what there was when they were queued."""
+async def test_an_application_that_is_nearly_done_goes_first(serve: Serve) -> None:
+    """An application has two of eight calls left when another one with three comes. The work left
+    now counts, not the work left when they were queued.
+    """
     server = await serve(ONE_PLACE)
     old, new = await server.session(), await server.session()
     ended: list[str] = []
@@ -98,7 +101,7 @@ async def test_who_is_nearly_done_goes_before_who_begins(serve: Serve) -> None:
         await asyncio.gather(*(get(f"v{i}") for i in range(count)))
 
     running = asyncio.create_task(run(old, 8))
-    while len(ended) < 6:  # noqa: ASYNC110 - nobody tells
+    while len(ended) < 6:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     await asyncio.gather(run(new, 3), running)
     assert ended == [old] * 8 + [new] * 3
@@ -106,7 +109,7 @@ async def test_who_is_nearly_done_goes_before_who_begins(serve: Serve) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["get", "stream"])
 async def test_any_criterion_may_come_with_a_get(serve: Serve, stream: bool) -> None:
-    """What the call is then run for is in the graph."""
+    """The graph shows the objective that the call then has."""
     server = await serve(ONE_PLACE)
     for wanted in Criterion:
         session = await server.session()
@@ -119,8 +122,8 @@ async def test_any_criterion_may_come_with_a_get(serve: Serve, stream: bool) -> 
         assert (await server.graph(session))["calls"][0]["objective"] == wanted
 
 
-def test_what_has_started_keeps_its_plan() -> None:
-    """The stricter of two criteria wins whichever comes first; a started call hears of neither."""
+def test_a_started_call_keeps_its_plan() -> None:
+    """The stricter criterion wins in either order. A started call is not changed by either."""
     graph = Graph()
     planning = Planning(graph, frozenset())
     for name in "abc":

@@ -1,4 +1,4 @@
-"""Streams of the SDK that break: they go on where they were, a bounded number of times."""
+"""Broken streams of the SDK continue where they were, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def echo(name: str) -> Call:
 
 
 class Cut(httpx.AsyncByteStream):
-    """The first so many events of an answer, and then the end of the connection, or a quiet one."""
+    """Some events of a response, followed by a broken or a silent connection."""
 
     def __init__(self, events: list[bytes], quietly: bool) -> None:
         self._events = events
@@ -39,7 +39,9 @@ class Cut(httpx.AsyncByteStream):
 
 
 class CutsStreams(httpx.AsyncBaseTransport):
-    """Hands requests to a real server, and passes on so many events of each stream, in turn."""
+    """Passes requests to a real server, and passes on a given number of events of each stream, in
+    turn.
+    """
 
     def __init__(self, server: Server, cuts: list[int], quietly: bool = False) -> None:
         self._inner = httpx.ASGITransport(server.app)
@@ -62,7 +64,7 @@ class CutsStreams(httpx.AsyncBaseTransport):
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the client waits before it asks again: here it does not."""
+    """The client does not pause between attempts in these tests."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -76,8 +78,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_a_variable_goes_on_after_its_last_id(
     serve: Serve, quietly: bool, pauses: list[float]
 ) -> None:
-    """Cut before its first event, and after its text: nothing is lost, nothing comes twice. An end
-    without `value` is a cut, too: a proxy that gives up ends a stream as if it were whole."""
+    """The stream is cut before its first event, and after its text: nothing is lost or doubled. An
+    end without `value` is a cut too, because a proxy that gives up ends a stream like a whole one.
+    """
     transport = CutsStreams(await serve(), [0, 1], quietly)
     async with AsyncClient("http://t", transport=transport) as client:
         session = await client.session().open()
@@ -89,7 +92,9 @@ async def test_a_variable_goes_on_after_its_last_id(
 
 
 async def test_a_run_goes_on_with_its_key(serve: Serve) -> None:
-    """Two calls in one request, watched; cut after each event once, each event comes once."""
+    """Two calls in one request are watched. The stream is cut after each event, and each event
+    comes once.
+    """
     server = await serve()
     submit = Submit(calls=(echo("x"), echo("y")), watch=("x", "y"), parts=True, close=True)
     async with AsyncClient("http://t", transport=CutsStreams(server, [])) as client:
@@ -102,7 +107,7 @@ async def test_a_run_goes_on_with_its_key(serve: Serve) -> None:
 
 
 def plain(event: Event) -> Any:
-    """What an event says, without ids that are made anew for each run."""
+    """Return an event's content without ids that differ from run to run."""
     match event:
         case Submitted() | Failed():
             return type(event)
@@ -116,7 +121,7 @@ def plain(event: Event) -> Any:
 async def test_a_stream_that_brings_nothing_new_is_given_up(
     serve: Serve, pauses: list[float]
 ) -> None:
-    """The first attempt and two more, and the error says that text had come."""
+    """After three attempts the error says that some text had arrived."""
     transport = CutsStreams(await serve(), [2] * 9)
     async with AsyncClient("http://t", transport=transport) as client:
         texts = client.stream([echo("x")], "x")
@@ -139,10 +144,12 @@ async def test_without_retries_a_cut_is_an_error(serve: Serve) -> None:
     assert len(transport.asked) == 1
 
 
-async def test_halves_of_two_runs_make_no_text(
+async def test_two_halves_of_different_runs_are_not_joined(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has forgotten the run, as after a restart, and begins anew: that is no sequel."""
+    """The server has forgotten the run, as after a restart, and starts again: its text does not
+    continue the old one.
+    """
     server = await serve()
     transport = CutsStreams(server, [2])
     async with AsyncClient("http://t", transport=transport) as client:
@@ -154,8 +161,8 @@ async def test_halves_of_two_runs_make_no_text(
     assert len(transport.asked) == 2
 
 
-async def test_openais_streams_are_not_asked_for_again(serve: Serve) -> None:
-    """They have no ids: a cut is an error, also where the connection ends as if all were well."""
+async def test_openai_streams_are_not_resumed(serve: Serve) -> None:
+    """Their events have no ids. A cut is an error, even if the connection ends normally."""
     transport = CutsStreams(await serve(), [2], quietly=True)
     body = {"messages": [{"role": "user", "content": "hi"}]}
     async with AsyncClient("http://t", transport=transport) as client:
@@ -167,7 +174,7 @@ async def test_openais_streams_are_not_asked_for_again(serve: Serve) -> None:
 
 
 def test_the_synchronous_client_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the id of the last event that it saw."""
+    """It resumes with the id of the last event that it saw."""
     monkeypatch.setattr("weftline.client.sleep", lambda seconds: None)
     asked: list[str | None] = []
     answers = [

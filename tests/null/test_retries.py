@@ -1,4 +1,4 @@
-"""The SDK asks again: after a broken connection, and when a full server says when to."""
+"""The SDK retries after a broken connection, and when a full server says when to retry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WANT_AGAIN = httpx.Response(429, headers={"Retry-After": "7"})
 
 
 class LosesAnswers(httpx.AsyncBaseTransport):
-    """Hands requests to a real server, and loses the answer to each one `times` times."""
+    """Passes requests to a real server and loses the response to each one `times` times."""
 
     def __init__(self, server: Server, times: int) -> None:
         self._inner = httpx.ASGITransport(server.app)
@@ -41,8 +41,8 @@ class LosesAnswers(httpx.AsyncBaseTransport):
         return answer
 
 
-async def test_lost_answers_are_asked_for_again(serve: Serve) -> None:
-    """Session, submit and get each lose two answers; everything is done once."""
+async def test_requests_with_lost_responses_are_retried(serve: Serve) -> None:
+    """Session, submit and get each lose two responses. Everything is done once."""
     server = await serve()
     transport = LosesAnswers(server, times=2)
     client = AsyncClient("http://t", transport=transport)
@@ -59,16 +59,16 @@ async def test_lost_answers_are_asked_for_again(serve: Serve) -> None:
     await client.close()
 
 
-async def test_a_stream_that_did_not_begin_is_asked_for_again(serve: Serve) -> None:
-    """A whole run streams after its first answer was lost."""
+async def test_a_stream_that_did_not_begin_is_retried(serve: Serve) -> None:
+    """A whole run streams after its first response was lost."""
     server = await serve()
     client = AsyncClient("http://t", transport=LosesAnswers(server, times=1))
     assert "".join([text async for text in client.stream([ECHO], "x")]) == "one two"
     await client.close()
 
 
-async def test_what_would_do_harm_is_not_sent_again(serve: Serve) -> None:
-    """A value may have been set when its answer was lost: the error is for the caller."""
+async def test_a_request_that_is_unsafe_to_repeat_is_not_retried(serve: Serve) -> None:
+    """A value may have been set before its response was lost, so the caller gets the error."""
     server = await serve()
     transport = LosesAnswers(server, times=0)
     client = AsyncClient("http://t", transport=transport)
@@ -81,8 +81,8 @@ async def test_what_would_do_harm_is_not_sent_again(serve: Serve) -> None:
     await client.close()
 
 
-async def test_three_attempts_are_all(serve: Serve) -> None:
-    """A server that stays away is reported, after the first attempt and two more."""
+async def test_a_request_is_tried_three_times(serve: Serve) -> None:
+    """A server that stays unreachable is reported after the first attempt and two more."""
     transport = LosesAnswers(await serve(), times=9)
     client = AsyncClient("http://t", transport=transport)
     with pytest.raises(ConnectionFailed, match="ReadError"):
@@ -91,10 +91,10 @@ async def test_three_attempts_are_all(serve: Serve) -> None:
     await client.close()
 
 
-async def test_a_full_server_is_asked_again_when_it_says(
+async def test_a_full_server_is_retried_after_its_retry_after(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause is the server's; a session that is closed in the meantime makes room."""
+    """The server states the pause. A session that is closed meanwhile makes room."""
     server = await serve(NullConfig(), ServerConfig(registry=RegistryConfig(max_sessions=1)))
     held = await server.session()
     pauses: list[float] = []
@@ -114,7 +114,7 @@ async def test_a_full_server_is_asked_again_when_it_says(
 
 
 def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests and streams: a refusal, a broken connection, and then the answer."""
+    """Requests and streams get a refusal, then a broken connection, then the response."""
     pauses: list[float] = []
     monkeypatch.setattr("weftline.client.sleep", pauses.append)
 
@@ -167,7 +167,9 @@ def test_when_to_ask_again(
     result: httpx.Response | httpx.TransportError,
     expected: float | None,
 ) -> None:
-    """Two more attempts; a refusal as it says, a broken connection where it does no harm."""
+    """There are two more attempts: a refusal waits as it says, a broken connection is retried where
+    that is safe.
+    """
     assert pause(attempt, method, path, result) == expected
 
 
@@ -178,7 +180,7 @@ def test_when_to_ask_again(
 def test_a_refusal_that_names_no_time(
     headers: dict[str, str], attempt: int, longest: float
 ) -> None:
-    """Ever longer pauses, as the openai client makes them, so that clients do not come at once."""
+    """Pauses grow as in the openai client, with jitter, so that clients do not return at once."""
     for status in (429, 503):
         refused = httpx.Response(status, headers=headers)
         waits = {pause(attempt, "POST", "/v1/submit", refused, 9999) for _ in range(20)}

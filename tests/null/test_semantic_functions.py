@@ -1,4 +1,4 @@
-"""The SDK's semantic functions on a whole server: what is sent, when, and what is refused."""
+"""The SDK's semantic functions on a whole server: the requests, their time, and the refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def title(
 
 
 class Sent(httpx.AsyncBaseTransport):
-    """The server, and the method and path of each request that it got."""
+    """The server under test, and the method and path of each request that it got."""
 
     def __init__(self, app: Any) -> None:
         self._inner = httpx.ASGITransport(app)
@@ -58,7 +58,7 @@ class Sent(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 async def sent(serve: Serve) -> Sent:
-    """A server that echoes."""
+    """A server that echoes its prompts."""
     return Sent((await serve()).app)
 
 
@@ -68,10 +68,8 @@ async def session(sent: Sent) -> AsyncIterator[AsyncSession]:
         yield session
 
 
-async def test_nothing_is_sent_until_a_value_is_asked_for_and_then_all(
-    session: AsyncSession, sent: Sent
-) -> None:
-    """Two calls that do not need each other: the first get starts both."""
+async def test_all_calls_are_sent_with_the_first_get(session: AsyncSession, sent: Sent) -> None:
+    """Of two independent calls, the first get starts both."""
     one, two = shout("one"), shout(words="two")
     assert sent.requests == ["POST /v1/session"]
     assert await one == "Shout one! "
@@ -82,7 +80,7 @@ async def test_nothing_is_sent_until_a_value_is_asked_for_and_then_all(
 
 
 async def test_an_output_may_be_a_variable_that_is_there_already(session: AsyncSession) -> None:
-    """Its reader is called before the call that makes it; a second maker is refused."""
+    """Its reader is called before the call that writes it. A second producer is refused."""
     for words in ("rivers", "lakes"):
         shout(words, loud=session.variable("twice"))
     with pytest.raises(DuplicateProducer):
@@ -97,7 +95,7 @@ async def test_an_output_may_be_a_variable_that_is_there_already(session: AsyncS
 
 
 async def test_several_outputs_and_one_at_the_very_start(serve: Serve) -> None:
-    """A future for each, in the order of the docstring; the later sees the earlier."""
+    """Each output has a future, in the docstring's order. The later output sees the earlier one."""
     script = (("b! and", "c!"), ("b! goes on", "d!"), ("", "b!"))
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=script))
     transport = httpx.ASGITransport(server.app)
@@ -109,7 +107,9 @@ async def test_several_outputs_and_one_at_the_very_start(serve: Serve) -> None:
 
 
 async def test_transforms_and_sampling_are_those_of_the_marks(session: AsyncSession) -> None:
-    """An input's run on its value, an output's on its text; the length is the output's own."""
+    """An input's transforms run on its value, an output's on its text. The length belongs to the
+    output.
+    """
     assert await title({"title": "Rivers", "pages": 3}) == "Rivers"
     first, second = both("one two three")
     assert (await second, await first) == ("one two", "one two three: ")
@@ -119,14 +119,14 @@ async def test_transforms_and_sampling_are_those_of_the_marks(session: AsyncSess
 
 
 async def test_a_value_is_never_read_as_a_template(session: AsyncSession) -> None:
-    """Braces in what a user typed are text."""
+    """Braces in a user's text are text."""
     assert await shout("{{output:loud}} {{input:words}}") == (
         "Shout {{output:loud}} {{input:words}}! "
     )
 
 
-async def test_what_is_called_wrongly_says_so_at_once(session: AsyncSession, sent: Sent) -> None:
-    """Before anything is sent, with the name at fault."""
+async def test_a_wrong_call_is_an_immediate_error(session: AsyncSession, sent: Sent) -> None:
+    """The error comes before anything is sent, and names the argument at fault."""
     with pytest.raises(MissingInput) as missing:
         shout()
     with pytest.raises(UnknownPlaceholder) as unknown:
@@ -142,7 +142,9 @@ async def test_what_is_called_wrongly_says_so_at_once(session: AsyncSession, sen
 
 
 async def test_a_variable_stays_in_its_session(serve: Serve) -> None:
-    """One of another session has to be read first; without a session there is nothing to join."""
+    """Another session's variable has to be read first. A call of it without a session has none to
+    join.
+    """
     async with AsyncClient("http://t", transport=Sent((await serve()).app)) as client:
         async with client.session():
             own = shout("x")
@@ -154,14 +156,14 @@ async def test_a_variable_stays_in_its_session(serve: Serve) -> None:
 
 
 def test_a_function_that_does_not_fit_its_docstring() -> None:
-    """Found when it is defined, not when it is called."""
+    """The error comes at the definition, not at the call."""
     with pytest.raises(UnknownPlaceholder, match=r"has no \{\{output:"):
 
         @semantic_function
         def silent(words):
             """{{input:words}}"""
 
-    with pytest.raises(UnknownPlaceholder, match="'other' of odd does not stand"):
+    with pytest.raises(UnknownPlaceholder, match="'other' of odd is missing"):
 
         @semantic_function
         def odd(other):

@@ -51,7 +51,7 @@ async def test_the_graph_shows_what_the_server_saw(serve: Serve) -> None:
 
 
 async def test_messages_go_through_the_chat_template(serve: Serve) -> None:
-    """The server applies the engine's template; values are not scanned for placeholders again."""
+    """The server applies the engine's template. It does not search values for placeholders."""
     server = await serve()
     session = await server.session()
     messages = [
@@ -67,7 +67,7 @@ async def test_messages_go_through_the_chat_template(serve: Serve) -> None:
 
 
 async def test_several_outputs_and_one_at_the_start(serve: Serve) -> None:
-    """Each output sees the text before it, the earlier outputs included."""
+    """Each output sees the text before it, including earlier outputs."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("B", "b!"), ("A", "a!"))))
     session = await server.session()
     await server.submit(session, call("two", "A{{output:a}} B{{output:b}}", a="a", b="b"))
@@ -85,7 +85,7 @@ async def test_an_output_at_the_very_start(serve: Serve) -> None:
 
 
 async def test_a_variable_is_set_later(serve: Serve) -> None:
-    """The call waits in the server; setting its input starts it."""
+    """The call waits in the server. Setting its input starts it."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("joke", "On {{input:t}}:{{output:j}}", t="topic", j="joke"))
@@ -122,7 +122,7 @@ async def test_transforms_run_between_calls(serve: Serve) -> None:
 
 
 async def test_a_failed_producer_fails_its_consumers(serve: Serve) -> None:
-    """The get on the sink names the call that failed first, and does not hang."""
+    """The get on the sink names the call that failed first, and it does not hang."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("a", "not json"),)))
     session = await server.session()
     out = {"in_out": "out", "semantic_var_id": "x", "transforms": [{"op": "json"}]}
@@ -139,7 +139,7 @@ async def test_a_failed_producer_fails_its_consumers(serve: Serve) -> None:
 
 
 async def test_an_engine_that_gives_up(serve: Serve) -> None:
-    """The engine's own reason reaches the reader of any descendant."""
+    """The engine's own reason reaches the readers of every descendant."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
     session = await server.session()
     await server.submit(
@@ -153,7 +153,7 @@ async def test_an_engine_that_gives_up(serve: Serve) -> None:
 
 
 async def test_get_times_out_and_the_work_goes_on(serve: Serve) -> None:
-    """A timeout ends the get alone; the call runs to its end."""
+    """A timeout ends only the get. The call runs to its end."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.05)))
     session = await server.session()
     await server.submit(session, call("slow", "one two{{output:x}}", x="x"))
@@ -163,7 +163,9 @@ async def test_get_times_out_and_the_work_goes_on(serve: Serve) -> None:
 
 
 async def test_stop_strings_and_max_tokens(serve: Serve) -> None:
-    """Sampling belongs to an output: a stop string ends it before the string, a limit after it."""
+    """Sampling belongs to an output: a stop string ends it before the string, a limit after that
+    many tokens.
+    """
     server = await serve()
     session = await server.session()
     stop = {"in_out": "out", "semantic_var_id": "s", "sampling": {"stop": ["three"]}}
@@ -181,7 +183,7 @@ async def test_stop_strings_and_max_tokens(serve: Serve) -> None:
 
 
 async def test_closing_a_session_ends_its_gets(serve: Serve) -> None:
-    """Closing a session ends its readers with an error; from then on the session is unknown."""
+    """Closing a session ends its readers with an error. Afterwards the session is unknown."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     session = await server.session()
     await server.submit(session, call("slow", "one{{output:x}}", x="x"))
@@ -225,7 +227,7 @@ async def test_both_policies_give_the_same_values(serve: Serve, policy: str) -> 
 
 
 async def test_a_whole_application_in_one_request(serve: Serve) -> None:
-    """Session, calls, value and graph in one round trip; the server keeps nothing of it."""
+    """Session, calls, value and graph take one round trip. The server keeps nothing."""
     server = await serve()
     calls = [
         call("draft", "Draft.{{output:d}}", d="d"),
@@ -239,7 +241,7 @@ async def test_a_whole_application_in_one_request(serve: Serve) -> None:
 
 
 async def test_an_application_that_fails_leaves_nothing(serve: Serve) -> None:
-    """The error names the first call, and the session that was opened for the request is gone."""
+    """The error names the first failed call. The session opened for the request is gone."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT))
     calls = [call("only", "x{{output:y}}", y="y")]
     answer = await server.http.post("/v1/submit", json={"calls": calls, "get": ["y"]})
@@ -248,7 +250,7 @@ async def test_an_application_that_fails_leaves_nothing(serve: Serve) -> None:
 
 
 async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> None:
-    """A chat completion that names a session joins it, and stays in its graph when it is done."""
+    """A chat completion that names a session joins it and stays in its graph when it is done."""
     server = await serve()
     session = await server.session()
     message = {"role": "user", "content": "hi"}
@@ -261,7 +263,7 @@ async def test_openai_calls_of_one_session_show_in_its_graph(serve: Serve) -> No
 
 
 async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
-    """The calls' ids, the last variable's parts, its value and the graph, in one answer."""
+    """One response has the calls' ids, the last variable's parts, its value and the graph."""
     server = await serve()
     calls = [
         call("draft", "Draft.{{output:d}}", d="d"),
@@ -280,7 +282,7 @@ async def test_a_streamed_application_is_one_request_too(serve: Serve) -> None:
 
 
 async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
-    """One answer pushes each variable when it is ready or has failed, and then ends."""
+    """One response pushes each variable when it is ready or has failed, and then ends."""
     server = await serve()
     ask = {"name": "t", "in_out": "out", "semantic_var_id": "t", "transforms": [{"op": "json"}]}
     calls = [
@@ -303,7 +305,7 @@ async def test_a_watched_application_pushes_every_value(serve: Serve) -> None:
 
 
 async def test_watched_parts_add_up(serve: Serve) -> None:
-    """With `parts` the text of each variable is pushed as it is generated, before its value."""
+    """With `parts`, the text of each variable is pushed as it is generated, before its value."""
     server = await serve()
     calls = [call(n, f"{n} says {n}.{{{{output:o}}}}", o=n) for n in ("a", "b")]
     body = {"calls": calls, "watch": ["a", "b"], "parts": True, "close": True}
@@ -319,8 +321,8 @@ async def test_watched_parts_add_up(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"watch": ["d", "d"]}, {"watch": ["d"], "get": ["d"]}, {"watch": ["d d"]}]
 )
-async def test_a_watch_that_makes_no_sense_is_refused(serve: Serve, wrong: dict[str, Any]) -> None:
-    """No session is opened and no call runs."""
+async def test_an_invalid_watch_is_refused(serve: Serve, wrong: dict[str, Any]) -> None:
+    """No session is opened, and no call runs."""
     server = await serve()
     body = {"calls": [call("draft", "Draft.{{output:d}}", d="d")], **wrong}
     refused = await server.http.post("/v1/submit", json=body)
@@ -329,7 +331,7 @@ async def test_a_watch_that_makes_no_sense_is_refused(serve: Serve, wrong: dict[
 
 
 async def test_a_submit_without_calls_reads_its_session(serve: Serve) -> None:
-    """It reads variables of earlier submits. Without a session it is refused."""
+    """It may read variables of earlier submits. Without a session it is refused."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("a", "A.{{output:o}}", o="a"), detach=True)

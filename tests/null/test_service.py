@@ -1,4 +1,4 @@
-"""The service by itself: its status, and its drain."""
+"""The service by itself: its status and its drain."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ async def test_a_drain_lets_calls_end(serve: Serve) -> None:
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "EngineUnavailable")
 
 
-async def test_a_drain_cancels_what_takes_too_long(
+async def test_a_drain_cancels_calls_that_take_too_long(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The operator reads of it in the log."""
+    """The log tells the operator about it."""
     server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
     session = await server.session()
     await server.submit(session, call("slow", "one two{{output:x}}", x="x"))

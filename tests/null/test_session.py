@@ -1,4 +1,4 @@
-"""The session as data: events in, actions out, every invariant checked after each."""
+"""The session as data: events in, actions out, and every invariant checked after each event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USAGE = Usage(prompt_tokens=4, cached_tokens=0, output_tokens=1, started=1.0, fi
 
 
 def call(name: str, reads: str = "", writes: str = "") -> Task:
-    """A call `name` that reads and writes variables of one letter each, in that order."""
+    """Build a call that reads and writes variables of one letter each, in that order."""
     prompt = tuple(Segment(input=f"i{v}") for v in reads)
     prompt += (Segment(text="x"), *(Segment(output=f"o{v}") for v in writes))
     inputs = (Placeholder(name=f"i{v}", in_out=InOut.IN, semantic_var_id=v) for v in reads)
@@ -37,9 +37,8 @@ def call(name: str, reads: str = "", writes: str = "") -> Task:
 
 
 class Play:
-    """A session under test: `tell` it something, see what it does; it is validated every time.
-
-    What can be filled early is noted in `fills`, apart from the other actions.
+    """A session under test. `tell` gives it an event and returns its actions; it is validated each
+    time. Early fills are noted in `fills`, apart from the other actions.
     """
 
     def __init__(self, *nodes: Task, detach: bool = False) -> None:
@@ -84,12 +83,12 @@ class Play:
 
 
 def test_a_call_without_inputs_starts_when_submitted() -> None:
-    """Nothing waits for a get: what can run, runs."""
+    """No get is needed: a call that can run, runs."""
     assert Play(call("draft", writes="d")).first == [ev.Run("draft/0")]
 
 
 def test_second_call_starts_when_its_input_arrives() -> None:
-    """A summary waits for its draft, and starts in the very step that sets it."""
+    """A summary waits for its draft and starts in the step that sets it."""
     play = Play(call("draft", writes="d"), call("summary", "d", "s"))
     assert play.first == [ev.Run("draft/0")]
     assert play.finish("draft") == [ev.Notify("d"), ev.Run("summary/0")]
@@ -98,7 +97,7 @@ def test_second_call_starts_when_its_input_arrives() -> None:
 
 
 def test_a_reduce_waits_for_the_last_map() -> None:
-    """Two of three are not enough."""
+    """Two of its three inputs are not enough."""
     play = Play(*(call(f"m{v}", writes=v) for v in "abc"), call("reduce", "abc", "r"))
     assert play.finish("ma") == [ev.Notify("a")]
     assert play.finish("mc") == [ev.Notify("c")]
@@ -106,8 +105,7 @@ def test_a_reduce_waits_for_the_last_map() -> None:
 
 
 def test_a_waiting_prompt_is_filled_as_it_becomes_known() -> None:
-    """Its constants at once, its inputs as they stream, a piece at a time, and as they end; then it
-    is run."""
+    """Constants are filled at once, inputs part by part as they stream. Then the prompt is run."""
     play = Play(call("a", writes="x"), call("b", writes="y"), call("sum", "xy", "s"))
     assert play.fills == [ev.Fill("sum/0")]
     play.send("a")
@@ -144,7 +142,7 @@ def test_outputs_of_one_call_follow_each_other() -> None:
 
 
 def test_an_input_after_the_first_output_does_not_hold_it_up() -> None:
-    """`{{output:x}} {{input:y}} {{output:z}}` starts at once and waits in the middle."""
+    """`{{output:x}} {{input:y}} {{output:z}}` starts at once and waits for y in the middle."""
     prompt = (Segment(output="x"), Segment(input="y"), Segment(output="z"))
     ways = {"x": InOut.OUT, "y": InOut.IN, "z": InOut.OUT}
     holders = tuple(Placeholder(name=n, in_out=w, semantic_var_id=n) for n, w in ways.items())
@@ -156,7 +154,7 @@ def test_an_input_after_the_first_output_does_not_hold_it_up() -> None:
 
 
 def test_text_is_logged_as_it_comes() -> None:
-    """A streaming variable grows; the value is what the transforms made of it at the end."""
+    """A streaming variable grows. At the end its value is what the transforms made of the text."""
     play = Play(call("a", writes="x"))
     play.send("a")
     assert play.text("a", "Hel") == [ev.Notify("x")]
@@ -165,14 +163,14 @@ def test_text_is_logged_as_it_comes() -> None:
     assert (variable.text, variable.state) == ("Hello", VariableState.STREAMING)
 
 
-def test_a_failure_reaches_everything_below_at_once() -> None:
-    """Every descendant fails with the error of the call that failed first, and says its name."""
+def test_a_failure_reaches_all_descendants_at_once() -> None:
+    """Every descendant fails with the error of the call that failed first, and with its name."""
     play = Play(call("a", writes="x"), call("b", "x", "y"), call("c", "y", "z"), call("d", "", "w"))
     play.send("a")
     assert play.fail("a") == [
         ev.Stop("a/0"),
         ev.Notify("x"),
-        ev.Stop("b/0"),  # for the part that was filled early
+        ev.Stop("b/0"),  # the op of the early fill
         ev.Notify("y"),
         ev.Stop("c/0"),
         ev.Notify("z"),
@@ -183,7 +181,7 @@ def test_a_failure_reaches_everything_below_at_once() -> None:
 
 
 def test_a_call_on_a_failed_variable_fails_when_submitted() -> None:
-    """A graph may grow onto a failure; the new call does not wait for what will never come."""
+    """A graph may grow below a failure. The new call does not wait for a value that cannot come."""
     play = Play(call("a", writes="x"))
     play.fail("a")
     assert play.submit(call("late", "x", "y")) == [ev.Notify("y")]
@@ -191,7 +189,7 @@ def test_a_call_on_a_failed_variable_fails_when_submitted() -> None:
 
 
 def test_news_of_a_stopped_call_is_dropped() -> None:
-    """The engine may still have been talking when the call was cancelled."""
+    """The engine may still have sent events when the call was cancelled."""
     play = Play(call("a", writes="x"))
     play.send("a")
     play.tell(ev.TaskCancelled(now=1.0, task="a"))
@@ -201,7 +199,7 @@ def test_news_of_a_stopped_call_is_dropped() -> None:
 
 
 def test_a_refused_submit_changes_nothing() -> None:
-    """All or none: the good half of a bad submit is not there afterwards."""
+    """All or none: the valid half of a bad submit is not there afterwards."""
     play = Play(call("a", writes="x"))
     with pytest.raises(CyclicGraph):
         play.submit(call("good", writes="g"), call("loop", "l", "l"))
@@ -209,8 +207,10 @@ def test_a_refused_submit_changes_nothing() -> None:
     assert list(play.session.variables) == ["x"]
 
 
-def test_get_of_what_nothing_produces() -> None:
-    """It is told so at once, also when the gap is further up; `wait` says that it may yet come."""
+def test_a_get_without_a_producer() -> None:
+    """The get fails at once, even if the gap is further up. With `wait` it waits for a later
+    producer.
+    """
     play = Play(call("a", "topic", "x"))
     with pytest.raises(UnknownVariable):
         play.open("never")
@@ -220,8 +220,8 @@ def test_get_of_what_nothing_produces() -> None:
     assert play.open("never", wait=True) == []
 
 
-def test_who_goes_away_cancels_what_only_he_waited_for() -> None:
-    """The chain above a lone reader stops; a branch that another sink needs goes on."""
+def test_the_last_reader_that_leaves_cancels_its_calls() -> None:
+    """Calls that only its reader needs stop. A branch that another sink needs goes on."""
     play = Play(
         call("shared", writes="s"),
         call("own", writes="o"),
@@ -240,7 +240,7 @@ def test_who_goes_away_cancels_what_only_he_waited_for() -> None:
 
 
 def test_a_second_reader_or_detach_keeps_the_work() -> None:
-    """Only an open reader counts, and `detach` says that none is needed."""
+    """An open reader keeps the work. With `detach` no reader is needed."""
     play = Play(call("a", writes="x"))
     play.open("x")
     play.open("x")
@@ -252,7 +252,7 @@ def test_a_second_reader_or_detach_keeps_the_work() -> None:
 
 
 def test_a_reader_may_change_the_objective() -> None:
-    """A get with a criterion is taken up by the plan, and the stricter of two is kept."""
+    """The plan adopts the criterion of a get, and keeps the stricter of two."""
     play = Play(call("a", writes="x"))
     reader = ev.ReaderOpened(now=0.0, variable="x", criteria=Criterion.THROUGHPUT)
     play.tell(reader)
@@ -262,11 +262,12 @@ def test_a_reader_may_change_the_objective() -> None:
     assert play.session.plan.objective["a/0"] is Criterion.LATENCY
 
 
-def test_what_an_engine_has_keeps_its_objective() -> None:
-    """Until it is sent a criterion counts; what comes later changes calls that wait, and not it."""
+def test_a_sent_primitive_keeps_its_objective() -> None:
+    """A criterion counts until the primitive is sent. A later one changes waiting calls only."""
     play = Play(call("a", writes="x"), call("b", "x", "y"))
     bulk = ev.ReaderOpened(now=0.0, variable="y", criteria=Criterion.THROUGHPUT)
-    assert play.session.plan.objective["a/0"] is Criterion.LATENCY  # as it is queued with
+    # the objective it is queued with
+    assert play.session.plan.objective["a/0"] is Criterion.LATENCY
     play.send("a")
     play.tell(bulk)
     objective = play.session.plan.objective
@@ -285,10 +286,10 @@ def test_what_an_engine_has_keeps_its_objective() -> None:
     ],
     ids=["in turn", "filled early", "and done before it was ready"],
 )
-def test_a_prompt_that_was_filled_early_took_only_the_rest(
+def test_the_wait_after_an_early_fill_is_not_fill_time(
     queued: float, phases: dict[str, float]
 ) -> None:
-    """Its first step was long before; that it then waited for its input is no time of filling."""
+    """Its first step was long before. The wait for its input that followed is not fill time."""
     step = Step(queued)
     assert step.phases is None
     step.usage = replace(USAGE, started=1.0, filled=5.0)
@@ -298,7 +299,7 @@ def test_a_prompt_that_was_filled_early_took_only_the_rest(
 
 
 def test_closing_settles_everything() -> None:
-    """After a close no variable is open, so that no get can hang."""
+    """After a close no variable is open, so no get can hang."""
     play = Play(call("a", writes="x"), call("b", "xq", "y"))
     play.send("a")
     actions = play.tell(ev.SessionClosed(now=9.0))
@@ -307,7 +308,7 @@ def test_closing_settles_everything() -> None:
 
 
 def test_a_session_tells_its_story() -> None:
-    """Each accepted event is a line: its number, seconds since the opening, what it is about."""
+    """Each accepted event is a line: its number, seconds since the opening, and its subject."""
     play = Play(call("a", writes="x"))
     play.send("a")
     play.text("a", "y" * 200)
@@ -323,7 +324,9 @@ def test_a_session_tells_its_story() -> None:
 
 
 def test_an_illegal_move_is_raised_with_the_story() -> None:
-    """A bug of ours: what is done is done once more. The error says what happened before."""
+    """An illegal move is our bug: here an ended primitive ends again. The error tells the events
+    before it.
+    """
     play = Play(call("a", writes="x"))
     play.finish("a")
     play.session.primitives["a/0"].state = RunState.WAITING

@@ -1,4 +1,4 @@
-"""A session under random events keeps its invariants, runs what it says, and can be replayed."""
+"""A session under random events keeps its invariants, reports its actions, and can be replayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = st.text("abcdefgh", min_size=1, max_size=3)
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Plays clients and engines; `active` are the primitives that the session asked to run."""
+    """Plays clients and engines. `active` are the primitives that the session asked to run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 def state_of(session: Session) -> dict[str, object]:
-    """All that a session knows, as plain data."""
+    """Return all that a session knows, as plain data."""
     execution, plan = session.execution, session.plan
     return {
         "tasks": {id: (run.state, str(run.error)) for id, run in session.tasks.items()},

@@ -32,7 +32,7 @@ def test_the_file_in_the_documentation_says_the_defaults(write: Path) -> None:
 
 
 def test_flags_go_before_the_file(write: Path) -> None:
-    """Without a flag, the file's value counts. Tables set the parts that they name."""
+    """Without a flag, the file's value counts. Tables set only the settings that they name."""
     write.write_text(
         'port = 1\nwithout = ["affinity"]\ndrain_s = 2\n[registry]\nidle_s = 5\n'
         "[registry.budget]\ncalls = 7\n[[engine]]\nengine = 'null'\n[[engine]]\nengine = 'torch'\n"
@@ -70,7 +70,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG, ids=[w[0] for w in WRONG])
-def test_what_is_wrong_is_said(write: Path, text: str, says: str) -> None:
+def test_a_wrong_setting_is_named(write: Path, text: str, says: str) -> None:
     """The error is one sentence, with the nearest name if there is one."""
     write.write_text(text)
     with pytest.raises(InvalidRequest, match=re.escape(says)):
@@ -82,7 +82,7 @@ def test_a_file_that_is_not_there(write: Path) -> None:
         load(write, {})
 
 
-def test_attention_without_the_tree_is_said_to_the_engines() -> None:
+def test_engines_get_the_switch_of_tree_attention() -> None:
     """`without` also names engine optimisations, and these reach the engine's child process."""
     names = load(None, {"without": ["tree_attention", "groups"]}).server.without
     tables: list[dict[str, object]] = [{"engine": "null"}, {"engine": "torch", "kv_tokens": 512}]
@@ -114,7 +114,7 @@ BAD_TABLES = [
 
 
 @pytest.mark.parametrize(("table", "says"), BAD_TABLES, ids=[says for _, says in BAD_TABLES])
-def test_what_is_wrong_with_an_engine_is_said(table: dict[str, object], says: str) -> None:
+def test_a_wrong_engine_setting_is_named(table: dict[str, object], says: str) -> None:
     """The error names the setting, the expected type and the value."""
     with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}$"):
         from_tables([table])

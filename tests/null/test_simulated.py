@@ -1,4 +1,4 @@
-"""The simulated engine, alone and under the whole server, in time that passes at no cost."""
+"""The simulated engine, alone and under the whole server, in simulated time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_op(name: str, prompt: int, output: int) -> api.Op:
 
 
 async def ended(engine: SimulatedEngine, count: int) -> dict[str, api.Finished]:
-    """The first so many ends, by op."""
+    """Return the first `count` ends, by op."""
     found: dict[str, api.Finished] = {}
     async for events in engine.events():
         found |= {one.op: one for one in events if isinstance(one, api.Finished)}
@@ -35,9 +35,10 @@ async def ended(engine: SimulatedEngine, count: int) -> dict[str, api.Finished]:
     return found
 
 
-def test_a_step_takes_what_the_profile_says() -> None:
-    """20 prompt tokens in a step of 1 + 2 s, then two more tokens alone in 1.5 s each. A second op
-    with the same prompt finds 16 tokens of it, a block, in the cache."""
+def test_a_step_takes_the_time_of_the_profile() -> None:
+    """20 prompt tokens take a step of 1 + 2 s, then two more tokens take 1.5 s each. A second op
+    with the same prompt finds 16 of its tokens, one block, in the cache.
+    """
 
     async def main(loop: VirtualLoop) -> list[api.Finished]:
         engine = SimulatedEngine(SimulatedConfig(cost=COST), loop.time)
@@ -56,7 +57,7 @@ def test_a_step_takes_what_the_profile_says() -> None:
 
 
 def test_an_answer_depends_on_its_prompt_alone() -> None:
-    """Alone, or beside others and preempted by them, on a pool that is too small for all."""
+    """It is the same alone, and beside ops that preempt it on a pool too small for all."""
 
     async def main(loop: VirtualLoop, count: int) -> str:
         engine = SimulatedEngine(SimulatedConfig(cost=COST, kv_tokens=128), loop.time)
@@ -116,8 +117,9 @@ AGENTS = Agents(
 
 
 def test_admission_and_retention_serve_more_agents_than_lru() -> None:
-    """Six agents on a pool for two. Each part alone helps, both together most, and nobody waits
-    longer than without them."""
+    """Six agents run on a pool for two. Each part alone helps, both together help most, and no
+    agent waits longer than without them.
+    """
 
     def rate(*without: str, predicts: bool = True) -> tuple[float, float]:
         config = SimulatedConfig(kv_tokens=AGENTS.pool, part_tokens=10, predicts=predicts)
@@ -133,8 +135,10 @@ def test_admission_and_retention_serve_more_agents_than_lru() -> None:
     assert slowest < lru_slowest
 
 
-def test_admission_finds_what_a_client_would_have_to_guess() -> None:
-    """As many applications a minute, but for a tenth, as LRU behind the best of all semaphores."""
+def test_admission_matches_the_best_semaphore() -> None:
+    """It serves as many applications a minute as LRU with the best semaphore, less at
+    most a tenth.
+    """
     config = SimulatedConfig(kv_tokens=AGENTS.pool, part_tokens=10)
     ours = simulate(AGENTS, config, frozenset())
     plain = replace(config, predicts=False)

@@ -1,4 +1,4 @@
-"""The simulator against itself: calibration finds a known profile again, and predicts with it."""
+"""The simulator tested against itself: calibration finds a known profile and predicts with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(workload: str, point: str, *apps: dict[str, Any]) -> Case:
 
 
 def measured_by(config: SimulatedConfig, made: Case) -> Case:
-    """The same case with the times of an engine of this profile."""
+    """The same case with the times of an engine with this profile."""
     (found,) = replay([made], config)
     return replace(made, **asdict(found))
 
@@ -49,7 +49,7 @@ CHATS = [chats(1), chats(4)]
 STEPS = [call(0, 1, 100, 6), call(1, 1, 106, 6), call(2, 1, 106, 6)]
 
 
-def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
+def test_a_call_takes_the_steps_of_the_profile() -> None:
     """80 prompt tokens take a step of 0.03 + 0.08 s; seven more tokens take 0.034 s each."""
     (found,) = replay(CHATS[:1], HIDDEN)
     assert found.prefill_s == pytest.approx(0.03 + 0.08)
@@ -58,15 +58,16 @@ def test_a_step_of_the_profile_is_what_a_call_takes() -> None:
 
 
 @pytest.mark.parametrize("point", ("summary first", "text first"))
-def test_what_is_read_is_waited_for(point: str) -> None:
-    """A chain has three steps: 100 tokens, then twice 6 and 100. A text that comes first is
-    prefilled while its step waits, but on a busy engine that saves no time."""
+def test_a_step_waits_for_the_outputs_it_reads(point: str) -> None:
+    """A chain has three steps: 100 tokens, then 6 and 100 twice. A text that comes first is
+    prefilled while its step waits, but on a busy engine this saves no time.
+    """
     found = case("chain_summary", point, app(0, 1, *STEPS))
     each = 0.03 + 5 * 0.034
     assert found.seconds == pytest.approx(3 * each + 0.001 * (100 + 106 + 106))
 
 
-def test_a_profile_is_found_again_and_foretells_other_workloads() -> None:
+def test_calibration_finds_a_profile_that_predicts_other_workloads() -> None:
     """It starts at half of the true profile; the error on other workloads is then below 15 %."""
     start = SimulatedConfig(cost=StepCost(step_s=0.015, fill_s=0.0005, sequence_s=0.002))
     found = calibrate(CHATS, start, rounds=3)
@@ -122,7 +123,7 @@ def test_the_points_of_a_report() -> None:
     assert timed({"copilot": report, "copilot-ablation": report}) == found
 
 
-def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
+def test_an_application_ends_with_its_last_sink() -> None:
     """Two independent calls take as long as the longer one."""
 
     async def main(loop: VirtualLoop) -> float:
@@ -135,8 +136,8 @@ def test_an_application_ends_when_all_that_nobody_reads_is_there() -> None:
     assert run(main) == pytest.approx(0.03 + 0.02 + 0.038 + 3 * 0.034)
 
 
-def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
-    """Of two calls the second reads the first; the client pays a round trip for each."""
+def test_a_client_that_makes_every_call_pays_each_round_trip() -> None:
+    """The second of two calls reads the first. The client pays a round trip for each."""
 
     async def main(loop: VirtualLoop) -> tuple[float, float]:
         async with world(loop, HIDDEN) as made:
@@ -148,7 +149,7 @@ def test_a_client_that_makes_every_call_by_itself_pays_each_way() -> None:
     assert by_itself - sent == pytest.approx(2 * 0.2)
 
 
-def test_what_was_in_the_cache_before_is_not_computed_again() -> None:
+def test_tokens_cached_before_are_not_computed_again() -> None:
     """All prompts begin with the same 50 tokens, of which 30 are in the cache before."""
     cold = Case("copilot", "1 users", [app(0, 1, call(0, 1, 80, 3))], 1.0, 0.0, 50)
     (found, again) = (replay([one], HIDDEN)[0] for one in (cold, replace(cold, warm=30)))

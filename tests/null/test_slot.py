@@ -1,4 +1,4 @@
-"""An engine's slot: the load of the ops it has in hand, and the prefixes it should hold."""
+"""The server's record of one engine: the load of its ops and the prefixes it should hold."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def slot(kv_tokens: int | None) -> Slot:
     return Slot("e", None, description=api.Description(model="m", kv_tokens=kv_tokens))
 
 
-def test_what_it_has_in_hand_is_summed_up_anew_only_where_it_changed() -> None:
-    """Held, fed, released, or described anew; an op that it never had changes nothing."""
+def test_the_load_follows_the_ops_it_holds() -> None:
+    """The load changes when an op is held, fed, released or described again. An unknown op changes
+    nothing.
+    """
     one, work = slot(300), sent(("a", 64))
     idle = one.load()
     one.hold(work)
@@ -34,9 +36,10 @@ def test_what_it_has_in_hand_is_summed_up_anew_only_where_it_changed() -> None:
     assert one.load().model == "n"
 
 
-def test_it_has_no_work_with_what_lay_in_its_cache() -> None:
-    """Two calls with one beginning of 64 tokens hold it once; the first had to compute it, the
-    second not, however much either gets fed."""
+def test_cached_tokens_are_no_work() -> None:
+    """Two calls with a common prefix of 64 tokens hold it once. The first had to compute it, the
+    second did not, however much either is fed.
+    """
     one, first = slot(300), replace(sent(("a", 64)), tokens=100)
     second = replace(first, op=replace(first.op, id="p"))
     for work in (first, second):

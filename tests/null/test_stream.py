@@ -1,4 +1,4 @@
-"""Server-sent events of a variable: ids to resume by, its value at the end, or its error."""
+"""Server-sent events of a variable: ids to resume from, and its value or its error at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT = "one twö three"
 
 
 async def made(serve: Serve, **output: Any) -> tuple[Server, str]:
-    """A server and a session whose variable x is ready, or has failed."""
+    """A server, and a session whose variable x is ready or has failed."""
     server = await serve()
     session = await server.session()
     out = {"in_out": "out", "semantic_var_id": "x", **output}
@@ -23,7 +23,7 @@ async def made(serve: Serve, **output: Any) -> tuple[Server, str]:
 
 
 async def events(server: Server, session: str, **headers: str) -> list[tuple[str, str, Any]]:
-    """(event, id, data) of each event of a stream of x."""
+    """Return (event, id, data) of each event of a stream of x."""
     body = {"session_id": session, "semantic_var_id": "x"}
     headers["Accept"] = "text/event-stream"
     answer = await server.http.post("/v1/get", json=body, headers=headers)
@@ -35,8 +35,8 @@ async def events(server: Server, session: str, **headers: str) -> list[tuple[str
     return found
 
 
-async def test_ids_are_where_to_go_on(serve: Serve) -> None:
-    """Offsets count characters, so a client that was cut off anywhere gets the rest."""
+async def test_ids_resume_a_stream(serve: Serve) -> None:
+    """Ids count characters, so a client that was cut off anywhere gets the rest."""
     server, session = await made(serve)
     end = str(len(TEXT))
     whole = await events(server, session)
@@ -47,8 +47,8 @@ async def test_ids_are_where_to_go_on(serve: Serve) -> None:
     assert await events(server, session, **{"Last-Event-ID": end}) == whole[1:]
 
 
-async def test_the_value_is_what_the_transforms_made(serve: Serve) -> None:
-    """The parts are the text as it was generated."""
+async def test_the_value_is_the_transforms_result(serve: Serve) -> None:
+    """The parts are the text as generated; the value is transformed."""
     server, session = await made(serve, transforms=[{"op": "line_list"}])
     said = await events(server, session)
     assert [(event, data) for event, _, data in said] == [
@@ -58,7 +58,7 @@ async def test_the_value_is_what_the_transforms_made(serve: Serve) -> None:
 
 
 async def test_a_failure_is_an_event_that_names_its_call(serve: Serve) -> None:
-    """The text is sent first, then the error: the status of a stream cannot change any more."""
+    """The text is sent first, then the error, because a stream's status cannot change any more."""
     server, session = await made(serve, transforms=[{"op": "json"}])
     part, (event, _, data) = await events(server, session)
     assert part[0] == "part" and event == "error"
@@ -66,8 +66,8 @@ async def test_a_failure_is_an_event_that_names_its_call(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("id", ["-1", "x", "1.5", "9" * 13, "\u00b2"])
-async def test_an_id_that_is_none_of_ours(serve: Serve, id: str) -> None:
-    """A superscript digit, which is Latin-1 and so may be in a header, is not a number either."""
+async def test_an_invalid_last_event_id(serve: Serve, id: str) -> None:
+    """A superscript digit is Latin-1 and so may be in a header, but it is not a number."""
     server, session = await made(serve)
     body = {"session_id": session, "semantic_var_id": "x", "stream": True}
     headers = {b"Last-Event-ID": id.encode("latin-1")}
@@ -77,10 +77,10 @@ async def test_an_id_that_is_none_of_ours(serve: Serve, id: str) -> None:
 
 
 @pytest.mark.parametrize(("variable", "status"), [("nope", 404), ("topic", 409)])
-async def test_what_cannot_come_is_a_status_and_no_stream(
+async def test_an_impossible_stream_is_an_error_status(
     serve: Serve, variable: str, status: int
 ) -> None:
-    """An unknown variable, and one without a producer, are errors before the stream begins."""
+    """An unknown variable, or one without a producer, is an error before the stream begins."""
     server = await serve()
     session = await server.session()
     await server.submit(session, call("wait", "{{input:t}}{{output:x}}", t="topic", x="x"))

@@ -1,4 +1,4 @@
-"""What `--without` leaves out is missed: each switch against the same load, in simulated time."""
+"""Each switch of `--without` has a measurable effect on the same load, in simulated time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from weftline_server.prompt.render import PromptBefore
 
 T = TypeVar("T")
 
-# 10 ms a step and 1 ms a prompt token: what is computed twice, or too late, is seen.
+# A step takes 10 ms and a prompt token 1 ms, so work done twice or too late is visible.
 CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
 
 
 def step(prompt: tuple[Segment, ...], writes: str, *reads: str, tokens: int = 10) -> Call:
-    """A call of so many tokens; an input has the name of the variable that it reads."""
+    """Build a call with `tokens` output tokens. An input has the name of its variable."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=writes, sampling=sampling)
     inputs = (Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in reads)
@@ -37,7 +37,9 @@ def words(first: int, count: int) -> Segment:
 
 
 async def a_chain(made: World) -> float:
-    """Seconds for a call of 50 tokens and one on its answer behind 400 tokens of instructions."""
+    """Return the seconds of a call of 50 tokens and a reader of it behind 400 tokens of
+    instructions.
+    """
     session = made.driver.open("t")
     first = step((words(0, 20),), "draft", tokens=50)
     second = step((words(500, 400), Segment(input="draft")), "final", "draft")
@@ -47,8 +49,9 @@ async def a_chain(made: World) -> float:
 
 
 async def three_topics(made: World) -> float:
-    """Prompt tokens that three engines compute for four rounds of calls on three long prompts,
-    which come in another order each time."""
+    """Return the prompt tokens that three engines compute for four rounds of calls on three long
+    prompts. The order of the prompts differs in each round.
+    """
     for turn in range(4):
         for place in range(3):
             topic = (place + turn) % 3
@@ -69,13 +72,15 @@ def measured(load: Callable[[World], Awaitable[T]], engines: int, *without: str)
 
 
 def test_a_prompt_that_is_filled_early_does_not_wait_for_its_input() -> None:
-    """400 ms of filling pass on one engine while the first call decodes on the other, or after."""
+    """A fill of 400 ms runs on one engine while the first call decodes on the other, or
+    after it.
+    """
     early, late = measured(a_chain, 2), measured(a_chain, 2, "prefill_early")
     assert late - early > 0.35
 
 
-def test_a_token_that_was_filled_too_early_is_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole prompt's ids are the ones that count: a surprise gives no wrong text."""
+def test_a_wrong_early_filled_token_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids of the whole prompt count: a different continuation gives no wrong text."""
     wrong: list[tuple[int, ...]] = []
 
     async def final(made: World) -> str:
@@ -98,14 +103,16 @@ def test_a_token_that_was_filled_too_early_is_filled_anew(monkeypatch: pytest.Mo
 
 
 def test_calls_go_where_their_prefix_is() -> None:
-    """Each long prompt is computed once, or wherever a call happens to go."""
+    """Each long prompt is computed once, or, without the switch, on every engine that a call
+    reaches.
+    """
     assert measured(three_topics, 3) < 3 * 400 + 12 * 20
     assert measured(three_topics, 3, "affinity") > 1.5 * measured(three_topics, 3)
 
 
 @pytest.mark.parametrize("switch", sorted(OPTIMISATIONS))
 async def test_values_are_the_same_without(serve: Serve, switch: str) -> None:
-    """A map-reduce over the whole server with each switch off."""
+    """A map-reduce runs on the whole server with each switch off."""
     server = await serve(NullConfig(), ServerConfig(without=frozenset({switch})))
     maps = [
         {

@@ -1,4 +1,4 @@
-"""Template text becomes segments; values never do."""
+"""Template text becomes segments. Values never do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weftline.template import check_placeholders, from_docstring, parse
 
 
 def test_text_inputs_and_outputs_in_their_order() -> None:
-    """A template is read once, left to right, and nothing of its text is lost."""
+    """A template is read once, left to right, and no text of it is lost."""
     assert parse("Write {{input:task}} in {{ input:language }}.\n{{output:code}}") == (
         Segment(text="Write "),
         Segment(input="task"),
@@ -22,8 +22,10 @@ def test_text_inputs_and_outputs_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("slip", ["{{input}}", "{{output: }}", "{{input:1x}}", "{{output:a.b}}"])
-def test_a_slip_is_not_taken_for_text(slip: str) -> None:
-    """What looks like a placeholder but is none is refused; the message shows how to write it."""
+def test_a_misspelt_placeholder_is_refused(slip: str) -> None:
+    """Text that looks like a placeholder but is none is refused. The message shows the
+    right form.
+    """
     with pytest.raises(UnknownPlaceholder, match=r"write \{\{input:name\}\}"):
         parse(f"Tell me {slip} please")
 
@@ -34,7 +36,7 @@ def test_other_braces_are_text() -> None:
 
 
 def test_a_docstring_loses_its_indentation_only() -> None:
-    """The blank lines and the indentation of the source are not part of the prompt."""
+    """Blank lines and the source's indentation are not part of the prompt."""
     segments = from_docstring("Tell a joke\n    about:\n      {{input:topic}}\n    {{output:joke}}")
     assert segments[0] == Segment(text="Tell a joke\nabout:\n  ")
 
@@ -50,9 +52,7 @@ def test_a_docstring_loses_its_indentation_only() -> None:
     ],
     ids=["undeclared", "unused", "wrong way", "twice", "both"],
 )
-def test_prompt_and_placeholders_name_the_same(
-    text: str, names: dict[str, str], param: str
-) -> None:
+def test_prompt_and_placeholders_must_agree(text: str, names: dict[str, str], param: str) -> None:
     """The error names the placeholder at fault."""
     placeholders = tuple(Placeholder(name=n, in_out=InOut(w)) for n, w in names.items())
     with pytest.raises(UnknownPlaceholder) as caught:

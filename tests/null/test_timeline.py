@@ -47,7 +47,9 @@ GRAPH: dict[str, Any] = {
 
 
 def test_text_shows_each_phase_in_its_place() -> None:
-    """Four columns a second, the earliest first; what has not run is left out."""
+    """A second is four columns, and the earliest call is first. Calls that have not run are left
+    out.
+    """
     assert timeline.text(GRAPH, width=16) == (
         "map   |░░░░████        |   2.00 s  0 cached, 20 filled, 5 out\n"
         "<sum> |        ··░░████|   2.00 s  10 cached, 20 filled, 7 out"
@@ -55,7 +57,7 @@ def test_text_shows_each_phase_in_its_place() -> None:
 
 
 def test_the_picture_is_svg_on_one_time_axis() -> None:
-    """Widths are in proportion, names are escaped, and every bar says what it is."""
+    """Widths are in proportion, names are escaped, and every bar has a label."""
     root = ElementTree.fromstring(timeline.svg({"one": GRAPH, "two": {"calls": []}}))
     bars = [e for e in root.iter() if e.tag.endswith("rect") and len(e)]
     assert [bar[0].text for bar in bars] == [

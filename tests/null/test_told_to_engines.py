@@ -1,4 +1,4 @@
-"""What engines are told, in simulated time: prompts as they become known, contexts, salts."""
+"""What engines are sent, in simulated time: prompts as they become known, contexts, salts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.session.variable import PIECE_CHARS
 
-# 10 ms a step and 1 ms a prompt token.
+# A step takes 10 ms and a prompt token 1 ms.
 CONFIG = SimulatedConfig(cost=StepCost(step_s=0.010, fill_s=0.001, sequence_s=0.0))
 VERBS = ("submit", "feed", "update", "cancel", "retain", "free")
 
@@ -28,7 +28,7 @@ Said = list[tuple[str, tuple[Any, ...]]]
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
-    """Every verb that any engine is told, with its arguments; it is obeyed all the same."""
+    """Records every verb that any engine gets, with its arguments. The engine still obeys it."""
     heard: Said = []
 
     def listened(name: str) -> Callable[..., None]:
@@ -62,8 +62,9 @@ CHAIN = (
 
 
 def test_an_input_is_filled_as_it_streams(said: Said) -> None:
-    """60 words, and then the 200 tokens of the draft as they are generated, 50 at a time. When
-    the draft is ready little is left to fill, and no token was sent twice or too early."""
+    """The prompt has 60 words, then the 200 tokens of the draft, sent 50 at a time as they are
+    generated. When the draft is ready little is left to fill. No token was sent twice or too early.
+    """
     graphs: list[dict[str, Any]] = []
 
     async def story(made: World) -> None:
@@ -84,8 +85,8 @@ def test_an_input_is_filled_as_it_streams(said: Said) -> None:
     assert len(feeds[-1][1]) < piece and graphs[0]["phases"]["fill"] < 0.010 + piece * 0.001
 
 
-def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -> None:
-    """The producer goes, and with it what had been filled for its reader."""
+def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:
+    """The producer is cancelled, and the early fill of its reader with it."""
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
@@ -102,8 +103,9 @@ def test_a_cancelled_prompt_is_taken_back_from_where_it_was_filled(said: Said) -
 
 
 def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
-    """It could begin, but what it needs later has failed already: it is not run, and the tokens
-    that were made of its beginning are forgotten."""
+    """The call could begin, but a later input has already failed. It is not run, and the tokens
+    made of its beginning are forgotten.
+    """
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
@@ -126,9 +128,10 @@ def test_nothing_is_kept_of_a_call_that_ends_at_once() -> None:
 
 
 def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
-    """Of two outputs in one prompt the first one's context is kept for the second, and freed when
-    that has its own. This one is for a session that may go on: evictable, with the time at which
-    that is expected. With the session it goes."""
+    """Of two outputs in one prompt, the first one's context is kept for the second. It is freed
+    when the second has a context of its own. That one is evictable, with the time at which its
+    session is expected. It is freed with the session.
+    """
 
     async def story(made: World) -> None:
         session = made.driver.open("t")
@@ -156,9 +159,10 @@ def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
     ]
 
 
-def test_hints_say_what_the_passes_have_found(said: Said) -> None:
-    """Of both calls of a chain, of which the second is filled early: whose they are and since when,
-    what is left of them all, how far each is from the answer, and what it is run for."""
+def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
+    """The hints of both calls of a chain, the second filled early: the session and its start, the
+    work left in all, the distance to the sink, and the objective.
+    """
     known: list[tuple[str, float, int]] = []
 
     async def story(made: World) -> None:
@@ -181,8 +185,9 @@ def test_hints_say_what_the_passes_have_found(said: Said) -> None:
 
 
 def test_tenants_are_parted_by_their_salts(said: Said) -> None:
-    """Every op carries its tenant's: equal prompts of two tenants share no block of any cache, and
-    neither is sent to where the other's is."""
+    """Every op carries its tenant's salt. Equal prompts of two tenants share no block of any cache,
+    and neither is sent to the engine because it holds the other's.
+    """
 
     async def story(made: World) -> None:
         for tenant in "aab":
@@ -199,8 +204,9 @@ def test_tenants_are_parted_by_their_salts(said: Said) -> None:
 
 
 def test_how_busy_engines_are_is_measured() -> None:
-    """Admission lets more in where engines stand idle: after a minute of one engine's work half of
-    the two are busy, after a minute of none hardly any."""
+    """Admission admits more when engines are idle. After a minute of one engine's work, half of the
+    two is busy. After a minute without work, almost nothing is.
+    """
 
     async def story(made: World) -> None:
         session = made.driver.open("t")

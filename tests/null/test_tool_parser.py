@@ -1,4 +1,4 @@
-"""Tool calls read out of text, in the ways that models write them, however the text is cut."""
+"""Tool calls are read from text in every format that models write, however the text is cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ H, L, M = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
 
 
 def read(format: ToolFormat, text: str) -> tuple[str | None, list[tuple[str, str]]]:
-    """Content, and (name, arguments) of each call."""
+    """Return the content, and (name, arguments) of each call."""
     message = message_of(ToolParser(format, NAMES, "k"), text)
     calls = message.get("tool_calls", [])
     found = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
@@ -122,7 +122,7 @@ CASES: list[tuple[str, ToolFormat, str, str | None, list[tuple[str, str]]]] = [
 def test_an_answer_is_read(
     format: ToolFormat, text: str, content: str | None, calls: list[tuple[str, str]]
 ) -> None:
-    """What is said and what is called; what looks like a call and is none stays text."""
+    """Content and calls are read. Text that looks like a call and is none stays text."""
     assert read(format, text) == (content, calls)
 
 
@@ -172,7 +172,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(st.sampled_from(ToolFormat), st.lists(PIECES, max_size=12), st.data())
 def test_the_cuts_do_not_matter(format: ToolFormat, pieces: list[str], data: Any) -> None:
-    """Streamed a few characters at a time, the same text says and calls the same."""
+    """Streamed a few characters at a time, the same text gives the same content and calls."""
     text = "".join(pieces)
     at_once = ToolParser(format, NAMES, "k")
     streamed = ToolParser(format, NAMES, "k")
@@ -190,15 +190,17 @@ ARGUMENTS = st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.intege
 
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.sampled_from(ToolFormat), st.sampled_from(NAMES), ARGUMENTS)
-def test_what_is_written_is_read(format: ToolFormat, name: str, arguments: dict[str, Any]) -> None:
-    """The form that a forced call is held to is one that the parser reads, to the letter."""
+def test_a_forced_call_is_readable(
+    format: ToolFormat, name: str, arguments: dict[str, Any]
+) -> None:
+    """The form that a forced call is held to is exactly a form that the parser reads."""
     begin, end = written(format, name)
     text = json.dumps(arguments)
     assert read(format, begin + text + end) == (None, [(name, text)])
 
 
 def test_arguments_stream() -> None:
-    """The name is known before the arguments, and these come as they are written."""
+    """The name comes before the arguments, which come as they are written."""
     parser = ToolParser(H, NAMES, "k")
     assert parser.feed('<tool_call>{"name": "add", "arguments": ') == []
     [called, first] = parser.feed('{"a"')
@@ -209,7 +211,9 @@ def test_arguments_stream() -> None:
 
 
 def test_ids_are_the_same_each_time() -> None:
-    """A stream and the value of its variable name a call alike; Mistral's have nine characters."""
+    """A stream and the value of its variable give a call the same id. Mistral's ids have nine
+    characters.
+    """
     text = '[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
 
     def ids_of(key: str) -> list[str]:
@@ -222,7 +226,7 @@ def test_ids_are_the_same_each_time() -> None:
 
 
 def test_the_template_tells_the_format() -> None:
-    """By the mark that it writes; one that knows no tools gets the tags."""
+    """Each format is known by its mark. A template that knows no tools gets the tags."""
     assert format_of("{% for t in tools %}<tool_call>{% endfor %}") is H
     assert format_of("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]") is M
     assert format_of("""{% if tools %}{{ '"parameters": ' }}{% endif %}""") is L
@@ -230,7 +234,7 @@ def test_the_template_tells_the_format() -> None:
 
 
 def test_a_single_call_is_the_first() -> None:
-    """Where one call at most is wanted, what else the model writes as calls counts for nothing."""
+    """Where at most one call is wanted, the model's other calls do not count."""
     text = 'So: <tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2
     message = message_of(ToolParser(H, NAMES, "k", single=True), text)
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]

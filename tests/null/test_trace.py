@@ -99,7 +99,7 @@ def printed(
 def test_trace_prints_one_event_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In columns; what is not printable in a text is escaped, so that a line stays a line."""
+    """A line is in columns. Unprintable characters are escaped, so that a line stays a line."""
     path, text = printed(monkeypatch, capsys, {"events": EVENTS})
     assert path == "/v1/session/s_1/events"
     assert text.splitlines() == [
@@ -112,5 +112,5 @@ def test_trace_prints_one_event_a_line(
 def test_trace_of_a_session_without_events(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The head of the table alone."""
+    """Only the head of the table is printed."""
     assert printed(monkeypatch, capsys, {"events": []})[1] == "n  seconds  event  about  text\n"

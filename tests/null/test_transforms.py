@@ -1,4 +1,4 @@
-"""Transforms: each op's values and failures, how specs are checked, and what one may cost."""
+"""Transforms: each op's values and failures, the check of specs, and the limits of one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from weftline.transforms import OPS, Flow, parse, run
     ],
 )
 def test_value(specs: list[dict[str, Any]], value: Any, expected: Any) -> None:
-    """Every op gives what the LangChain class that it stands for gives."""
+    """Every op gives the same value as the LangChain class that it stands for."""
     assert run(specs, value) == expected
 
 
@@ -69,7 +69,7 @@ def test_value(specs: list[dict[str, Any]], value: Any, expected: Any) -> None:
     ],
 )
 def test_failure_keeps_the_parsers_words(spec: dict[str, Any], value: Any, message: str) -> None:
-    """The client raises LangChain's exception again, so the message must be the parser's own."""
+    """The client raises LangChain's exception, so the message must be the parser's own."""
     with pytest.raises(TransformFailed) as failure:
         run([spec], value)
     assert failure.value.message == message
@@ -79,7 +79,9 @@ def test_failure_keeps_the_parsers_words(spec: dict[str, Any], value: Any, messa
     "text", ['{"a": NaN}', "[1e999]", '["\\ud800"]', '{"\\udfff": 1}', "[" * 200]
 )
 def test_json_that_cannot_be_sent_on_fails(text: str) -> None:
-    """Python reads NaN, infinities, lone surrogates and deep nests; JSON bodies must not."""
+    """Python reads NaN, infinities, lone surrogates and deep nesting. A JSON body must not have
+    them.
+    """
     with pytest.raises(TransformFailed, match="which cannot be sent on"):
         run([{"op": "json"}], text)
 
@@ -102,14 +104,16 @@ def test_json_that_cannot_be_sent_on_fails(text: str) -> None:
     ],
 )
 def test_bad_spec_is_refused(spec: Any, message: str) -> None:
-    """A spec is checked whole when it arrives, and the refusal names the field."""
+    """A spec is checked whole when it arrives. The refusal names the field."""
     with pytest.raises(InvalidRequest, match=message.replace("(", r"\(")) as refusal:
         parse(spec)
     assert refusal.value.param == "transforms"
 
 
-def test_flow_says_what_may_leave_early() -> None:
-    """Only text as it is passes part by part; lists leave item by item; the rest waits."""
+def test_the_flow_of_each_transform() -> None:
+    """Unchanged text passes part by part, and lists pass item by item. Everything else waits for
+    its end.
+    """
     assert {op: cls.flow for op, cls in OPS.items() if cls.flow is not Flow.WHOLE} == {
         "string": Flow.STREAM,
         "comma_list": Flow.ITEMS,
@@ -148,7 +152,7 @@ def test_equal_specs_are_equal_transforms() -> None:
     ],
 )
 def test_hostile_text_takes_linear_time(op: str, text: str) -> None:
-    """A model that repeats itself must not hold the server; LangChain's code takes hours here."""
+    """A model that repeats itself must not block the server. LangChain's code takes hours here."""
     try:
         run([{"op": op}], text)
     except TransformFailed as failure:
@@ -164,7 +168,7 @@ def test_hostile_text_takes_linear_time(op: str, text: str) -> None:
 
 
 def test_specs_cannot_multiply_text_without_end() -> None:
-    """Each repr doubles the backslashes of the one before; the sixteenth is stopped by its size."""
+    """Each repr doubles the backslashes of the one before. The sixteenth is stopped by its size."""
     with pytest.raises(TransformFailed, match="more than 16777216 characters"):
         run([{"op": "repr"}] * 16, "\\" * 4096)
     with pytest.raises(InvalidRequest, match="at most 16 transforms"):

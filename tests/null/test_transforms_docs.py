@@ -20,14 +20,14 @@ REFUSED = re.findall(r"^\| [^|`]*(?:`[^`]+`[^|`]*)* \| `([^`]+)` \|$", PAGE, re.
 
 
 @pytest.mark.parametrize(("spec", "value", "expected"), ROWS)
-def test_each_row_is_what_happens(spec: str, value: str, expected: str) -> None:
-    """The three cells are JSON as it travels."""
+def test_each_row_is_true(spec: str, value: str, expected: str) -> None:
+    """The three cells of a row are JSON as it is on the wire."""
     made = run([json.loads(spec)], json.loads(value))
     assert json.dumps(made) == json.dumps(json.loads(expected))
 
 
 def test_every_transform_has_a_row() -> None:
-    """And every option of it stands in one."""
+    """Every option of a transform has a row too."""
     shown: dict[str, set[str]] = {}
     for spec, _, _ in ROWS:
         options = json.loads(spec)
@@ -37,8 +37,8 @@ def test_every_transform_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("pattern", REFUSED)
-def test_what_is_said_to_be_refused_is(pattern: str) -> None:
-    """Each example of the table."""
+def test_refused_examples_are_refused(pattern: str) -> None:
+    """Each example of the table is refused."""
     with pytest.raises(InvalidRequest, match="leave the parser to the client"):
         translate(pattern)
 

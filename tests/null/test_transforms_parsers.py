@@ -1,4 +1,4 @@
-"""The transforms of LangChain's classic parsers: values, failures in their words, specs refused."""
+"""The transforms of LangChain's classic parsers: values, messages of failures, refused specs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ BOTH = {"op": "combining", "parsers": [{"op": "json"}, REGEX]}
     ],
 )
 def test_value(spec: dict[str, Any], value: str, expected: Any) -> None:
-    """Every op gives what the LangChain class that it stands for gives, as JSON."""
+    """Every op gives the same value, as JSON, as the LangChain class that it stands for."""
     assert run([spec], value) == expected
 
 
@@ -155,15 +155,15 @@ def test_value(spec: dict[str, Any], value: str, expected: Any) -> None:
     ],
 )  # fmt: skip
 def test_failure_keeps_the_parsers_words(spec: dict[str, Any], value: str, message: str) -> None:
-    """The variable fails with what the user would have read from LangChain."""
+    """The variable fails with the message that LangChain would have given the user."""
     with pytest.raises(TransformFailed) as failure:
         run([spec], value)
     assert failure.value.message == message
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 200])
-def test_what_cannot_be_sent_on_fails(text: str) -> None:
-    """Objects with expected keys follow the rule that all JSON follows."""
+def test_a_value_that_json_cannot_carry_fails(text: str) -> None:
+    """Objects with expected keys follow the rule for all JSON."""
     with pytest.raises(TransformFailed, match="which cannot be sent on"):
         run([{"op": "structured", "keys": ["a"]}], text)
     with pytest.raises(TransformFailed, match="which cannot be sent on"):
@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_on_fails(text: str) -> None:
 
 @pytest.mark.parametrize("spec", [REGEX, LABELS, {"op": "xml"}, {"op": "boolean"}])
 def test_length_is_bounded(spec: dict[str, Any]) -> None:
-    """What is searched has an end; the sentence says where."""
+    """The searched text has a limit, and the error names it."""
     with pytest.raises(
         TransformFailed, match=r"reads at most \d+ characters, and there are 1048577"
     ):
@@ -180,7 +180,7 @@ def test_length_is_bounded(spec: dict[str, Any]) -> None:
 
 
 def test_a_lone_surrogate_is_no_text() -> None:
-    """It cannot be encoded, so no pattern is searched in it."""
+    """It cannot be encoded, so it is not searched for a pattern."""
     with pytest.raises(TransformFailed, match="a lone surrogate is none"):
         run([REGEX], "Score: 1 \ud800")
 
@@ -229,7 +229,7 @@ def test_a_lone_surrogate_is_no_text() -> None:
     ],
 )
 def test_bad_spec_is_refused(spec: dict[str, Any], message: str) -> None:
-    """What the server could not run as LangChain does, it does not take."""
+    """A spec that the server could not run exactly as LangChain does is refused."""
     with pytest.raises(InvalidRequest) as refusal:
         parse(spec)
     assert message in refusal.value.message
@@ -237,6 +237,6 @@ def test_bad_spec_is_refused(spec: dict[str, Any], message: str) -> None:
 
 
 def test_equal_specs_are_equal_transforms() -> None:
-    """Also those with objects and other transforms in their options."""
+    """This includes specs with objects and other transforms in their options."""
     for spec in (LABELS, BOTH, REGEX):
         assert len({parse(spec), parse(dict(spec))}) == 1

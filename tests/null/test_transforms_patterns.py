@@ -1,4 +1,4 @@
-"""Users' patterns: RE2 gives what Python's `re` gives, for every pattern that is not refused."""
+"""Users' patterns: RE2 gives the result of Python's `re` for every pattern that is not refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def random_pattern(rng: random.Random, depth: int = 0) -> str:
 
 
 def test_same_groups_as_python() -> None:
-    """Of 12,000 random patterns RE2 takes a quarter; on 12 texts each, the groups are Python's."""
+    """RE2 takes a quarter of 12,000 random patterns. On 12 texts each, the groups are Python's."""
     rng = random.Random(4)
     taken = found = 0
     for _ in range(12_000):
@@ -108,7 +108,7 @@ def test_same_groups_as_python() -> None:
 
 
 def test_no_text_breaks_the_reader() -> None:
-    """Random characters are a pattern, or are refused with a sentence; Python agrees on which."""
+    """Random characters are a pattern, or they are refused with a sentence. Python agrees."""
     rng = random.Random(5)
     characters = r"()[]{}?*+|\^$.-,:=!<>PadwsxuUNAZbB019 é&~#" + "\n"
     taken = 0
@@ -168,8 +168,8 @@ def test_sets_are_pythons(letter: str) -> None:
         ("(?:" * 40 + "a" + ")" * 40, "more than 32 groups in each other"),
     ],
 )
-def test_what_differs_is_left_to_the_client(pattern: str, reason: str) -> None:
-    """The refusal says which construct it is, and what to do."""
+def test_a_pattern_that_differs_in_re2_is_refused(pattern: str, reason: str) -> None:
+    """The refusal names the construct and says what to do."""
     with pytest.raises(InvalidRequest) as refusal:
         translate(pattern)
     assert reason in refusal.value.message
@@ -179,8 +179,8 @@ def test_what_differs_is_left_to_the_client(pattern: str, reason: str) -> None:
 @pytest.mark.parametrize(
     "pattern", ["(", ")", "[a", "a**", "*", r"\q", r"\x6", r"\u12", "(?P<1>a)", "[b-a]", r"[\w-z]"]
 )
-def test_what_python_refuses_is_refused(pattern: str) -> None:
-    """An error at submit, instead of one for every answer."""
+def test_a_pattern_that_python_refuses_is_refused(pattern: str) -> None:
+    """The error comes at submit, instead of once for every output."""
     with pytest.raises(re.error):
         re.compile(pattern)
     with pytest.raises(InvalidRequest):
@@ -188,7 +188,9 @@ def test_what_python_refuses_is_refused(pattern: str) -> None:
 
 
 def test_a_hostile_pattern_takes_linear_time() -> None:
-    """Two long repetitions next to each other: `re` would need years, RE2 a second at most."""
+    """The pattern has two long repetitions in a row: `re` would need years, RE2 a
+    second at most.
+    """
     text = "a" * MAX_READ_CHARS
     assert Search("(a{1,128})(a{1,127})y").first(text) is None
     assert Search("(a*a*a*a*a*a*a*a*)y").first(text) is None

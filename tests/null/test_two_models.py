@@ -11,7 +11,7 @@ from weftline_server.config import ServerConfig
 
 
 async def test_a_graph_over_two_models() -> None:
-    """The first configured model is the one that calls without a name go to."""
+    """Calls that name no model go to the first configured model."""
     echo = NullConfig(model="echo")
     judge = NullConfig(model="judge", mode=NullMode.SCRIPT, script=(("river", "good"),))
     makers = {"e": lambda: NullEngine(echo), "j": lambda: NullEngine(judge)}

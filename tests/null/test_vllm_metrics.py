@@ -36,5 +36,7 @@ BLOCKS = {"block_size": "16", "num_gpu_blocks": "100"}
     ],
 )
 def test_cache_size_is_read_from_metrics(text: str, tokens: int | None) -> None:
-    """Tokens are stated or are blocks times block size; engines add up; None if one is unknown."""
+    """The size is stated in tokens, or is blocks times block size. Engines add up. It is None if
+    one is unknown.
+    """
     assert kv_tokens(text.encode()) == tokens

@@ -58,7 +58,7 @@ async def test_a_graph_runs_in_one_request(server: Server) -> None:
     assert any("keep and free are advice" in one for one in engine["lacks"])
 
 
-async def test_an_open_prompt_is_filled_ahead(vllm: Target) -> None:
+async def test_an_open_prompt_is_filled_early(vllm: Target) -> None:
     """When the prompt is complete, all whole blocks of its early fills are in vLLM's cache."""
     op = vllm.op(vllm.questions[3], system="A prompt of its own that nobody has sent. " * 40)
     tokens = op.tokens or ()

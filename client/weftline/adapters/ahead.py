@@ -1,4 +1,4 @@
-"""Calls that were submitted ahead of the requests that ask the same, and how these find them."""
+"""Calls that were submitted ahead, and how requests that ask the same find them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class Claims(Generic[K]):
 
 
 def _key(planned: Planned[K]) -> K | None:
-    """None where an input has failed: the application meets that failure, and never this call."""
+    """Return the request's key. It is None if an input has failed: the application then never makes
+    the call.
+    """
     values = {}
     for variable, result in planned.reads.items():
         if result.value.cancelled() or result.value.exception() is not None:

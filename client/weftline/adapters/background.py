@@ -2,7 +2,7 @@
 
 A framework may call a model from any thread and any event loop. Work on this loop outlives the
 caller's loop, and so do its connections. A caller that wants a result waits for a future, so no
-caller can keep another one's answer from arriving.
+caller can block another caller's answer.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
     Raises TimeoutError after `timeout_s` seconds.
     """
     inner = asyncio.wrap_future(future)
-    # If this wait is cancelled, nobody reads a later error, and asyncio would log it.
+    # If this wait is cancelled, a later error has no reader, and asyncio would log it.
     inner.add_done_callback(lambda done: done.cancelled() or done.exception())
     async with asyncio.timeout(timeout_s):
         return await asyncio.shield(inner)

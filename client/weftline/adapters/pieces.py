@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-# From this length on, a value that occurs inside a longer word is taken for the value all the same.
+# From this length on, a value that occurs inside a longer word still counts as the value.
 MIN_DISTINCT = 8
 MAX_SEARCHES = 64 << 20  # characters searched for one text, which takes some 10 ms
 

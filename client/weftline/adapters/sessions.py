@@ -63,8 +63,8 @@ class Closer:
                 try:
                     self.delete(id)
                 except Exception as error:
-                    # Any error at all: nobody waits for this thread, and what patches the user's
-                    # HTTP client (VCR, a proxy) raises errors of its own. The server cleans up.
+                    # Any error at all: no caller waits for this thread, and a patched HTTP client
+                    # (VCR, a proxy) raises errors of its own. The server cleans up.
                     log.debug("session %s was left to expire: %r", id, error)
 
     def _run(self) -> None:
@@ -245,7 +245,7 @@ class Request:
 
 
 def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:
-    """What a request of `session` tells the server; `messages` are in pieces."""
+    """The field `weftline` of a request of `session`; `messages` are in pieces."""
     return {
         "session_id": session.alias,
         "open": True,

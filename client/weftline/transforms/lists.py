@@ -28,7 +28,7 @@ class CommaList(Transform):
 
 
 # These find the same items as LangChain's patterns, but take linear time on long runs of digits or
-# newlines, because a match starts only at the start of such a run or of a line.
+# newlines. A match starts only at the start of such a run or of a line.
 _NUMBERED = re.compile(r"(?<!\d)\d+\.\s([^\n]+)")
 _BULLETED = re.compile(r"^[^\S\n]*[-*]\s([^\n]+)", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What an engine announces when it is ready, and the consequences of a capability it lacks."""
+"""The announcement of an engine that is ready, and the consequences of a missing capability."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What an engine runs, announced once when it is ready.
+    """The model and the abilities of an engine, announced once when it is ready.
 
     `tokenizer` is the path of a tokenizer.json; None if the engine takes text. `chat_template` is
     Jinja text of the model's publisher, never of a request. `context_limit` and `kv_tokens` count

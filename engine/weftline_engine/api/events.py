@@ -1,4 +1,4 @@
-"""What an engine tells the server: the events of its ops and of itself."""
+"""The events that an engine sends to the server, about its ops and about itself."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class ContextMoved(Event):
     """How much of a context the engine still has, where that changed since the last such event.
 
     `tokens` is a number of leading tokens: whole KV blocks, or all that was computed. A resident
-    context is found by every op with the same beginning. A freed context is reported until nothing
-    is left of it, and then as dropped with 0 tokens; a dropped one may be counted on for nothing.
+    context is found by every op with the same prefix. A freed context is reported until nothing of
+    it is left, and then as dropped with 0 tokens. Do not rely on any token of a dropped one.
     `op` and `attempt` are those of the op that made the context.
     """
 

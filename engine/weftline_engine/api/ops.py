@@ -1,4 +1,4 @@
-"""What the server tells an engine: ops and how to decode them, advice, and retention."""
+"""The content of the server's verbs: ops and how to decode them, advice, and retention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Kind(StrEnum):
 
 
 class Retention(StrEnum):
-    """What becomes of the KV cache of a context between its ops."""
+    """The treatment of a context's KV cache between its ops."""
 
     KEEP = "keep"
     EVICTABLE = "evictable"

@@ -1,4 +1,4 @@
-"""What an engine knows about its ops, contexts and KV blocks. It decides, and computes nothing."""
+"""An engine's records of its ops, contexts and KV blocks. They decide, and compute nothing."""
 
 from weftline_engine.bookkeeping.admission import Limits, Refused
 from weftline_engine.bookkeeping.book import Book

@@ -20,7 +20,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an engine can run: kinds of ops, token ids below `vocabulary` of which `eos` end an
+    """The limits of an engine: kinds of ops, token ids below `vocabulary` of which `eos` end an
     output, and sequences of `context` tokens."""
 
     context: int

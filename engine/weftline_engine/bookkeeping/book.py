@@ -59,7 +59,7 @@ class Book:
         return bool(self._log) or not self._quiet
 
     def submit(self, op: Op) -> None:
-        """Queue an op; what is wrong with it comes back as `Failed`."""
+        """Queue an op. An error in it comes back as `Failed`."""
         self._quiet = False
         self.ops.submit(op)
 
@@ -89,7 +89,7 @@ class Book:
             self.ops.fail(live, "Cancelled", "the call was cancelled")
 
     def retain(self, context: str, retention: Retention) -> None:
-        """Say what becomes of the blocks of a context that is ready."""
+        """Set the retention of a context that is ready."""
         found = self.contexts.named.get(context)
         if found is not None and found.ready:
             self._quiet = False

@@ -22,7 +22,7 @@ from weftline_engine.bookkeeping.schedule.sequence import Phase, Sequence
 
 
 class Backend:
-    """What an engine does for its bookkeeping. These methods do nothing, which is enough for an
+    """The engine's side of the bookkeeping. These methods do nothing, which is enough for an
     engine that computes nothing."""
 
     def accept(self, op: Op) -> None:
@@ -64,7 +64,7 @@ class Live:
 
     @property
     def usage(self) -> Usage:
-        """What the op took. It has filled its prompt."""
+        """The tokens and times of the op, which has filled its prompt."""
         assert self.started is not None and self.filled is not None, "the op has not run"
         return Usage(
             prompt_tokens=self.sequence.prompt,
@@ -104,7 +104,9 @@ class Ops:
         return self._live[sequence.op.id]
 
     def submit(self, op: Op) -> None:
-        """Accept an op, or fail it. A newer attempt replaces an older one, which says no more."""
+        """Accept an op, or fail it. A newer attempt replaces an older one, which reports nothing
+        more.
+        """
         old = self._live.get(op.id)
         if old is not None:
             if old.op.attempt >= op.attempt:

@@ -33,7 +33,7 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
-    """What the child process runs.
+    """The settings of the child process.
 
     Without `kv_tokens` the KV cache takes `kv_fraction` of the memory that is free after the
     weights are loaded. The default is 0.85 of a GPU's, and on the CPU a third, but at most 65,536

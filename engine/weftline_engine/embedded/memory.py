@@ -1,7 +1,7 @@
 """Copies small arrays and pages of the KV cache between host memory and device memory.
 
-Pages are dimension 3 of a cache. On the CPU both memories are the same, and nothing is copied
-needlessly.
+A page is a KV block. Pages are dimension 3 of a cache. On the CPU both memories are the same, and
+nothing is copied needlessly.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class BreakerConfig:
 
     def __post_init__(self) -> None:
         if self.failures < 1 or not 0 < self.pause_s <= self.longest_s:
-            raise ValueError(f"{self} would never open, or never close")
+            raise ValueError(f"{self}: failures must be 1 or more, and 0 < pause_s <= longest_s")
 
 
 class Breaker:

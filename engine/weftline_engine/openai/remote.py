@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event of the endpoint adds to the answer of an op."""
+    """The part of an op's answer that one event of the endpoint adds."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()

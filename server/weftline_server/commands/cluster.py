@@ -274,7 +274,7 @@ def _connect() -> str:
 
 
 def _require_token() -> None:
-    """Raise InvalidRequest without token authentication: Ray would let anybody run code on it."""
+    """Raise InvalidRequest without token authentication: Ray would let any client run code."""
     default = Path.home() / ".ray" / "auth_token"
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if os.environ.get("RAY_AUTH_MODE") != "token" or not (named or default.exists()):

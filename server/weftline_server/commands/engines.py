@@ -148,7 +148,7 @@ def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
             number += 1
             name = f"{spec.engine}-{number}"
         if name in found:
-            raise InvalidRequest(f"two engines are called {name!r}", param="name")
+            raise InvalidRequest(f"two engines are called {name!r}: rename one", param="name")
         found[name] = factory(spec)
     return found
 
@@ -202,7 +202,7 @@ def _weights(spec: EngineSpec) -> Path:
     directory = Path(spec.model or ".")
     if not (directory / "config.json").is_file():
         raise InvalidRequest(
-            f"{directory} holds no config.json, which a dummy model is made from", param="model"
+            f"{directory} holds no config.json, and a dummy model needs one", param="model"
         )
     return directory.absolute()
 

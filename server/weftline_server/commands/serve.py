@@ -159,7 +159,7 @@ def _gate_of(args: argparse.Namespace, specs: Sequence[engines.EngineSpec]) -> _
     if config is None:
         return _Gate(host, port, key())
     if len(specs) != 1:
-        raise InvalidRequest("a cluster has replicas of one engine", param="cluster")
+        raise InvalidRequest("a cluster runs one engine: describe only one", param="cluster")
     own = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
     return _Gate(host, port, own, config, specs[0])
 

@@ -32,14 +32,14 @@ class Graph:
         fresh: dict[str, str] = {}
         for task in tasks:
             if not task.writes:
-                raise InvalidRequest(f"call {task.name!r} has no output", param=task.name)
+                raise InvalidRequest(f"call {task.name!r} has no output: add one", param=task.name)
             for primitive in task.primitives:
                 for var in primitive.writes:
                     if var in taken:
                         raise AlreadySet(f"variable {var!r} already has a value", param=var)
                     if var in fresh or var in self.producer:
                         raise DuplicateProducer(
-                            f"variable {var!r} would be written by two calls", param=var
+                            f"variable {var!r} would be written by two calls: rename one", param=var
                         )
                     fresh[var] = primitive.id
         if not self._is_in_order(tasks):

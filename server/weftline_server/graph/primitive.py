@@ -1,4 +1,4 @@
-"""Primitives: the nodes of the graph, and the unit that engines execute (Teola section 4).
+"""Primitives: the vertices of the graph, and the unit that engines execute (Teola section 4).
 
 A client submits tasks: calls today, and other steps later. Lowering turns each task into primitives
 of one kind each. A call with outputs y1 … yk becomes k primitives of kind `generate` in a row;
@@ -26,7 +26,7 @@ class Flow(StrEnum):
 
 
 class Effects(StrEnum):
-    """What running a primitive changes outside the graph, and so when it may run."""
+    """The changes that a primitive makes outside the graph. They decide when it may run."""
 
     NONE = "none"  # may run early, twice, or for nothing
     IDEMPOTENT = "idempotent"  # may run again after a failure
@@ -84,7 +84,7 @@ class ValueBody:
 
 @record
 class Primitive:
-    """One node. `resource` names the model, store or service that runs it.
+    """One vertex of the graph. `resource` names the model, store or service that runs it.
 
     It is ready when every variable in `reads` has its value and every primitive in `after` has
     ended. `reads` are in the order in which the body uses them, each variable once. `work`
@@ -120,12 +120,12 @@ class Primitive:
 
 @record
 class Task:
-    """What a client submitted as one: its primitives, in an order in which they can run.
+    """One submitted call or step: its primitives, in an order in which they can run.
 
     All primitives of a task succeed or all fail. `primitives` are as lowered; the graph holds the
-    form that the passes gave them since. `reads` are the variables that its text names,
-    also those that no primitive needs. `constant_bytes` is the size of the text and values that
-    came with it. `call` is the submitted call, None for any other step.
+    form that the passes have given them since. `reads` are the variables that its text names,
+    including those that no primitive needs. `constant_bytes` is the size of the text and values
+    that came with it. `call` is the submitted call, None for any other step.
     """
 
     id: str

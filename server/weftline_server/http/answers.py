@@ -45,7 +45,7 @@ class Recorded:
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would get the same answer again, as far as is known."""
+        """Whether the same request would most likely get the same answer again."""
         return self.whole and self.status < 500 and self.status not in (408, 429)
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:

@@ -23,7 +23,7 @@ from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
-RESUME_S = 2.0  # how long work goes on for a stream that was cut off, until its reader is back
+RESUME_S = 2.0  # seconds that work continues after a stream was cut off
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
@@ -128,7 +128,9 @@ def _offset(last_event_id: str | None) -> int:
     if last_event_id is None:
         return 0
     if not last_event_id.isdecimal() or len(last_event_id) > 12:
-        raise InvalidRequest("Last-Event-ID is not one of ours", param="Last-Event-ID")
+        raise InvalidRequest(
+            "Last-Event-ID must be the id of an earlier event", param="Last-Event-ID"
+        )
     return int(last_event_id)
 
 

@@ -1,4 +1,4 @@
-"""What the server says of itself: GET /health/live, /health/ready, /metrics and /v1/models."""
+"""The server's own state: GET /health/live, /health/ready, /metrics and /v1/models."""
 
 from __future__ import annotations
 

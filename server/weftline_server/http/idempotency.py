@@ -162,7 +162,8 @@ async def _follow(key: str, entry: Entry, send: Send) -> bool:
         return False
     if answer.body is None:
         raise KeyReused(
-            f"the answer to Idempotency-Key {key[:64]!r} was given, and was too large to be kept",
+            f"the answer to Idempotency-Key {key[:64]!r} was sent, but was too large to be kept: "
+            "use a new key",
             param="Idempotency-Key",
         )
     headers = [*answer.headers, (b"idempotency-replayed", b"true")]

@@ -1,4 +1,4 @@
-"""What every route is given: the application's state, the service, and the tenant that asks."""
+"""The data that every route needs: the application's state, the service, and the asking tenant."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _check_json(text: str) -> None:
     try:
         json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
-        raise InvalidRequest("the body nests too deeply", param="body") from error
+        raise InvalidRequest("the body nests too deeply: use fewer levels", param="body") from error
     except (json.JSONDecodeError, InvalidRequest):
         raise
     except ValueError as error:
@@ -92,7 +92,7 @@ def _refuse(constant: str) -> None:
 def _finite(number: str) -> float:
     value = float(number)
     if value in (float("inf"), float("-inf")):
-        raise InvalidRequest(f"{number[:40]} is too large a number", param="body")
+        raise InvalidRequest(f"the number {number[:40]} is too large", param="body")
     return value
 
 

@@ -1,1 +1,3 @@
-"""Turns what a client submitted into what engines run, and engine results into values."""
+"""Turns submitted calls and steps into primitives that engines run, and engine results
+into values.
+"""

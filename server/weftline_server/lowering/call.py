@@ -160,10 +160,10 @@ def _checked_prompt(call: Call) -> Prompt:
     chat = any(isinstance(item, Message) for item in prompt)
     if chat and any(isinstance(item, Segment) and item.input is None for item in prompt):
         raise InvalidRequest(
-            "among messages only an input may stand by itself, for messages", param="prompt"
+            "a segment among messages must be an input of messages", param="prompt"
         )
     if call.tools and not chat:
-        raise InvalidRequest("tools go with a prompt of messages", param="tools")
+        raise InvalidRequest("tools need a prompt of messages", param="tools")
     segments = (s for i in prompt for s in (i.content if isinstance(i, Message) else (i,)))
     check_placeholders(tuple(segments), call.placeholders)
     return prompt

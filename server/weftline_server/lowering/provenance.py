@@ -1,4 +1,4 @@
-"""Checks what a client says of where its text came from."""
+"""Checks a client's claims about the source of its text."""
 
 from __future__ import annotations
 

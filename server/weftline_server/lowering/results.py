@@ -52,7 +52,7 @@ class Transformed:
 def transformed(body: PromptBody, key: str, text: str, format: ToolFormat) -> Transformed:
     """Apply an output's transforms to its text, in any thread.
 
-    `key` names the output for good, so that the ids of its tool calls are the same each time.
+    `key` identifies the output, so that the ids of its tool calls are the same each time.
     """
     began = time.perf_counter()
     value: object = text

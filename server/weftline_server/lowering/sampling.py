@@ -12,7 +12,7 @@ DEFAULT_MAX_TOKENS = 512
 
 
 def asked(output: Placeholder) -> int:
-    """The most tokens that an output may have, as far as its client says."""
+    """The most tokens that an output may have, if the client states a limit."""
     wish = output.sampling.max_tokens if output.sampling else None
     return wish or DEFAULT_MAX_TOKENS
 

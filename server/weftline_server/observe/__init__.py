@@ -1,1 +1,1 @@
-"""What operators and users read of a running server: metrics, logs and views of a session."""
+"""What a running server shows to operators and users: metrics, logs and views of a session."""

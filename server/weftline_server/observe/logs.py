@@ -117,7 +117,7 @@ def _texts(session: Session, run: TaskRun) -> dict[str, Any]:
             before = parts_before(session, body_of(last)).prompt()
             turns = before.messages
             prompt = before.text if turns is None else [(one.role, one.content) for one in turns]
-        except WeftlineError:  # an input does not suit its transforms; the field `error` says so
+        except WeftlineError:  # a transform of an input failed; the field `error` has its message
             prompt = None
     outputs = zip(outputs_of(run.task), run.task.writes, strict=True)
     return {

@@ -1,4 +1,4 @@
-"""What Prometheus reads at GET /metrics: counters of ended calls, gauges of the present load.
+"""The metrics of GET /metrics: counters of ended calls, gauges of the present load.
 
 Labels are the names of models, engines, states, criteria and routes. A server has few of these, and
 a client cannot add any. The ids of sessions and calls are in the logs instead.

@@ -30,7 +30,7 @@ class Findings(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """What the passes have found so far, keyed by primitive id. Only `analyse` writes.
+    """The findings of the passes so far, keyed by primitive id. Only `analyse` writes.
 
     `criteria` holds the criterion that the readers of a variable gave, by variable. Primitives in
     `started` are on an engine or have ended: they keep their form and their advice.
@@ -44,7 +44,7 @@ class Plan:
     prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def advice(self, primitive: str) -> tuple[int, Criterion, str]:
-        """What an engine is told of a primitive: its depth, objective and group."""
+        """Advice to an engine about a primitive: its depth, objective and group."""
         objective = self.objective.get(primitive, Criterion.LATENCY)
         return self.depth.get(primitive, 0), objective, self.group.get(primitive, "")
 

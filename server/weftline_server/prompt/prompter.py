@@ -34,7 +34,7 @@ UNSTABLE_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What an op carries: token ids, or text or messages for an engine without a tokenizer.
+    """The content of an op: token ids, or text or messages for an engine without a tokenizer.
 
     An op without a prompt carries JSON values as `inputs`.
     """
@@ -100,7 +100,7 @@ class Prompter:
                 param="prompt",
             )
         if payload.size == 0:
-            raise InvalidRequest("the prompt before an output is empty", param="prompt")
+            raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
 
     def token(self, id: int) -> tuple[str, bytes]:

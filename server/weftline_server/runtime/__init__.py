@@ -1,1 +1,1 @@
-"""The thin asyncio place around sessions: it performs their actions and tells them the results."""
+"""The thin asyncio layer around sessions: it performs their actions and tells them the results."""

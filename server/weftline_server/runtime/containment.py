@@ -14,7 +14,7 @@ REASON = "the server made an error in this session and closed it: its log says w
 
 
 class Containment:
-    """Runs what must not raise; `close` is how a session ends."""
+    """Runs code that must not raise. `close` ends a session."""
 
     def __init__(self, close: Callable[[Session, str], None]) -> None:
         self._close = close
@@ -22,9 +22,9 @@ class Containment:
 
     @contextmanager
     def inside(self, session: Session) -> Iterator[None]:
-        """Whatever is raised in the block ends `session`, soon and with a log entry.
+        """Any exception in the block ends `session`, soon and with a log entry.
 
-        Without it the task that listens to an engine would die of one call, and with it every
+        Otherwise one call's error would end the task that listens to an engine, and with it every
         session that waits for this engine.
         """
         try:
@@ -45,5 +45,5 @@ class Containment:
         task.add_done_callback(self._tasks.discard)
 
     async def settle(self) -> None:
-        """Wait for the tasks that there are."""
+        """Wait for all tasks started so far."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The thin asyncio place around sessions: performs their actions and tells them the results."""
+"""The thin asyncio layer around sessions: it performs their actions and tells them the results."""
 
 from __future__ import annotations
 
@@ -82,9 +82,11 @@ class Driver:
             self.dispatcher.forget(session.id)
 
     def sweep(self) -> None:
-        """Close the sessions that nobody has used for the registry's idle time, or that are old."""
+        """Close the sessions that no client has used for the registry's idle time, or
+        that are too old.
+        """
         for session in self.registry.idle(self._now()):
-            self.close(session, "the session expired: nobody used it")
+            self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
 
@@ -102,7 +104,7 @@ class Driver:
         return tasks
 
     async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
-        """Start lowered tasks, all or none. Prompts that are constant are tokenised before."""
+        """Start lowered tasks, all or none. Constant prompts are tokenised first."""
         session.check(tasks)
         prepared: dict[PrimitiveId, Payload] = {}
         for primitive in (primitive for task in tasks for primitive in task.primitives):
@@ -126,11 +128,11 @@ class Driver:
         self.apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
 
     def cancel_variable(self, session: Session, variable: str) -> None:
-        """Cancel the call that makes the variable, and all below it. Raises UnknownVariable."""
+        """Cancel the call that makes the variable, and its descendants. Raises UnknownVariable."""
         self.apply(session, ev.VariableCancelled(now=self._now(), variable=variable))
 
     def cancel(self, session: Session, task: str) -> None:
-        """Cancel the call and all below it. Raises UnknownCall."""
+        """Cancel the call and its descendants. Raises UnknownCall."""
         self.apply(session, ev.TaskCancelled(now=self._now(), task=task))
 
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
@@ -178,14 +180,14 @@ class Driver:
             self.dispatcher.enqueue(work)
 
     async def _fill(self, session: Session, id: str) -> None:
-        """Send the known part of a prompt. What is wrong with it shows when it is run."""
+        """Send the known part of a prompt. An error in it is reported when the prompt is run."""
         try:
             await self._early.advance(session, id)
         except WeftlineError as error:
             log.debug("no early fill for primitive %s: %s", id, error.type)
 
     def want(self, id: PrimitiveId) -> Want | None:
-        """Who will read the context that a finished primitive has left; None if nobody will."""
+        """The future use of a finished primitive's context; None without a future reader."""
         session = self.registry.by_id(id.session)
         return None if session is None else want(session, id.primitive)
 
@@ -195,7 +197,7 @@ class Driver:
         return session is not None and session.execution.under_way > 0
 
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """The waiting primitives whose hints have changed, with the hints that hold now."""
+        """The waiting primitives whose hints have changed, with their present hints."""
         return self._replanned.take()
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:

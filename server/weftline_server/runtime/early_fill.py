@@ -23,11 +23,11 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
 
-# A piece must be worth its message and its step: one KV block, and about as much text.
+# A smaller piece does not pay for its message and step: one KV block, and about as much text.
 MIN_TOKENS = 16
 MIN_CHARS = 64
 
-# Marks where the unknown part begins. No value can hold it, because nobody can guess it.
+# Marks where the unknown part begins. No value can contain it, because it cannot be guessed.
 HOLE = f"\ue000{uuid.uuid4().hex}\ue000"
 
 
@@ -56,8 +56,8 @@ class EarlyFill:
     def may_advance(self, session: Session, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
-        Not for a kind without a prompt, not for an engine that takes text, and not while another
-        task advances the primitive.
+        It returns False for a kind without a prompt, for an engine that takes text, and while
+        another task advances the primitive.
         """
         found = session.graph.primitives[primitive]
         if not isinstance(found.body, PromptBody):
@@ -69,7 +69,7 @@ class EarlyFill:
         return self._prompts.prompter(found.resource).tokenizer is not None
 
     async def advance(self, session: Session, primitive: str) -> None:
-        """Send what has become known since the last time; calls in the meantime make one more."""
+        """Send the newly known part. Calls in the meantime cause one more pass."""
         early = self._early.setdefault(PrimitiveId(session.id, primitive), _Early())
         if early.busy:
             early.again = True

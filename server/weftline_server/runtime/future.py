@@ -17,7 +17,7 @@ _MOST_HOPS = 8
 
 
 def want(session: Session, id: str) -> Want | None:
-    """Who will read the context of primitive `id`; None if nobody will.
+    """The future use of the context of primitive `id`; None without a future reader.
 
     The next output of the same call reads all of it, at once. Another call reads the prefix that
     the two prompts share, once the calls that it still waits for have ended; each is expected to

@@ -26,7 +26,7 @@ PREFIX_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def hints(session: Session, primitive: Primitive) -> api.Hints:
-    """What the passes found out about a primitive, as advice for the policy and the engine."""
+    """Findings of the passes about a primitive, as advice for the policy and the engine."""
     depth, objective, group = session.plan.advice(primitive.id)
     return api.Hints(
         application=session.id,
@@ -51,11 +51,11 @@ class Kind(Protocol):
     """The server's side of a kind of primitives. All inputs are ready when it is asked."""
 
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
-        """Make the payload from the session's values. Raises the WeftlineError of a bad value."""
+        """Make the payload from the session's values. Raises a WeftlineError for a bad value."""
         ...
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
-        """The tokens that a run of the payload takes from the session's budget at most."""
+        """The most tokens that a run of the payload takes from the session's budget."""
         ...
 
     def work(

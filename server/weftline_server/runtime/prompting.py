@@ -72,7 +72,7 @@ def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBef
     is_known = True
     for holder in body.holders:
         if not is_known:
-            texts[holder.name] = ""  # stands behind the hole, so nobody looks at it
+            texts[holder.name] = ""  # it is behind the hole, so its value is not read
             continue
         id = holder.semantic_var_id
         variable = None if id is None else session.variables[id]

@@ -1,4 +1,6 @@
-"""Those who wait for variables: each counts as long as it is there, and is woken by what comes."""
+"""Readers of variables: each counts until it leaves, and is woken by every change of
+its variable.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Readers:
             signal.set()
 
     def read(self, session: Session, variable: str) -> Variable:
-        """The variable as it stands. Raises UnknownVariable."""
+        """The variable in its present state. Raises UnknownVariable."""
         found = session.variable(variable)
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
         return found
@@ -68,7 +70,7 @@ class Readers:
                         signal.clear()
         except TimeoutError:
             raise Timeout(
-                f"variable {variable!r} was not ready after {timeout_s} s; it may still become so",
+                f"variable {variable!r} was not ready after {timeout_s} s; it may be ready later",
                 param=variable,
             ) from None
         if found.error is not None:
@@ -114,7 +116,7 @@ class Readers:
         wait: bool,
         grace_s: float = 0.0,
     ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
-        """Count as a reader of `variable` until the end of the block, however that comes."""
+        """Count as a reader of `variable` until the end of the block, by an exception too."""
         opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
         self._apply(session, opened)
         found = session.variable(variable)

@@ -1,4 +1,4 @@
-"""All sessions of this server, found by (tenant, id) and by nothing less."""
+"""All sessions of this server, found only by (tenant, id)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
-    """How many sessions a tenant may hold, how many seconds one may lie unused, and what each may
-    use. While `max_queued` primitives wait for engines, no more calls are taken.
+    """Limits: sessions per tenant, idle seconds of a session, and each session's budget. While
+    `max_queued` primitives wait for engines, no more calls are accepted.
     """
 
     max_sessions: int = 10_000
@@ -48,7 +48,7 @@ class Registry:
         return iter(self._sessions.values())
 
     def open(self, tenant: str, now: float, *, stays: bool = True) -> Session:
-        """A new session. Raises Overloaded when the tenant has its limit of them."""
+        """A new session. Raises Overloaded if the tenant has reached its limit."""
         if self._count.get(tenant, 0) >= self._config.max_sessions:
             raise Overloaded(
                 f"{self._config.max_sessions} sessions are open: close some, or wait until idle "
@@ -77,7 +77,7 @@ class Registry:
                     param="session_id",
                 )
             raise UnknownSession(
-                f"no session {id[:64]!r}: it was closed or has expired",
+                f"no session {id[:64]!r}: it was closed or has expired, so open another",
                 param="session_id",
             )
         return session
@@ -92,7 +92,7 @@ class Registry:
         return self._by_id.get(id)
 
     def admit(self, queued: int) -> None:
-        """Raise Overloaded when `queued` primitives are as many as may wait."""
+        """Raise Overloaded when `queued` primitives have reached the limit."""
         if queued >= self._config.max_queued:
             raise Overloaded(
                 f"{queued} calls wait for an engine already: try again later", retry_after_s=1.0
@@ -116,5 +116,7 @@ class Registry:
         ]
 
     def salt(self, tenant: str) -> str:
-        """What parts this tenant's KV cache from all others: fixed length, not to be guessed."""
+        """The salt that separates this tenant's KV cache from all others. Its length is fixed, and
+        it cannot be guessed.
+        """
         return hmac.new(self._salt_key, tenant.encode(), hashlib.sha256).hexdigest()[:16]

@@ -27,7 +27,7 @@ class Replanned:
         self._due.pop(session, None)
 
     def take(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
-        """The collected primitives with the hints that hold now."""
+        """Return the collected primitives with their present hints."""
         while self._due:
             _, (session, primitives) = self._due.popitem()
             with self._contained.inside(session):

@@ -21,7 +21,7 @@ from weftline_server.session.variable import Variable
 
 log = logging.getLogger("weftline.service")
 
-SWEEP_S = 30.0  # between two looks for sessions that have expired
+SWEEP_S = 30.0  # seconds between two searches for expired sessions
 POLL_S = 0.02  # between two checks during a drain whether calls still run
 
 
@@ -142,7 +142,7 @@ class Service:
     def open(self, tenant: str, *, stays: bool = True) -> Session:
         """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
 
-        `stays` says that calls may be added which nobody knows of yet.
+        `stays` says that more calls may be added later.
         """
         return self._driver.open(tenant, stays=stays)
 
@@ -171,7 +171,7 @@ class Service:
         self._driver.cancel_variable(session, variable)
 
     def read(self, session: Session, variable: str) -> Variable:
-        """The variable as it stands. Raises UnknownVariable."""
+        """The variable in its present state. Raises UnknownVariable."""
         return self._driver.readers.read(session, variable)
 
     async def get(
@@ -185,7 +185,7 @@ class Service:
     ) -> Variable:
         """The variable once it is ready. Raises its error, Timeout, UnknownVariable or NoProducer.
 
-        `wait` also waits for a variable that nothing produces yet.
+        `wait` also waits for a variable without a producer so far.
         """
         return await self._driver.readers.get(
             session, variable, criteria=criteria, timeout_s=timeout_s, wait=wait
@@ -227,7 +227,7 @@ class Service:
         return tuple(EngineStatus.of(slot) for slot in self._driver.dispatcher.slots)
 
     def status(self) -> Status:
-        """What health checks, metrics and the cluster read."""
+        """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
         return Status(
             draining=self.draining,

@@ -1,7 +1,7 @@
 """Decides which primitive runs where and when, and which contexts stay in the KV caches.
 
 `Dispatcher` is the face. It queues primitives as `Work`, places them on the engines, and tells one
-`Sessions` what becomes of them.
+`Sessions` about their outcome.
 
     placement/  a pure function: queue and loads in, placements out
     memory/     which applications may use the KV caches, and which contexts stay there

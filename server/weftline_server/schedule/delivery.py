@@ -1,4 +1,4 @@
-"""Passes what the engines say to the sessions, and gives failed ops another attempt."""
+"""Passes engine events to the sessions, and gives failed ops another attempt."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Delivery:
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.
         slot.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
-        # The session hears of it first: what becomes of the context depends on who waits.
+        # Report to the session first, because its waiting calls decide about the context.
         self._sessions.outcome(work.primitive, event)
         ended = self._memory.paused if isinstance(event, api.Paused) else self._memory.finished
         verbs = ended(slot.name, work.primitive, work.op, event.usage, self._now())

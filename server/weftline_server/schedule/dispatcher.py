@@ -47,7 +47,7 @@ class Dispatcher:
         self._expiring: asyncio.Task[None] | None = None
 
     async def start(self, sessions: Sessions) -> None:
-        """Start every engine, and tell `sessions` from now on what becomes of their primitives.
+        """Start every engine, and report the outcome of primitives to `sessions` from now on.
 
         Raises EngineDied with a reason for the user if an engine does not load.
         """
@@ -141,7 +141,7 @@ class Dispatcher:
         return False
 
     def cancel(self, op: str) -> None:
-        """Take a primitive back. Its session hears nothing more of it."""
+        """Take a primitive back. Its session gets no more reports about it."""
         if (queued := self._queue.take(op)) is not None:
             self._memory.dropped(None, queued.op, self._now())
             return

@@ -14,7 +14,7 @@ from weftline_server.schedule.sessions import Sent, Sessions
 
 
 class Rounds:
-    """Runs one placement round for all that happens in one turn of the event loop."""
+    """Runs one placement round for everything that happens in one turn of the event loop."""
 
     def __init__(
         self,

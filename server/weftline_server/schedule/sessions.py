@@ -20,7 +20,7 @@ class Sent:
     node: str = ""
 
 
-# What a session hears of a primitive. The last three end it; after a pause its context is kept, and
+# The reports about a primitive. The last three end it; after a pause its context is kept, and
 # another primitive continues it.
 Outcome = Sent | api.Part | api.Paused | api.Finished | api.Failed
 
@@ -29,7 +29,7 @@ class Sessions(Outlook, Protocol):
     """The sessions as the dispatcher sees them. Every call is answered at once."""
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
-        """Take what happened to a primitive."""
+        """Take a report about a primitive."""
         ...
 
     def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:

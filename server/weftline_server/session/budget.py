@@ -1,4 +1,6 @@
-"""What one session may use of the server, and what it has used; no honest application meets it."""
+"""The limits of one session's use of the server, and its use so far. Normal applications stay below
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Budget:
 
 
 class Spent:
-    """How much of its budget a session has used; what would exceed it is refused and not used."""
+    """How much of its budget a session has used. A request beyond it is refused and
+    does not count.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -47,19 +51,21 @@ class Spent:
         self.value_bytes += size
 
     def take_tokens(self, count: int) -> None:
-        """Use the tokens of a prompt and of its longest output. Raises BudgetExceeded."""
+        """Charge the tokens of a prompt and of its longest output. Raises BudgetExceeded."""
         self._check("tokens", self.tokens + count, "shorten prompts, or ask for fewer max_tokens")
         self.tokens += count
 
     def take_value(self, value: Any, age_s: float) -> None:
-        """Use what a value takes that a client sets. Raises BudgetExceeded."""
+        """Charge a value that a client sets. Raises BudgetExceeded."""
         size = value_bytes(value)
         self._check("seconds", age_s, "close the session and open another")
         self._check("value_bytes", self.value_bytes + size, "send less text")
         self.value_bytes += size
 
     def add_value(self, value: Any) -> None:
-        """Use what a value takes that a call has made: it is there, so only later ones fail."""
+        """Charge a value that a call has made. It exists already, so only later values
+        are refused.
+        """
         self.value_bytes += value_bytes(value)
 
     def _check(self, name: str, wanted: float, advice: str) -> None:

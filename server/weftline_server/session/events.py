@@ -25,18 +25,18 @@ class SessionEvent:
 
     @property
     def about(self) -> str:
-        """The id of the task, primitive or variable that the event is about."""
+        """The id of the event's task, primitive or variable."""
         return ""
 
     @property
     def detail(self) -> str:
-        """What a person should read beside the event's name."""
+        """Text for a person, shown beside the event's name."""
         return ""
 
 
 @record
 class TasksSubmitted(SessionEvent):
-    """A client submitted tasks. With `detach` they run although nobody reads their outputs."""
+    """A client submitted tasks. With `detach` they run although their outputs have no reader."""
 
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
@@ -84,7 +84,7 @@ class ReaderOpened(VariableEvent):
 
 @record
 class ReaderClosed(VariableEvent):
-    """A get or a stream ended; `served` if it got what it waited for."""
+    """A get or a stream ended; `served` if it got its value."""
 
     served: bool
 

@@ -1,4 +1,4 @@
-"""Which primitives of a session can run, and what a result or a failure means for the others.
+"""Which primitives of a session can run, and the effects of a result or a failure on the others.
 
 Pure: every method returns the actions that follow from the change that it makes.
 """
@@ -100,7 +100,7 @@ class Execution:
         return actions
 
     def prepared(self, event: ev.PrimitivePrepared) -> list[ev.Action]:
-        """Charge the tokens of a prompt to the budget; fail the task where they exceed it."""
+        """Charge the tokens of a prompt to the budget; fail the task if they exceed it."""
         run = self._live(event)
         if run is None:
             return []

@@ -37,7 +37,7 @@ class Planning:
         self._changed[primitive] = None
 
     def want(self, variable: str, criterion: Criterion) -> None:
-        """A reader of `variable` asks for `criterion`; of two the stricter is kept."""
+        """A reader of `variable` asks for `criterion`. The stricter of two is kept."""
         known = self.criteria.get(variable)
         found = criterion if known is None else stricter(known, criterion)
         if found is known:
@@ -58,7 +58,7 @@ class Planning:
         self.reuse.end(primitive)
 
     def update(self) -> list[str]:
-        """Plan anew what has changed; return the primitives whose advice is not what it was."""
+        """Plan anew what has changed. Return the primitives whose advice is different now."""
         if not self._changed:
             return []
         planned = analyse(self._graph, self.plan, self._changed, self._without)

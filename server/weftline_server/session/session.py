@@ -1,4 +1,4 @@
-"""The session: events in, actions out. It decides what runs and who is told, and performs nothing.
+"""The session: events in, actions out. It decides everything and performs nothing.
 
 No clock and no I/O: time enters with the events. Nothing but `handle` changes a session, so the
 same events give the same session.
@@ -32,7 +32,7 @@ SHOWN_CHARS = 80
 class Session:
     """One application run. `handle` returns actions, or raises and changes nothing.
 
-    A session that `stays` may get more calls than it knows.
+    A session that `stays` may get more calls later.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Session:
 
     @property
     def plan(self) -> Plan:
-        """What the passes say of the graph as it stands."""
+        """The plan of the present graph."""
         return self.execution.planning.plan
 
     @property
@@ -131,15 +131,17 @@ class Session:
         return actions
 
     def _work_moved(self) -> bool:
-        """Whether the work left has halved or doubled since the queued primitives were told."""
+        """Whether the work left has halved or doubled since the last hints of the
+        queued primitives.
+        """
         told, left = self._told_left, self.execution.work_left
         return left > 0 and not told < 2 * left < 4 * told
 
     def _replan(self) -> tuple[str, ...]:
         """Bring the plan up to date; return the queued primitives whose hints have changed.
 
-        All queued primitives are told when the work left has halved or doubled, so that each hears
-        of it in time, and none of ten thousand hears of it more than a few times.
+        All queued primitives get new hints when the work left has halved or doubled. So each gets
+        them in time, and none of ten thousand gets them more than a few times.
         """
         planning, runs = self.execution.planning, self.execution.primitives
         moved: Collection[str] = planning.update()
@@ -157,7 +159,9 @@ class Session:
         id = event.variable
         variable = self.variables.get(id)
         if id in self.graph.producer or (variable is not None and variable.settled):
-            raise AlreadySet(f"variable {id!r} already has a value or a producer", param=id)
+            raise AlreadySet(
+                f"variable {id!r} already has a value or a producer: use another", param=id
+            )
         self.spent.take_value(event.value, event.now - self.opened)
         variable = self.execution.variables.setdefault(id, Variable(id))
         variable.set(event.value)

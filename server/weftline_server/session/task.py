@@ -13,7 +13,7 @@ from weftline_server.graph.primitive import Primitive, Task
 
 
 class RunState(StrEnum):
-    """Where a primitive stands; a task stands where its first unfinished primitive does."""
+    """The state of a primitive. A task has the state of its first unfinished primitive."""
 
     WAITING = "waiting"  # for an input
     QUEUED = "queued"  # on its way to an engine

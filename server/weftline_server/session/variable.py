@@ -12,7 +12,7 @@ from weftline.errors import WeftlineError
 
 
 class VariableState(StrEnum):
-    """Where a variable stands; only its session moves it."""
+    """The state of a variable. Only its session changes it."""
 
     EMPTY = "empty"
     STREAMING = "streaming"
@@ -31,7 +31,7 @@ ALLOWED: Mapping[VariableState, frozenset[VariableState]] = MappingProxyType(
 )
 
 
-# Characters of which each more is news to those who fill prompts ahead: some 64 tokens, which a GPU
+# Update consumers' early fills once per this many characters: some 64 tokens, which a GPU
 # computes as fast as one. Rendering for each token cost 2 % of the time of `bench multi_agent` on 2
 # cores.
 PIECE_CHARS = 256
@@ -39,7 +39,7 @@ PIECE_CHARS = 256
 
 @dataclass(slots=True)
 class Variable:
-    """`text` is the log, in characters; `value` what the transforms made of it, once ready."""
+    """`text` is the log, in characters; `value` is the result of the transforms, once ready."""
 
     id: str
     state: VariableState = VariableState.EMPTY
@@ -65,7 +65,7 @@ class Variable:
         self.state = state
 
     def append(self, text: str) -> bool:
-        """Log a part of the text as it is generated; whether another piece of it is full."""
+        """Log a part of the text as it is generated. Return whether another piece of it is full."""
         if self.state is VariableState.EMPTY:
             self.move_to(VariableState.STREAMING)
         assert self.state is VariableState.STREAMING, f"variable {self.id} is {self.state}"

@@ -12,7 +12,7 @@ from weftline_server.session.variable import Variable, VariableState
 
 
 class Watch:
-    """Open gets and streams by variable; only these count as waiting."""
+    """Open gets and streams by variable. Only these count as readers."""
 
     def __init__(self, execution: Execution) -> None:
         self.readers: dict[str, int] = {}
@@ -74,7 +74,9 @@ class Watch:
         return None
 
     def _cancel_unwatched(self, variable: str) -> list[ev.Action]:
-        """Cancel what only the reader of `variable` waited for: its ancestry, up to other uses."""
+        """Cancel the work that only the reader of `variable` needed: its ancestry, up to other
+        uses.
+        """
         execution = self._execution
         actions: list[ev.Action] = []
         waiting = [execution.producer(variable)]

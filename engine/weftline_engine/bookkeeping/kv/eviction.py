@@ -18,7 +18,7 @@ _NEWEST = 0.5
 
 
 class Leaf:
-    """What is known about a node's uses. `read` is the time of the last one in seconds, `gap` the
+    """The record of a node's uses. `read` is the time of the last one in seconds, `gap` the
     usual time between two. `wanted` maps the names of contexts to when they will read it. `used` is
     a counter's value at the node's last release: the smaller, the longer ago."""
 

@@ -81,7 +81,7 @@ class SequenceBlocks:
         sequence.held.append(node)
 
     def cut(self, sequence: Sequence) -> list[int]:
-        """Cut the blocks that nobody else holds out of the tree, and return all such blocks."""
+        """Cut the sequence's unshared blocks out of the tree, and return all such blocks."""
         own = [i for i, node in enumerate(sequence.held) if node.holders == 1]
         first = min(own, default=len(sequence.held))
         if own:

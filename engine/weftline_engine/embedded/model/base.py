@@ -1,7 +1,7 @@
 """The interface of a model, and the common base of the decoders in torch.
 
 T = packed tokens, N = query heads, K = KV heads, H = head size, V = vocabulary, L = layers,
-P = pages, S = tokens a page, R = rows whose logits are wanted.
+P = KV blocks, S = tokens a block, R = rows whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepInput:
 
 class Model(Protocol):
     """A forward pass over a KV cache. The model chooses the layout of the cache, but dimension 3
-    counts its pages. Sharing pays from `min_blocks_saved` pages on (see work_list.build)."""
+    counts its KV blocks. Sharing pays from `min_blocks_saved` blocks on (see work_list.build)."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -53,7 +53,7 @@ class Model(Protocol):
         ...
 
     def new_cache(self, pages: int, page_size: int) -> Tensor:
-        """An empty KV cache. It is zeroed, because unused rows of a page must be finite."""
+        """An empty KV cache. It is zeroed, because unused rows of a block must be finite."""
         ...
 
 

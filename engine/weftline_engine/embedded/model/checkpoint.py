@@ -39,7 +39,7 @@ class Checkpoint:
         """Tensor `name`, still mapped. Raises ModelError if it is not there in this shape."""
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelError(f"the weights hold no tensor {name}; the directory is incomplete")
+            raise ModelError(f"the weights hold no tensor {name}; fetch the model again")
         if tuple(tensor.shape) != shape:
             raise ModelError(
                 f"tensor {name} has shape {tuple(tensor.shape)} where config.json means {shape}"
@@ -81,7 +81,7 @@ def _shards(directory: Path) -> list[Path]:
     else:
         paths = sorted(directory.glob("*.safetensors"))
     if not paths:
-        raise ModelError(f"{directory} holds no *.safetensors file")
+        raise ModelError(f"{directory} holds no *.safetensors file; fetch the model again")
     for path in paths:
         if not path.exists():
             raise ModelError(f"shard {path.name} of {directory} is missing; fetch the model again")

@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path.parent} holds no {path.name}: it is no model directory") from None
+        raise ModelError(f"{path.parent} holds no {path.name}: give a model directory") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):

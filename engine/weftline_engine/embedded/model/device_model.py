@@ -29,7 +29,7 @@ from weftline_kernels.work_list import WorkList
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 # A shared item costs partial results of its queries and their merge, but no launch. That is less
-# than reading 8 pages again: 2 MB of LLaMA-7B's cache, half a microsecond.
+# than reading 8 blocks again: 2 MB of LLaMA-7B's cache, half a microsecond.
 MIN_BLOCKS_SAVED = 8
 _LEVELS = 8  # of the context tree; a step that shares at more levels is launched
 _SLOTS_A_ROW = 64  # partial results; they take 1 MB a row of LLaMA-7B

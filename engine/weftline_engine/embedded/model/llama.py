@@ -1,7 +1,7 @@
 """The forward pass of Llama, and of models that differ from it in a detail.
 
 T = packed tokens, C = hidden, N = query heads, K = KV heads, H = head size, M = MLP channels,
-V = vocabulary, L = layers, P = pages, S = tokens a page, R = rows whose logits are wanted.
+V = vocabulary, L = layers, P = KV blocks, S = tokens a block, R = rows whose logits are wanted.
 """
 
 from __future__ import annotations

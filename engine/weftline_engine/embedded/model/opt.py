@@ -1,7 +1,7 @@
 """The forward pass of OPT (arXiv:2205.01068): learned positions, LayerNorm, ReLU, biases.
 
 T = packed tokens, C = hidden, N = heads, H = head size, M = MLP channels, E = embedding width,
-V = vocabulary, L = layers, P = pages, S = tokens a page, R = rows whose logits are wanted.
+V = vocabulary, L = layers, P = KV blocks, S = tokens a block, R = rows whose logits are wanted.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ async def challenge(line: Line, key: str) -> str:
     line.send(wire.Hello(nonce))
     proof = await _expect(line, wire.Prove, MOST_UNPROVEN)
     if not hmac.compare_digest(proof.proof, _proof(key, "host", nonce, proof.nonce, proof.name)):
-        raise Rejected("the key is wrong")
+        raise Rejected("the key is wrong: use the server's")
     mine = _proof(key, "server", nonce, proof.nonce, proof.name)
     line.send(wire.Welcome(mine))
     return proof.name

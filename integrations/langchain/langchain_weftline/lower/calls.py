@@ -78,7 +78,7 @@ class Calls:
             string_pieces(text, parser)
             return text
         if spec is None or not isinstance(text, Ref) or not text.is_text:
-            raise CannotCompile(parser, "it parses what is no answer of a model")
+            raise CannotCompile(parser, "its input is not the answer of a model")
         after = "" if make is None else ", and the client makes an object of it"
         self._lowering.note(step, f"transform {spec['op']!r}{after}", in_server=True)
         return replace(text.then(spec), make=make)

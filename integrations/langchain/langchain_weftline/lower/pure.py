@@ -114,7 +114,7 @@ class _Evaluation:
             elif isinstance(value, dict):
                 made |= value
             else:
-                raise CannotCompile(self._step, "it unpacks what is not a dict")
+                raise CannotCompile(self._step, "it unpacks something that is not a dict")
         return made
 
     def _list(self, node: ast.List | ast.Tuple) -> list[Any]:
@@ -125,7 +125,7 @@ class _Evaluation:
                 continue
             items = self._value(item.value)
             if not isinstance(items, (list, tuple)):
-                raise CannotCompile(self._step, "it unpacks what is not a list")
+                raise CannotCompile(self._step, "it unpacks something that is not a list")
             made += items
         return made
 
@@ -180,7 +180,7 @@ class _Evaluation:
 
     def _call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute) and node.func.attr != "join":
-            raise CannotCompile(self._step, f"what it calls, {node.func.attr!r}, may do anything")
+            raise CannotCompile(self._step, f"it calls {node.func.attr!r}, which may do anything")
         values = [self._value(item) for item in node.args]
         named = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
         if isinstance(node.func, ast.Attribute):
@@ -203,7 +203,7 @@ class _Evaluation:
         if isinstance(values, Ref):
             return values.then({"op": "join", "separator": separator}, is_text=True)
         if not isinstance(values, (list, tuple, dict)):
-            raise CannotCompile(self._step, "it joins what is not a list")
+            raise CannotCompile(self._step, "it joins something that is not a list")
         return joined(separator, list(values), self._step)
 
     def _list_loop(self, node: ast.ListComp | ast.GeneratorExp) -> Any:

@@ -1,1 +1,1 @@
-"""What a ChatWeftline is made of: options, tools, connections, patience, and its errors."""
+"""The parts of a ChatWeftline: options, tools, connections, patience, and its errors."""

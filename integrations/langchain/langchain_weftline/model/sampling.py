@@ -51,7 +51,7 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     stop = options.pop("stop", None) or ()
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if criteria is not None and criteria not in list(Criterion):
-        raise CannotCompile(model, f"no criterion is {criteria!r}")
+        raise CannotCompile(model, f"{criteria!r} is not a criterion")
     criterion = None if criteria is None else Criterion(criteria)
     name = payload.get("model")
     try:

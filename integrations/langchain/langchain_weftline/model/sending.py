@@ -1,4 +1,4 @@
-"""What one model call tells the server beside its messages, and what it learns from the answer."""
+"""The data beside the messages: sent with a model call, and read from its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled chain would do. Finding out sends no request and runs no code of the user."""
+"""The explanation of a compiled chain. Making it sends no request and runs no code of the user."""
 
 from __future__ import annotations
 

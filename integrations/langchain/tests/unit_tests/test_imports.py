@@ -1,4 +1,4 @@
-"""What the package gives away."""
+"""The names and the marker that the package exports."""
 
 from __future__ import annotations
 

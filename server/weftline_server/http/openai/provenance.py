@@ -57,9 +57,9 @@ class Provenance:
         if self.session_id is not None:
             check_id(self.session_id, "session_id")
         elif self.open:
-            raise InvalidRequest("'open' goes with a session_id", param="open")
+            raise InvalidRequest("'open' needs a session_id", param="open")
         if len(self.close) > MAX_CLOSED:
-            raise InvalidRequest(f"close names at most {MAX_CLOSED} sessions", param="close")
+            raise InvalidRequest(f"close may name at most {MAX_CLOSED} sessions", param="close")
 
     def pieces(self, index: int, text: str) -> tuple[Piece, ...]:
         """The pieces of message number `index` if they add up to `text`, else `text` as one."""

@@ -54,7 +54,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What a stream sends besides the text."""
+    """The options of a stream besides the text."""
 
     include_usage: bool = False
 
@@ -220,9 +220,9 @@ class ChatRequest(SharedFields):
     def calls(self, session: Session) -> tuple[Call, ...]:
         """The request as calls of `session` with one output each, one call for each choice."""
         if not self.messages:
-            raise InvalidRequest("messages is empty", param="messages")
+            raise InvalidRequest("messages must not be empty", param="messages")
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequest("top_logprobs goes with logprobs", param="top_logprobs")
+            raise InvalidRequest("top_logprobs needs logprobs", param="top_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         said = self.weftline or Provenance()
         inputs = Inputs(session, {OUTPUT})
@@ -271,9 +271,13 @@ class CompletionRequest(SharedFields):
         """The request as calls of `session` with one output each, one call for each choice."""
         prompts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
         if not prompts or not all(prompts):
-            raise InvalidRequest("prompt is a text that is not empty, or several", param="prompt")
+            raise InvalidRequest(
+                "prompt must be a non-empty text, or a list of them", param="prompt"
+            )
         if len(prompts) * (self.n or 1) > MAX_CHOICES:
-            raise InvalidRequest(f"a request has at most {MAX_CHOICES} choices", param="prompt")
+            raise InvalidRequest(
+                f"a request may have at most {MAX_CHOICES} choices", param="prompt"
+            )
         output = _output(self.sampling(), self.logprobs)
         calls = (
             Call(

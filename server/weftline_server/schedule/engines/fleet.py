@@ -18,12 +18,12 @@ from weftline_server.schedule.engines.slot import EngineState, Slot
 
 log = logging.getLogger("weftline.fleet")
 
-RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then 5 s for ever: a crash loop must not spin
+RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then always 5 s: a crash loop must not spin
 MOST_GONE = 64  # engines that joined and are gone, which health still names
 
 
 class Watcher(Protocol):
-    """What is told of the engines' coming, going and events."""
+    """The receiver of engines' arrivals, departures and events."""
 
     def ready(self, slot: Slot) -> None:
         """The engine takes work."""

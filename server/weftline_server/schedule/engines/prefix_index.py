@@ -1,4 +1,4 @@
-"""Which beginnings of prompts an engine's KV cache holds, by its reports or by estimate."""
+"""Which prompt prefixes an engine's KV cache holds, by its reports or by an estimate."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 from weftline_engine import api
 
-# At most this many beginnings are remembered of one engine, and at most this many contexts.
+# At most this many prefixes are remembered of one engine, and at most this many contexts.
 MAX_PREFIXES = 4096
 UNKNOWN_POOL = 1 << 20  # tokens; assumed of an engine that does not announce its KV cache's size
 
-Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's beginnings
+Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's prefixes
 
 
 class KnownPrefixes(Protocol):
-    """The hashes of the beginnings that an engine's KV cache should hold, or will soon hold."""
+    """The hashes of the prefixes that an engine's KV cache should hold, or will soon hold."""
 
     @property
     def hashes(self) -> Collection[str]:
@@ -49,7 +49,7 @@ def known_prefixes(description: api.Description) -> KnownPrefixes:
 
 @dataclass(slots=True)
 class _Context:
-    """A context's beginnings. They all count while it is `coming`, then up to `tokens`."""
+    """A context's prefixes. They all count while it is `coming`, then up to `tokens`."""
 
     prefixes: Prefixes
     tokens: int = 0
@@ -60,11 +60,11 @@ class _Context:
 
 
 class PrefixIndex:
-    """For an engine that announces `reports`: exactly what it has reported, plus what will come.
+    """For an engine that announces `reports`: the reported prefixes, plus those of running ops.
 
-    A beginning counts while any context has it. All beginnings of an op count from its submission
+    A prefix counts while any context has it. All prefixes of an op count from its submission
     until the engine reports its context or the op is lost. Tokens on the host count like those on
-    the device, because copying them back is cheaper than computing them. Beyond `most` beginnings
+    the device, because copying them back is cheaper than computing them. Beyond `most` prefixes
     or contexts, the contexts submitted first are forgotten, except those that are still coming.
     """
 
@@ -125,7 +125,7 @@ class PrefixIndex:
 class PrefixEstimate:
     """For an engine that does not report its contexts (vLLM, OpenAI endpoints): a guess.
 
-    It assumes an LRU cache of `room` tokens: a beginning is there from its submission until later
+    It assumes an LRU cache of `room` tokens: a prefix is there from its submission until later
     submissions have filled the cache. Failures and reports do not change the guess.
     """
 
@@ -140,11 +140,11 @@ class PrefixEstimate:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all beginnings together."""
+        """The tokens of all prefixes together."""
         return self._tokens
 
     def expect(self, context: str, prefixes: Prefixes) -> None:
-        # The longest beginning enters first, so that of one prompt it is also dropped first.
+        # The longest prefix enters first, so that it is also dropped first of its prompt.
         lengths = (0, *(length for _, length in prefixes))
         for (hash, length), shorter in zip(prefixes[::-1], lengths[-2::-1], strict=True):
             self._tokens -= self._own.pop(hash, 0)

@@ -1,4 +1,4 @@
-"""One engine as the dispatcher holds it: its state, the ops it has in hand, and its prefixes."""
+"""The dispatcher's record of one engine: its state, its running ops, and its prefixes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Work:
     """A primitive on its way to an engine: whose it is, the op to send, and when it was queued.
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
-    work. `prefixes` are the hashes and lengths of the prompt's beginnings. `stays` says that its
-    session may send calls that nobody knows yet. Work to do `once` gets no second attempt.
+    work. `prefixes` are the hashes and lengths of the prompt's prefixes. `stays` says that its
+    session may send more calls later. Work to do `once` gets no second attempt.
     """
 
     primitive: PrimitiveId
@@ -62,7 +62,7 @@ class Work:
     prefixes: tuple[tuple[str, int], ...] = ()
     stays: bool = False
     once: bool = False
-    item: Queued = field(init=False)  # what placement sees of it: made once, not in each round
+    item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
     def __post_init__(self) -> None:
         item = Queued(
@@ -95,7 +95,7 @@ class Work:
 
 
 class InHand:
-    """The ops that an engine has in hand, and the load that they are."""
+    """The running ops of an engine, and their load."""
 
     def __init__(self) -> None:
         self.works: dict[str, Work] = {}
@@ -103,7 +103,9 @@ class InHand:
         self._answered: set[str] = set()
 
     def hold(self, work: Work, known: Collection[str]) -> None:
-        """Add an op to an engine that holds the `known` beginnings, or replace it by more of it."""
+        """Add an op to an engine that holds the `known` prefixes, or replace it by a
+        longer form.
+        """
         if work.op.id not in self.works:
             self._cached[work.op.id] = common(work.prefixes, known)
         self.works[work.op.id] = work
@@ -125,7 +127,7 @@ class InHand:
         return op in self._answered
 
     def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
-        """Sum up the ops for placement. `known` are the hashes of the engine's beginnings."""
+        """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
         groups: dict[str, int] = {}
         tokens = {True: 0, False: 0}
         held = early = bounded = strict = 0
@@ -222,7 +224,7 @@ class Slot:
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
     def hold(self, work: Work) -> None:
-        """Note that the engine has this op in hand, or has got more of its prompt."""
+        """Note that the engine runs this op, or has got more of its prompt."""
         is_new = work.op.id not in self.ops.works
         self.ops.hold(work, self.prefixes.hashes)
         if is_new:

@@ -20,7 +20,7 @@ MOST_RECOMPUTED = 0.1
 FILLED = 0.9
 # Beyond the room, no application is admitted while the engines are busy for more than SATURATED of
 # the time: it would only slow the others down. While they are busy for less than IDLE of it,
-# recomputing costs nobody's time.
+# recomputing delays no call.
 SATURATED = 0.95
 IDLE = 0.8
 # Seconds between two changes beyond the room. Applications are admitted one at a time, and after

@@ -1,4 +1,4 @@
-"""What is known of each application: its KV cache need, its pauses, and the contexts it left.
+"""The record of each application: its KV cache need, its pauses, and the contexts it left.
 
 It is learned from the application itself and from earlier ones of its kind. The code is synchronous
 and has no clock: callers pass the time.
@@ -84,7 +84,7 @@ def prefix_hash(tokens: Sequence[int], length: int) -> int:
 class Application:
     """One session as the scheduler sees it.
 
-    `stays` says that it may send calls that nobody knows yet. `first` counts the tokens of its
+    `stays` says that it may send more calls later. `first` counts the tokens of its
     first call, and `size` those of its largest call, prompt and output. `busy` counts the calls
     that have not ended.
     """

@@ -11,7 +11,7 @@ from weftline_server.schedule.memory.applications import Application, Busy, Reco
 
 @dataclass(slots=True)
 class _Use:
-    """How a model's KV cache has fared.
+    """Recent use of a model's KV cache.
 
     `changed` is when an application was last admitted beyond the room, or evicted. `forced` is when
     one was last admitted for its age.

@@ -1,4 +1,4 @@
-"""Memory decides what stays in the engines' KV caches, from the graph and from learned habits.
+"""Memory decides which contexts stay in the KV caches, from the graph and from learned habits.
 
 A finished call leaves its context. If a call of the graph will continue it, it is pinned, up to a
 share of the cache. If the session may continue it later, the engine may evict it, and is told when
@@ -45,10 +45,10 @@ class Want:
 
 
 class Outlook(Protocol):
-    """What the sessions know about the future of contexts and applications."""
+    """The sessions' knowledge about the future of contexts and applications."""
 
     def want(self, id: PrimitiveId) -> Want | None:
-        """Return who will read the context that primitive `id` left, or None if nobody will."""
+        """Return who will read the context of primitive `id`, or None without a future reader."""
         ...
 
     def goes_on(self, application: str) -> bool:
@@ -84,7 +84,7 @@ class Pools:
             self._counting.add(engine)
 
     def counted(self, engine: str) -> int | None:
-        """Return the size of the pool of an engine that counts what it finds; else None."""
+        """Return the pool size of an engine that counts its cached tokens; else None."""
         return self.tokens.get(engine) if engine in self._counting else None
 
     def pin(self, kept: Kept) -> bool:

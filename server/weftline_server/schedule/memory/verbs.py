@@ -1,4 +1,4 @@
-"""What Memory wants the engines to do with contexts, as data, and the telling of it."""
+"""Memory's wishes about contexts, as data, and the code that sends them to the engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ Verb = Advise | Retain | Free
 
 
 def perform(verbs: Iterable[Verb], slots: Mapping[str, Slot]) -> None:
-    """Tell each verb to its engine. One that is gone has lost its contexts, and is told nothing."""
+    """Send each verb to its engine. An engine that is gone has lost its contexts and
+    gets nothing.
+    """
     for verb in verbs:
         slot = slots.get(verb.engine)
         if slot is None or slot.engine is None or slot.state is EngineState.DOWN:

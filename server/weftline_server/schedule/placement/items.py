@@ -76,22 +76,22 @@ class Queued:
 def is_bounded(hints: Hints) -> bool:
     """Return whether a user waits for this very call, so that its steps must stay short.
 
-    Nobody does where only the end of all results counts. Nobody does in a task group either: the
-    group is done when its last member is.
+    This is False for throughput, where only the end of all results counts. It is False in a task
+    group too: the group is done when its last member is.
     """
     return hints.criterion != "throughput" and not hints.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """An engine that is ready, and the load it has in hand. All counts are in tokens.
+    """An engine that is ready, and its present load. All counts are in tokens.
 
     `kinds` are the kinds of op that it takes. `kv_tokens` limits what runs there at all, and
     `latency_tokens` limits what runs beside a call that a user waits for (Parrot's Figure 10);
     None means unlimited. `held` counts the tokens in flight. `bounded` of them belong to calls that
     hold throughput calls and groups to `latency_tokens`; `strict` of them belong to calls that hold
-    every call to it. Early fills hold `early` tokens more. A beginning that several calls share
-    counts once; the hashes of such beginnings are in `shared`. `latency` and `throughput` count the
+    every call to it. Early fills hold `early` tokens more. A prefix that several calls share
+    counts once; the hashes of such prefixes are in `shared`. `latency` and `throughput` count the
     tokens that calls of each kind had to compute. They leave out the tokens that were in the
     engine's cache when the call came.
     """
@@ -110,8 +110,8 @@ class EngineLoad:
     kv_tokens: int | None = None
     latency_tokens: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)  # group → members there
-    prefixes: Collection[str] = frozenset()  # hashes of the beginnings that its cache should hold
-    shared: Collection[str] = frozenset()  # hashes of the beginnings of its calls in flight
+    prefixes: Collection[str] = frozenset()  # hashes of the prefixes that its cache should hold
+    shared: Collection[str] = frozenset()  # hashes of the prefixes of its calls in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Placement:
 
 
 def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:
-    """Return the tokens of the longest beginning that is known together with all shorter ones."""
+    """Return the tokens of the longest prefix that is known together with all shorter ones."""
     found = 0
     for hash, tokens in prefixes:
         if hash not in known:

@@ -114,7 +114,7 @@ def place(
         replicas = by_model.get(item.model)
         if replicas is None or replicas.free <= 0:
             if not any(one.free > 0 for one in by_model.values()):
-                break  # every engine is full: the rest of a long queue need not be looked at
+                break  # Every engine is full, so the rest of a long queue is skipped.
             continue
         late = now - item.queued > PATIENCE_S
         best = replicas.best(item, cost, late, waits=policy == "app" and not late)

@@ -40,7 +40,7 @@ def transforms_of(parser: object) -> tuple[Spec, ...]:
     if spec is not None:
         return (spec,)
     if not _wraps(parser):
-        raise NoTransform(parser, "its class is not one that is known")
+        raise NoTransform(parser, "its class is not known")
     found = parser_spec(getattr(parser, "_output_parser", None))
     return () if found is None else (found,)
 

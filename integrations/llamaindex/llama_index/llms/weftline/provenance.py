@@ -129,7 +129,7 @@ def _show(server: Server, closer: Closer, on_graph: OnGraph, id: str) -> None:
     async def show() -> None:
         try:
             on_graph(await (await _session(server, id)).graph())
-        except Exception as error:  # the run has its answers, and nobody waits for the graph
+        except Exception as error:  # the run has its answers, and no caller waits for it
             log.warning("the graph of a run cannot be shown: %s", error)
         closer.add(id)
 

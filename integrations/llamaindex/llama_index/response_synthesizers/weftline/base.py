@@ -40,8 +40,8 @@ class WeftlineSynthesizer(BaseSynthesizer):
 
     `response.metadata["weftline"]` tells for each source which calls read it and how long they
     took. For a streamed answer it is filled when the stream has ended. LlamaIndex's own synthesizer
-    runs where the client parses answers (objects, or an LLM with an output parser), and where the
-    calls are not one graph (modes without calls, or answers that may need packing again).
+    runs where the client parses answers: objects, or an LLM with an output parser. It also runs
+    where the calls are not one graph: modes without calls, or answers that may need packing again.
 
     The client makes no calls, so LlamaIndex's callbacks see the synthesis but not its calls.
     """
