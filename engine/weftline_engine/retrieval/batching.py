@@ -37,8 +37,8 @@ class Share:
 def form(waiting: Iterable[Waiting], most_items: int, most_tokens: int) -> list[Share]:
     """Return the shares of the next batch: at most `most_items` items and `most_tokens` tokens.
 
-    Equally urgent ops keep the order in which they come. A single item that exceeds `most_tokens` makes a batch of its own. The result is empty only if
-    no item waits.
+    Equally urgent ops keep the order in which they come. A single item that exceeds `most_tokens`
+    makes a batch of its own. The result is empty only if no item waits.
     """
     shares: list[Share] = []
     items = tokens = 0

@@ -82,9 +82,7 @@ class MemoryTable:
         """Add or replace the documents. Raises Refused for another width."""
         rows = self._rows.setdefault(tenant, {})
         self._check(rows, int(vectors_ND.shape[1]))
-        rows |= {
-            one.id: (one, vector) for one, vector in zip(documents, vectors_ND, strict=True)
-        }
+        rows |= {one.id: (one, vector) for one, vector in zip(documents, vectors_ND, strict=True)}
 
     def search(
         self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]

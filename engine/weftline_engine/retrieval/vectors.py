@@ -1,4 +1,4 @@
-"""Vectors on the wire: float32 numbers, little-endian, as base64 text (N = vectors, D = numbers)."""
+"""Vectors on the wire: float32 numbers as base64 text (N = vectors, D = numbers of each)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Vectors = npt.NDArray[np.float32]
 def encode(vectors_ND: Vectors) -> dict[str, Any]:
     """The vectors as JSON: `vectors` holds N rows of `dimensions` numbers."""
     data = np.ascontiguousarray(vectors_ND, dtype="<f4")
-    return {"vectors": base64.b64encode(data).decode(), "dimensions": int(data.shape[1])}
+    return {"vectors": base64.b64encode(data.tobytes()).decode(), "dimensions": int(data.shape[1])}
 
 
 def decode(value: Mapping[str, Any]) -> Vectors:

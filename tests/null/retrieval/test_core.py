@@ -176,9 +176,9 @@ def test_documents_are_fetched_and_deleted_by_id() -> None:
         ({"vectors": "??"}, "'vectors' is not base64 text of float32 numbers"),
         ({"items": []}, "0 texts came with 1 vectors"),
         ({"items": [{"text": 1}]}, "an item has a 'text', and an object as its 'metadata'"),
-        (vectors.encode(np.full((1, 4), np.nan)), "a vector holds NaN or infinity"),
+        (vectors.encode(np.full((1, 4), np.nan, np.float32)), "a vector holds NaN or infinity"),
         (
-            vectors.encode(np.ones((1, 4))),
+            vectors.encode(np.ones((1, 4), np.float32)),
             "the store holds vectors of 32 numbers and got 4: use the embedder that filled it",
         ),
     ],
