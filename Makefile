@@ -36,7 +36,7 @@ $(INSTALLED): $(LISTS)
 	  f"weftline needs Python 3.11 or newer, this is {v[0]}.{v[1]}: set PYTHON=")'
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(PIP) -c constraints.txt --upgrade pip
-	$(PIP) -c constraints.txt -e '.[server,engine,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
+	$(PIP) -c constraints.txt -e '.[server,engine,retrieval,cookbook,dev]' -e integrations/langchain -e integrations/llamaindex
 	@touch $@
 
 demo: install ## two LangChain summaries, plain and as one graph, on a real model

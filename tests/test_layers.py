@@ -30,8 +30,10 @@ FOLDERS = (
 
 CONTRACT = (
     "weftline.errors",
+    "weftline.ids",
     "weftline.protocol",
     "weftline.sampling",
+    "weftline.steps",
     "weftline.template",
     "weftline.tools",
     "weftline.transforms",

@@ -243,5 +243,5 @@ class Session(SessionBase[Variable]):
         """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:
             return
-        self.closed, self._pending = True, []
+        self.closed, self._pending, self._pending_steps = True, [], []
         self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -10,6 +10,7 @@
     ├── UnknownVariable                404
     ├── UnknownCall                    404
     ├── UnknownModel                   404
+    ├── UnknownStore                   404
     ├── GraphError                     422  the calls of a submit do not make a graph
     │   ├── UnknownPlaceholder         422  prompt and placeholders have different names
     │   ├── MissingInput               422  an input has neither a value nor a variable
@@ -149,6 +150,12 @@ class UnknownCall(WeftlineError):
 
 class UnknownModel(WeftlineError):
     """No engine serves this model."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownStore(WeftlineError):
+    """The server has no vector store of this name."""
 
     status = HTTPStatus.NOT_FOUND
 

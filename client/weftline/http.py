@@ -85,7 +85,7 @@ def pause(
         return None
     if isinstance(result, httpx.Response):
         wanted = result.headers.get("retry-after", "")
-        if result.status_code not in (429, 503):
+        if result.status_code not in (429, 503) or _is_of_a_call(result):
             return None
         if not wanted.isdecimal():  # a proxy's refusal may have no time, or a date
             backoff = min(FIRST_BACKOFF_S * (1 << min(attempt, 10)), MAX_BACKOFF_S)
@@ -94,6 +94,14 @@ def pause(
     unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
     harmless = method == "GET" or path in _KEYED or path == "/v1/get"
     return FIRST_PAUSE_S * 4 ** min(attempt, 4) if unsent or harmless else None
+
+
+def _is_of_a_call(response: httpx.Response) -> bool:
+    """Whether the error is that of a call: the server took the request, so it is not sent again."""
+    try:
+        return response.json()["error"]["call"] is not None
+    except (ValueError, KeyError, TypeError, httpx.ResponseNotRead):
+        return False  # a proxy's refusal
 
 
 def body_of(response: httpx.Response) -> Any:

@@ -15,27 +15,18 @@ from enum import StrEnum
 from typing import Any
 
 from weftline.errors import InvalidRequest
+from weftline.ids import check_id as check_id
 from weftline.sampling import Sampling as Sampling
+from weftline.steps import Step
 from weftline.tools import Tool, ToolCall, ToolChoice, check_choice, check_tools
 
 PROTOCOL_VERSION = "1"
 
-# Ids are parts of URL paths and logs, so they have a plain alphabet and a bounded length.
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:\-]{0,127}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
-
-
-def check_id(value: str, param: str) -> None:
-    """Raise InvalidRequest unless `value` is a valid id of a session or variable."""
-    if not _ID.fullmatch(value):
-        raise InvalidRequest(
-            f"{param} {value[:40]!r} is not an id: use 1 to 128 letters, digits or '_-.:'",
-            param=param,
-        )
 
 
 class Criterion(StrEnum):
@@ -223,7 +214,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The body of POST /v1/submit. `detach` keeps calls running that nobody waits for.
+    """The body of POST /v1/submit: calls, and steps of other kinds, which may read each other.
+    `detach` keeps them running although nobody waits for them.
 
     A whole application can be one request. Without `session_id` a session is opened. The answer
     waits for the variables named in `get` and holds their values, and with `graph` the session's
@@ -233,7 +225,8 @@ class Submit:
     with `parts` also their texts as they are generated.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...] = ()
+    steps: tuple[Step, ...] = ()
     session_id: str | None = None
     detach: bool = False
     get: tuple[str, ...] = ()
@@ -247,9 +240,10 @@ class Submit:
 
     def __post_init__(self) -> None:
         reads = bool(self.get or self.watch) or self.stream is not None
-        if not self.calls and (self.session_id is None or not reads):
+        empty = not self.calls and not self.steps
+        if empty and (self.session_id is None or not reads):
             raise InvalidRequest(
-                "a submit has at least one call, or reads variables of its session", param="calls"
+                "a submit has a call or a step, or reads variables of its session", param="calls"
             )
         for variable in self.get:
             check_id(variable, "get")
@@ -307,7 +301,7 @@ def to_wire(value: Any) -> Any:
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
             if field.default is dataclasses.MISSING or item != field.default:
-                body[field.name] = to_wire(item)
+                body[field.name.rstrip("_")] = to_wire(item)  # `in_` stands for `in`
         return body
     if isinstance(value, StrEnum):
         return value.value

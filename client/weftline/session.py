@@ -7,10 +7,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Submit
+from weftline.steps import (
+    Delete,
+    Embed,
+    Fetch,
+    Ingest,
+    Merge,
+    Rerank,
+    Search,
+    Source,
+    Step,
+    StepBase,
+)
 
 if TYPE_CHECKING:
     from weftline.function import SemanticFunction
@@ -84,6 +96,7 @@ class SessionBase(ABC, Generic[V]):
         self.id = id
         self.closed = False
         self._pending: list[Call] = []
+        self._pending_steps: list[Step] = []
         self._tokens: list[Token[SessionBase[Any] | None]] = []
 
     @abstractmethod
@@ -139,12 +152,93 @@ class SessionBase(ABC, Generic[V]):
             )
         return Placeholder(name=name, in_out=InOut.IN, semantic_var_id=value.id, transforms=specs)
 
+    def embed(
+        self,
+        texts: V | str | Sequence[str | Mapping[str, Any]],
+        *,
+        engine: str | None = None,
+        transforms: Sequence[Mapping[str, Any]] = (),
+        after: Sequence[V] = (),
+    ) -> V:
+        """Embed a text, or a list of texts or items; an item has a `text`, `id` and `metadata`."""
+        return self._add_step(Embed, texts, transforms, after, engine=engine)
+
+    def ingest(self, embedded: V, *, store: str, after: Sequence[V] = ()) -> V:
+        """Add embedded texts to a store. The value counts them, and names their ids."""
+        return self._add_step(Ingest, embedded, (), after, store=store)
+
+    def search(
+        self,
+        embedded: V,
+        *,
+        store: str,
+        k: int = 4,
+        filter: Mapping[str, Any] | None = None,
+        after: Sequence[V] = (),
+    ) -> V:
+        """The `k` documents that are nearest to an embedded text: a list of hits, best first.
+
+        For embedded lists of texts it is a list of such lists. `filter` names metadata that a
+        document must have.
+        """
+        kept = dict(filter or {})
+        return self._add_step(Search, embedded, (), after, store=store, k=k, filter=kept)
+
+    def merge(self, hits: V, *, by: Literal["id", "text"] = "id", limit: int | None = None) -> V:
+        """Lists of hits as one list in which each document stands once, the best first."""
+        return self._add_step(Merge, hits, (), (), by=by, limit=limit)
+
+    def rerank(
+        self,
+        texts: V | Sequence[str | Mapping[str, Any]],
+        query: V | str,
+        *,
+        k: int | None = None,
+        engine: str | None = None,
+        transforms: Sequence[Mapping[str, Any]] = (),
+    ) -> V:
+        """The `k` texts or hits that fit `query` best, the best first; without `k` all of them."""
+        source = self._source(query, ())
+        return self._add_step(Rerank, texts, transforms, (), query=source, k=k, engine=engine)
+
+    def delete(self, ids: V | Sequence[str], *, store: str, after: Sequence[V] = ()) -> V:
+        """Delete documents of a store by their ids. The value counts them."""
+        return self._add_step(Delete, ids, (), after, store=store)
+
+    def fetch(self, ids: V | Sequence[str], *, store: str, after: Sequence[V] = ()) -> V:
+        """The documents of a store with these ids, in their order; unknown ids are left out."""
+        return self._add_step(Fetch, ids, (), after, store=store)
+
+    def _add_step(
+        self,
+        kind: type[StepBase],
+        read: object,
+        transforms: Sequence[Mapping[str, Any]],
+        after: Sequence[V],
+        **more: Any,
+    ) -> V:
+        """Add a step to the next submit. Returns the variable that it writes."""
+        made = self.variable()
+        waits = tuple(variable.id for variable in after)
+        step = kind(in_=self._source(read, transforms), out=made.id, after=waits, **more)
+        self._pending_steps.append(cast(Step, step))
+        return made
+
+    def _source(self, read: object, transforms: Sequence[Mapping[str, Any]]) -> Source:
+        if not isinstance(read, VariableBase):
+            value = read if isinstance(read, str) else list(cast(Sequence[Any], read))
+            return Source(value=value)
+        if read._owner is not self:
+            raise InvalidRequest("a variable of another session: pass its .get()", param="in")
+        return Source(var=read.id, transforms=tuple(dict(one) for one in transforms))
+
     def _take_pending(self, get: tuple[str, ...] = ()) -> Submit | None:
         """The submit of the pending calls, if any. Its answer shall hold the variables of `get`."""
-        if not self._pending:
+        if not self._pending and not self._pending_steps:
             return None
         calls, self._pending = tuple(self._pending), []
-        return Submit(session_id=self.id, calls=calls, get=get)
+        steps, self._pending_steps = tuple(self._pending_steps), []
+        return Submit(session_id=self.id, calls=calls, steps=steps, get=get)
 
     def _enter(self) -> None:
         self._tokens.append(_current.set(self))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 
 import httpx
 import pytest
 
 from tests.null.asgi import Serve, Server
+from weftline_engine.api import Engine
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
@@ -16,15 +18,16 @@ from weftline_server.config import ServerConfig
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Start a server: `await serve(NullConfig(...), ServerConfig(...), headers)`."""
+    """Start a server: `await serve(NullConfig(...), ServerConfig(...), headers, engines)`."""
     async with AsyncExitStack() as stack:
 
         async def start(
             engine: NullConfig = NullConfig(),  # noqa: B008 - frozen
             config: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
             headers: dict[str, str] | None = None,
+            also: Mapping[str, Callable[[], Engine]] = MappingProxyType({}),
         ) -> Server:
-            app = create_app(config, {"null": lambda: NullEngine(engine)})
+            app = create_app(config, {"null": lambda: NullEngine(engine), **also})
             await stack.enter_async_context(app.router.lifespan_context(app))
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             http = httpx.AsyncClient(transport=transport, base_url="http://t", headers=headers)

@@ -331,11 +331,11 @@ REPORTS: Any = ("reports",)
 
 
 async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) -> None:
-    """One that only sleeps gets sleep ops and nothing else, and makes no model served. Of an op
+    """One that only sleeps gets sleep ops and nothing else, and serves no model. Of an op
     without a prompt no engine is told to keep or free a context, and no application waits."""
     sleeper = Puppet("naps", kinds=SLEEPS)
     bench = await started(benches, sleeper=sleeper)
-    assert bench.dispatcher.models == [] and not bench.dispatcher.healthy
+    assert bench.dispatcher.models == [] and bench.dispatcher.healthy
     with pytest.raises(EngineUnavailable):
         bench.dispatcher.model("naps")
     fills, generates = Puppet("naps", kv_tokens=9), Puppet("naps", kinds=(api.Kind.GENERATE,))

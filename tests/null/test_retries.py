@@ -22,6 +22,8 @@ ECHO = Call(
     placeholders=(Placeholder(name="x", in_out=InOut.OUT, semantic_var_id="x"),),
 )
 WANT_AGAIN = httpx.Response(429, headers={"Retry-After": "7"})
+# The server took the calls, and one of them failed. Sending them again would set them twice.
+OF_A_CALL = httpx.Response(503, headers={"Retry-After": "1"}, json={"error": {"call": "draft"}})
 
 
 class LosesAnswers(httpx.AsyncBaseTransport):
@@ -150,6 +152,7 @@ def test_the_synchronous_client_does_the_same(monkeypatch: pytest.MonkeyPatch) -
         (2, "POST", "/v1/submit", WANT_AGAIN, None),
         (0, "POST", "/v1/submit", httpx.Response(429, headers={"Retry-After": "3600"}), None),
         (2, "POST", "/v1/submit", httpx.Response(429), None),
+        (0, "POST", "/v1/submit", OF_A_CALL, None),
         (0, "POST", "/v1/submit", httpx.Response(500, headers={"Retry-After": "1"}), None),
         (0, "POST", "/v1/submit", httpx.Response(200), None),
         (0, "POST", "/v1/submit", httpx.ReadError("x"), 0.1),

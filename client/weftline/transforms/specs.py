@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from weftline.errors import TransformFailed
 from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
 from weftline.transforms.choices import Boolean, Choice, Datetime, Finished, NoOutput
+from weftline.transforms.hits import Texts
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.transforms.messages import ToolCalls
@@ -88,6 +89,7 @@ _ALL: tuple[type[Transform], ...] = (
     Repr,
     Join,
     Strip,
+    Texts,
 )
 OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _ALL})
 

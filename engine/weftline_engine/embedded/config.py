@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 
 class Precision(StrEnum):
@@ -56,6 +58,8 @@ class EmbeddedConfig:
     cores: tuple[int, ...] = ()
     tree_attention: bool = True
 
+    module: ClassVar[str] = "weftline_engine.transport.host"
+
     def __post_init__(self) -> None:
         for name, value, kind in (
             ("load_format", self.load_format, LoadFormat),
@@ -75,6 +79,10 @@ class EmbeddedConfig:
             raise ValueError(
                 f"step_tokens {self.step_tokens} must exceed max_running {self.max_running}"
             )
+
+    def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """The child's environment."""
+        return dict(outer)
 
     def arguments(self, fd: int) -> list[str]:
         """The child's command line."""

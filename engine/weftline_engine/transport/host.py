@@ -15,12 +15,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from weftline_engine import api
 from weftline_engine.transport import wire
-
-if TYPE_CHECKING:
-    from weftline_engine.embedded.engine import Core
 
 
 def main() -> None:
@@ -28,11 +26,7 @@ def main() -> None:
     options = _options()
     if options.cores:
         os.sched_setaffinity(0, map(int, options.cores.split(",")))
-    connection = socket.socket(fileno=options.fd)
-    # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
+    connection, verbs = connect(options.fd)
     # Importing torch takes 2 s. The listening thread already notices if the parent dies meanwhile.
     from weftline_engine.embedded.model.config import ModelError
     from weftline_engine.loading import load
@@ -43,10 +37,34 @@ def main() -> None:
         connection.sendall(wire.encode([wire.LoadFailed(str(error) or "out of memory")]))
         sys.exit(1)
     connection.sendall(wire.encode([description]))
-    _serve(core, connection, verbs)
+    serve(core, connection, verbs)
 
 
-def _serve(core: Core, connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
+class Steps(Protocol):
+    """An engine's core: it takes verbs, and computes one step at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+    def submit(self, op: api.Op) -> None: ...
+    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
+    def update(self, op: str, hints: api.Hints) -> None: ...
+    def cancel(self, op: str) -> None: ...
+    def retain(self, context: str, retention: api.Retention) -> None: ...
+    def free(self, context: str) -> None: ...
+    def step(self) -> list[api.Event]: ...
+
+
+def connect(fd: int) -> tuple[socket.socket, queue.SimpleQueue[wire.Message]]:
+    """The socket to the parent, and the queue of the verbs that a thread reads from it."""
+    connection = socket.socket(fileno=fd)
+    # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
+    return connection, verbs
+
+
+def serve(core: Steps, connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Run step after step. Sleep while there is no work."""
     while True:
         if not core.busy:
@@ -61,7 +79,7 @@ def _serve(core: Core, connection: socket.socket, verbs: queue.SimpleQueue[wire.
                 sys.exit(0)  # the parent has ended
 
 
-def _perform(core: Core, verb: wire.Message) -> None:
+def _perform(core: Steps, verb: wire.Message) -> None:
     match verb:
         case wire.Submit(op):
             core.submit(op)

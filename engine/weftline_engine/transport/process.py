@@ -1,4 +1,4 @@
-"""Runs the embedded engine in a child process, and exchanges frames with it over a socket.
+"""Runs an engine in a child process, and exchanges frames with it over a socket.
 
 The model has its own process, so a step never blocks the server's event loop, and a crash of the
 engine does not end the server. The child ends when this end of the socket closes. That also happens
@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 from weftline_engine.api import Description, EngineDied, Event, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
@@ -33,10 +34,19 @@ def environment(outer: Mapping[str, str]) -> dict[str, str]:
     return dict(outer) if chosen else {**outer, "GOMP_SPINCOUNT": str(SPINS)}
 
 
+class ChildConfig(Protocol):
+    """The settings of an engine in a child process: its program, arguments and environment."""
+
+    @property
+    def module(self) -> str: ...
+    def arguments(self, fd: int) -> list[str]: ...
+    def environment(self, outer: Mapping[str, str]) -> dict[str, str]: ...
+
+
 class ProcessEngine:
     """An `api.Engine` in a child process. Use it from a single event loop."""
 
-    def __init__(self, config: EmbeddedConfig) -> None:
+    def __init__(self, config: ChildConfig) -> None:
         self._config = config
         self._child: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -55,10 +65,10 @@ class ProcessEngine:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "weftline_engine.transport.host",
+                self._config.module,
                 *self._config.arguments(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
-                env=environment(os.environ),
+                env=self._config.environment(environment(os.environ)),
                 pass_fds=(theirs.fileno(),),
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)

@@ -23,7 +23,7 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
-from weftline_server.commands import cluster, engines
+from weftline_server.commands import cluster, engines, retrieval
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
@@ -100,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "WEFTLINE_ENGINE_KEY; without MODEL and --engine only those serve (default: none join)",
     )
     engines.add_arguments(parser)
+    retrieval.add_arguments(parser)
     cluster.add_arguments(parser)
 
 
@@ -145,6 +146,8 @@ def run(args: argparse.Namespace) -> int:
     specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
     specs = engines.without(specs, settings.server.without)
     makers = {} if args.cluster else engines.factories(specs)
+    asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
+    makers |= retrieval.factories(asked)
     serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)

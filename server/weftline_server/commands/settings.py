@@ -18,6 +18,7 @@ from weftline_server.config import ServerConfig
 from weftline_server.observe.logs import LogFormat
 
 LEVELS = ("debug", "info", "warning")
+RETRIEVAL = ("embedder", "reranker", "store")  # tables of the engines that work on items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Settings:
     server: ServerConfig
     process: Process
     engines: tuple[Mapping[str, Any], ...] = field(default=())
+    retrieval: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
 
 def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
@@ -53,9 +55,8 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     Raises InvalidRequest for a file that cannot be read, an unknown name or a wrong type.
     """
     tables = {} if path is None else _read(path)
-    engines = tables.pop("engine", [])
-    if not isinstance(engines, list) or not all(isinstance(one, dict) for one in engines):
-        raise InvalidRequest("an engine is a table: write [[engine]]", param="engine")
+    engines = _listed(tables, "engine")
+    retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
     keys = tables.pop("keys", {})
     given = tables | {name: value for name, value in flags.items() if value is not None}
     if keys and "keys" not in given:
@@ -63,8 +64,16 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     of_process = {one.name for one in dataclasses.fields(Process)}
     process = {name: value for name, value in given.items() if name in of_process}
     server = {name: value for name, value in given.items() if name not in of_process}
-    made = _make(ServerConfig, server, "", {*of_process, "engine"})
-    return Settings(made, _make(Process, process, ""), tuple(engines))
+    made = make(ServerConfig, server, "", {*of_process, "engine", *RETRIEVAL})
+    return Settings(made, make(Process, process, ""), engines, retrieval)
+
+
+def _listed(tables: dict[str, Any], kind: str) -> tuple[Mapping[str, Any], ...]:
+    """Take the `[[kind]]` tables out of `tables`. Raises InvalidRequest for anything else."""
+    found = tables.pop(kind, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise InvalidRequest(f"{kind} is a list of tables: write [[{kind}]]", param=kind)
+    return tuple(found)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def _keys(table: Any) -> dict[str, str]:
     return found
 
 
-def _make(
+def make(
     cls: type[Any], values: Mapping[str, Any], where: str, also: set[str] | None = None
 ) -> Any:
     """Make a dataclass from a table, and nested dataclasses from the tables in it.
@@ -110,7 +119,7 @@ def _make(
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise InvalidRequest(f"{where}{name} is a table", param=where + name)
-            made[name] = _make(hint, value, f"{where}{name}.")  # type: ignore[arg-type]
+            made[name] = make(hint, value, f"{where}{name}.")  # type: ignore[arg-type]
             continue
         if isinstance(value, list):
             value = frozenset(value)

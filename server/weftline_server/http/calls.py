@@ -32,8 +32,10 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
     """Add calls, all or none. Those whose inputs are ready start at once."""
     body = await read(request, Submit)
     config = state_of(request.app).config
-    if len(body.calls) > config.max_calls:
-        raise InvalidRequest(f"a submit has at most {config.max_calls} calls", param="calls")
+    if len(body.calls) + len(body.steps) > config.max_calls:
+        raise InvalidRequest(
+            f"a submit has at most {config.max_calls} calls and steps", param="calls"
+        )
     named = body.session_id
     if named is None:
         session = service.open(tenant, stays=not body.close)
@@ -90,6 +92,12 @@ def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
                 "outputs": {p.name: p.semantic_var_id for p in outputs_of(task)},
             }
             for task in tasks
+            if task.call is not None
+        ],
+        "steps": [
+            {"name": task.name, "step_id": task.id, "out": task.writes[0]}
+            for task in tasks
+            if task.call is None
         ],
     }
 

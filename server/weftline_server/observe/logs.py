@@ -79,9 +79,10 @@ class CallLog:
         if not log.isEnabledFor(logging.INFO):
             return
         fields = _fields(session, run)
-        if self._prompts:
+        if self._prompts and run.task.call is not None:
             fields |= _texts(session, run)
-        log.info("call %s", run.state.value, extra={FIELDS: fields})
+        what = "step" if run.task.call is None else "call"
+        log.info("%s %s", what, run.state.value, extra={FIELDS: fields})
 
 
 def _fields(session: Session, run: TaskRun) -> dict[str, Any]:

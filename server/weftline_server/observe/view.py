@@ -39,8 +39,10 @@ def value_view(session: Session, variable: str) -> dict[str, Any]:
     step = output_step(session, variable)
     if step is None:
         return value
-    assert step.usage is not None and step.reason is not None, "a ready output has finished"
     task = session.primitives[session.graph.producer[variable]].task.task
+    if task.call is None:
+        return {**value, "step_id": task.id}
+    assert step.usage is not None and step.reason is not None, "a ready output has finished"
     return {
         **value,
         "call_id": task.id,
@@ -60,7 +62,8 @@ def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[s
     producer, consumers = _producers(session), _readers(session)
     return {
         "session_id": session.id,
-        "calls": [_call(session, run) for run in session.tasks.values()],
+        "calls": [_call(session, run) for run in session.tasks.values() if run.task.call],
+        "steps": [_other(session, run) for run in session.tasks.values() if not run.task.call],
         "variables": [
             {
                 "semantic_var_id": variable.id,
@@ -106,7 +109,8 @@ def _readers(session: Session) -> dict[str, list[str]]:
         for var in task.reads:
             readers.setdefault(var, []).append(id)
     for id, task in session.graph.tasks.items():
-        call = call_of(task)
+        if (call := task.call) is None:
+            continue
         named = [*(p.from_var for p in call.placeholders), *(s.from_var for s in call.segments())]
         for var in dict.fromkeys(var for var in named if var is not None):
             if id not in (known := readers.setdefault(var, [])):
@@ -140,6 +144,35 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
         **total,
         "computed_tokens": total["prompt_tokens"] - total["cached_tokens"],
         "steps": steps,
+    }
+
+
+def _other(session: Session, run: TaskRun) -> dict[str, Any]:
+    """A task that is no call: an embed, a search or another step, without its values."""
+    primitive = run.task.primitives[0]
+    step = run.steps[-1] if run.steps else None
+    usage = None if step is None else step.usage
+
+    def since_open(moment: float | None) -> float | None:
+        return None if moment is None else moment - session.opened
+
+    return {
+        "step_id": run.task.id,
+        "kind": primitive.kind,
+        "name": run.task.name,
+        "resource": run.task.resource,
+        "effects": primitive.effects.value,
+        "state": run.state.value,
+        "inputs": list(run.task.reads),
+        "outputs": list(run.task.writes),
+        "depth": session.plan.depth.get(primitive.id),
+        "objective": session.plan.objective.get(primitive.id),
+        "engine": None if step is None else step.engine,
+        "error": None if run.error is None else run.error.to_body()["error"],
+        "submitted_s": run.submitted - session.opened,
+        "queued_s": None if step is None else since_open(step.queued),
+        "started_s": None if usage is None else since_open(usage.started),
+        "finished_s": None if step is None else since_open(step.finished),
     }
 
 

@@ -11,16 +11,18 @@ from typing import Any, Protocol
 from weftline.errors import EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import Submit
+from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.call import PromptBody, lower_call
 from weftline_server.lowering.provenance import verified
 from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.step import LOCAL, lower_step
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, ValueKind
+from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, StepKind, ValueKind
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -58,7 +60,7 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         prompts = PromptKind(dispatcher.prompter, registry.salt, without)
-        self._kinds = Kinds(prompts, ValueKind(registry.salt))
+        self._kinds = Kinds(prompts, StepKind(registry.salt), ValueKind(registry.salt))
         self._early = EarlyFill(dispatcher, prompts, clock)
         self._fills_early = "prefill_early" not in without
         self._prepared: dict[PrimitiveId, Payload] = {}
@@ -91,15 +93,15 @@ class Driver:
             self.close(session, "the session expired: it used up its budget of seconds")
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
-        """Lower and start all calls of `submit`, or raise and leave the session as it was."""
-        if not submit.calls:
+        """Lower and start all calls and steps of `submit`, or raise and change nothing."""
+        if not submit.calls and not submit.steps:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
         # The model is decided here, so that the graph names it and equal prompts hash alike.
         tasks = tuple(
             lower_call(verified(session, call), self.dispatcher.model(call.model))
             for call in submit.calls
-        )
+        ) + tuple(lower_step(step, _resource(self.dispatcher, step)) for step in submit.steps)
         await self.start(session, tasks, detach=submit.detach)
         return tasks
 
@@ -173,6 +175,11 @@ class Driver:
         self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
+        if primitive.kind in LOCAL:  # the server computes it, in microseconds
+            now = self._now()
+            self._hear(session, primitive, Sent("server", now, ""))
+            self._hear(session, primitive, _done_here(str(full), now))
+            return
         number = self._early.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
@@ -254,6 +261,21 @@ class Driver:
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
         await self._contained.settle()
+
+
+def _resource(dispatcher: Dispatcher, step: Step) -> str:
+    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
+    if step.kind in LOCAL:
+        return ""
+    store = getattr(step, "store", None)
+    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+
+
+def _done_here(op: str, now: float) -> api.Finished:
+    """The end of a primitive that needs no engine."""
+    usage = api.Usage(prompt_tokens=0, cached_tokens=0, output_tokens=0, started=now, filled=now)
+    reason = api.FinishReason.STOP
+    return api.Finished(op=op, attempt=0, sequence=0, time=now, reason=reason, usage=usage)
 
 
 def _finished(

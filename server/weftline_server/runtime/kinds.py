@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, sampling_params
+from weftline_server.lowering.step import (
+    CHARS_PER_TOKEN,
+    StepBody,
+    engine_inputs,
+    read_values,
+    result_of,
+)
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
@@ -119,6 +128,53 @@ class ValueKind:
         return partial(Transformed, finished.value), False
 
 
+class StepKind(ValueKind):
+    """The kinds of steps: their values are converted to an engine's inputs, and back."""
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        step = _step_of(primitive)
+        values = self._values(session, primitive)
+
+        def inputs_of() -> dict[str, Any]:
+            return engine_inputs(step, read_values(step, values))
+
+        sources = [one for one in step.sources.values() if one.var is not None]
+        if any(is_large(one.transforms, values[one.var or ""]) for one in sources):
+            inputs = await asyncio.get_running_loop().run_in_executor(None, inputs_of)
+        else:
+            inputs = inputs_of()
+        if getattr(step, "store", None) is not None:
+            inputs["tenant"] = session.tenant
+        return Payload(None, None, inputs=inputs)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        texts = payload.inputs.get("texts")
+        if not isinstance(texts, list):
+            return primitive.work
+        return sum(len(text) for text in texts) // CHARS_PER_TOKEN + 1
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        sources = _step_of(primitive).sources.values()
+        is_slow = any(source.transforms for source in sources)
+        step, values = _step_of(primitive), self._values(session, primitive)
+
+        def value() -> Transformed:
+            return Transformed(result_of(step, read_values(step, values), finished.value))
+
+        return value, is_slow
+
+    @staticmethod
+    def _values(session: Session, primitive: Primitive) -> dict[str, object]:
+        return {read.variable: session.variables[read.variable].value for read in primitive.reads}
+
+
+def _step_of(primitive: Primitive) -> Step:
+    assert isinstance(primitive.body, StepBody), f"{primitive.kind} is no step"
+    return primitive.body.step
+
+
 class PromptKind:
     """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
 
@@ -186,13 +242,16 @@ class PromptKind:
 class Kinds:
     """The server's side of every kind. A kind without an entry here is a `ValueKind`."""
 
-    def __init__(self, prompts: PromptKind, values: ValueKind) -> None:
+    def __init__(self, prompts: PromptKind, steps: StepKind, values: ValueKind) -> None:
         self.prompts = prompts
+        self.steps = steps
         self._values = values
 
     def of(self, primitive: Primitive) -> Kind:
         """The kind that runs the primitive."""
-        return self.prompts if isinstance(primitive.body, PromptBody) else self._values
+        if isinstance(primitive.body, PromptBody):
+            return self.prompts
+        return self.steps if isinstance(primitive.body, StepBody) else self._values
 
 
 def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: float) -> float:

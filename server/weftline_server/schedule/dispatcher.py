@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from weftline.errors import EngineUnavailable, UnknownModel
+from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule.delivery import Delivery
@@ -19,6 +19,20 @@ from weftline_server.schedule.rounds import Rounds
 from weftline_server.schedule.sessions import Sent, Sessions
 
 EXPIRE_EVERY_S = 1.0
+
+_ENGINES = {"embed": "embedder", "rerank": "reranker"}
+
+
+def unknown_resource(kind: str, name: str | None, found: Sequence[str]) -> WeftlineError:
+    """The error for a step that no engine of this server runs."""
+    what = _ENGINES.get(kind, "store")
+    error = UnknownModel if kind in _ENGINES else UnknownStore
+    if not found:
+        return error(
+            f"this server has no {what}: start it with a table [[{what}]] in its configuration",
+            param=what,
+        )
+    return error(f"there is no {what} {name!r}: use one of {', '.join(found)}", param=what)
 
 
 class Dispatcher:
@@ -111,6 +125,18 @@ class Dispatcher:
             served = ", ".join(models)
             raise UnknownModel(f"no engine serves model {name!r}: use one of {served}", param=name)
         return name
+
+    def resource(self, kind: str, name: str | None) -> str:
+        """Return the embedder, reranker or store that runs ops of `kind`; None means the first.
+
+        Raises UnknownModel or UnknownStore.
+        """
+        found = self._fleet.resources(kind)
+        if name is None and found:
+            return found[0]
+        if name is not None and name in found:
+            return name
+        raise unknown_resource(kind, name, found)
 
     def prompter(self, model: str) -> Prompter:
         """Return what renders and tokenises prompts for a served model."""

@@ -56,7 +56,7 @@ class Fleet:
         self._watcher: Watcher  # set by `start`
         self._now = clock
         self._closing = False
-        self._announced: set[tuple[str, str]] = set()  # model and kind, by any engine so far
+        self._announced: dict[tuple[str, str], None] = {}  # model and kind, by any engine so far
         self._without: dict[tuple[str, str], float] = {}  # of these, since when no engine takes it
 
     async def start(self, watcher: Watcher) -> None:
@@ -98,10 +98,15 @@ class Fleet:
 
     @property
     def healthy(self) -> bool:
-        """Whether every served model has an engine that takes work."""
+        """Whether every served model and store has an engine that takes work."""
         self.note_gaps()
-        generates = [(model, str(api.Kind.GENERATE)) for model in self.models]
-        return bool(generates) and self._without.keys().isdisjoint(generates)
+        # An engine that only fills serves nothing by itself.
+        served = [one for one in self._announced if one[1] != api.Kind.FILL]
+        return bool(served) and self._without.keys().isdisjoint(served)
+
+    def resources(self, kind: str) -> list[str]:
+        """Return what some engine announced for ops of `kind`: models or stores, in order."""
+        return [model for model, one in self._announced if one == kind]
 
     def waiting_since(self, model: str, kind: str, queued: float) -> float | None:
         """Return since when no engine takes this kind of op for `model`; None where one does.
@@ -153,7 +158,7 @@ class Fleet:
             self.prompters.setdefault(model, prompter)
         if api.Kind.GENERATE in slot.kinds and model not in self.models:
             self.models.append(model)
-        self._announced |= {(model, kind) for kind in slot.kinds}
+        self._announced |= dict.fromkeys((model, kind) for kind in sorted(slot.kinds))
         self.slots[slot.name] = slot
         if former is not slot:
             self._fence(former)

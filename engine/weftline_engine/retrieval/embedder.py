@@ -1,0 +1,139 @@
+"""Embeds and reranks texts with a model of sentence-transformers, in the engine's own process.
+
+N = texts, D = dimensions of a vector, T = tokens of a text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weftline_engine import api
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.core import CHARS_PER_TOKEN, Item, Refused
+
+EMBED, RERANK = "embed", "rerank"
+PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
+PROFILED_TOKENS = 32  # of each text
+MAX_CHARS = 1_000_000  # of one text; the model cuts a longer one at its own limit anyway
+# Two batch sizes count as equally fast within this share, and the smaller one is taken: it lets
+# other applications in sooner.
+NEARLY_BEST = 0.9
+
+
+def texts_of(op: api.Op, name: str = "texts") -> list[str]:
+    """The op's texts. Raises Refused unless it holds a list of text."""
+    texts = op.inputs.get(name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise Refused(f"{op.kind} takes a list of texts")
+    if any(len(text) > MAX_CHARS for text in texts):
+        raise Refused(f"a text has more than {MAX_CHARS} characters: split it first")
+    return texts
+
+
+def query_of(op: api.Op) -> str:
+    """The query of a rerank op. Raises Refused unless it is text."""
+    query = op.inputs.get("query")
+    if not isinstance(query, str):
+        raise Refused("rerank takes a query, which is text")
+    return query
+
+
+def size(text: str) -> int:
+    """The tokens of a text, estimated."""
+    return 1 + len(text) // CHARS_PER_TOKEN
+
+
+class SentenceBackend:
+    """A sentence-transformers model: `embed` gives one vector a text, `rerank` one score.
+
+    A cross-encoder scores pairs of query and text. Any other model scores them by MaxSim (Khattab
+    and Zaharia 2020): each token of the query counts its best match among the text's tokens. That
+    is real work of the right size, but a model that was not trained for it ranks no better than by
+    its embeddings.
+    """
+
+    def __init__(self, model: Path, name: str, device: str | None = None) -> None:
+        from sentence_transformers import CrossEncoder, SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # the bar of 90 MB would stand between the server's lines
+        self._name = name
+        self._cross: CrossEncoder | None = None
+        self._bi: SentenceTransformer | None = None
+        if _is_cross_encoder(model):
+            self._cross = CrossEncoder(str(model), device=device, local_files_only=True)
+        else:
+            self._bi = SentenceTransformer(str(model), device=device, local_files_only=True)
+
+    def describe(self) -> api.Description:
+        """The description, with a batch profile that takes about a second to measure."""
+        kind = RERANK if self._bi is None else EMBED
+        self._timed(kind, 1)  # the first batch sets buffers up
+        return api.Description(
+            model=self._name,
+            kinds=(RERANK,) if self._bi is None else (EMBED, RERANK),
+            capabilities=(),
+            max_running=1024,
+            batch_profile=tuple(self._timed(kind, items) for items in PROFILED_ITEMS),
+        )
+
+    def items(self, op: api.Op) -> Sequence[Item]:
+        """One item a text; a rerank item holds the query too."""
+        texts = texts_of(op)
+        if op.kind == EMBED:
+            return [Item(text, size(text)) for text in texts]
+        query = query_of(op)
+        return [Item((query, text), size(query) + size(text)) for text in texts]
+
+    def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Vectors (D,) of texts, or the scores of pairs."""
+        if kind == EMBED:
+            assert self._bi is not None, "announced by a model that embeds"
+            return list(np.asarray(self._bi.encode(list(payloads), batch_size=len(payloads))))
+        if self._cross is not None:
+            scores = self._cross.predict(list(payloads), batch_size=len(payloads))
+            return [float(score) for score in np.asarray(scores).reshape(len(payloads), -1)[:, -1]]
+        return self._max_sim(payloads)
+
+    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
+        """`vectors` and `dimensions`, or `scores`."""
+        if op.kind == RERANK:
+            return {"scores": list(results)}
+        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
+
+    def _max_sim(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        assert self._bi is not None
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        tokens = self._bi.encode(texts, output_value="token_embeddings", batch_size=len(texts))
+        found = {}
+        for text, one in zip(texts, tokens, strict=True):
+            rows_TD = one.cpu().numpy()
+            found[text] = rows_TD / np.linalg.norm(rows_TD, axis=1, keepdims=True).clip(1e-9)
+        return [float((found[q] @ found[text].T).max(axis=1).mean()) for q, text in pairs]
+
+    def _timed(self, kind: str, items: int) -> tuple[int, int, float]:
+        text = "weft " * PROFILED_TOKENS
+        payloads = [text if kind == EMBED else ("weft", text)] * items
+        began = time.perf_counter()
+        self.compute(kind, payloads)
+        return items, items * PROFILED_TOKENS, time.perf_counter() - began
+
+
+def efficient_items(profile: Sequence[tuple[int, int, float]]) -> int:
+    """The smallest batch whose items a second come close to the best (Teola section 4.3)."""
+    rates = [(items, items / max(seconds, 1e-9)) for items, _, seconds in profile]
+    best = max(rate for _, rate in rates)
+    return min(items for items, rate in rates if rate >= NEARLY_BEST * best)
+
+
+def _is_cross_encoder(model: Path) -> bool:
+    """Whether the directory holds a classifier of pairs; other models list their modules."""
+    config = model / "config.json"
+    return not (model / "modules.json").exists() and "ForSequenceClassification" in (
+        config.read_text(encoding="utf-8") if config.exists() else ""
+    )

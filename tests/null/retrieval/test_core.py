@@ -1,0 +1,212 @@
+"""The core of an items engine: ops in, batches, and the events of each op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weftline_engine import api
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.core import Item, ItemsCore, Refused
+from weftline_engine.retrieval.memory import DIMENSIONS, MemoryTable, WordBackend, vector_of
+from weftline_engine.retrieval.stores import StoreBackend, content_id
+
+
+def op(id: str, kind: str, app: str = "a", **inputs: Any) -> api.Op:
+    return api.Op(id=id, kind=kind, context=id, inputs=inputs, hints=api.Hints(application=app))
+
+
+def values(events: Sequence[api.Event]) -> dict[str, Any]:
+    return {one.op: one.value for one in events if isinstance(one, api.Finished)}
+
+
+def errors(events: Sequence[api.Event]) -> dict[str, tuple[str, str]]:
+    return {one.op: (one.error, one.message) for one in events if isinstance(one, api.Failed)}
+
+
+class Counted(WordBackend):
+    """Remembers its batches, and fails at texts that say so."""
+
+    def __init__(self) -> None:
+        super().__init__("words")
+        self.batches: list[list[Any]] = []
+
+    def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
+        self.batches.append(list(payloads))
+        if "fail" in payloads:
+            raise RuntimeError("it fell over")
+        return super().compute(kind, payloads)
+
+
+def run(core: ItemsCore) -> list[api.Event]:
+    events: list[api.Event] = []
+    while core.busy:
+        events += core.step()
+    return events
+
+
+def test_ops_share_a_batch() -> None:
+    """Three ops of one text each are one batch; each gets its own vector back."""
+    backend = Counted()
+    core = ItemsCore(backend)
+    for word in ("a", "b", "c"):
+        core.submit(op(word, "embed", texts=[word]))
+    found = values(run(core))
+    assert backend.batches == [["a", "b", "c"]]
+    for word in ("a", "b", "c"):
+        assert np.array_equal(vectors.decode(found[word]), vector_of(word)[None])
+
+
+def test_a_long_op_takes_several_batches() -> None:
+    backend = Counted()
+    core = ItemsCore(backend, most_items=2)
+    core.submit(op("long", "embed", texts=["a", "b", "c", "d", "e"]))
+    found = vectors.decode(values(run(core))["long"])
+    assert [len(batch) for batch in backend.batches] == [2, 2, 1]
+    assert found.shape == (5, DIMENSIONS)
+
+
+def test_a_failing_op_does_not_take_others_with_it() -> None:
+    """The batch is computed again, op by op: only the op with the bad text fails."""
+    core = ItemsCore(Counted())
+    core.submit(op("good", "embed", texts=["a"]))
+    core.submit(op("bad", "embed", texts=["fail"]))
+    core.submit(op("fine", "embed", texts=["c"]))
+    events = run(core)
+    assert set(values(events)) == {"good", "fine"}
+    assert errors(events) == {"bad": ("EngineFailed", "embed failed: it fell over")}
+
+
+def test_ops_of_two_kinds_are_two_batches() -> None:
+    backend = Counted()
+    core = ItemsCore(backend)
+    core.submit(op("e", "embed", texts=["a"]))
+    core.submit(op("r", "rerank", query="a b", texts=["b c", "b a"]))
+    assert values(run(core))["r"] == {"scores": [0.5, 1.0]}
+    assert len(backend.batches) == 2
+
+
+def test_no_items_is_a_value() -> None:
+    core = ItemsCore(Counted())
+    core.submit(op("none", "embed", texts=[]))
+    assert values(run(core)) == {"none": {"vectors": "", "dimensions": 1}}
+
+
+def test_cancelled_and_refused_ops_fail() -> None:
+    core = ItemsCore(Counted())
+    core.submit(op("gone", "embed", texts=["a"]))
+    core.cancel("gone")
+    core.cancel("never")
+    core.submit(op("wrong", "embed", texts="a"))
+    core.submit(op("no query", "rerank", texts=["a"]))
+    assert errors(run(core)) == {
+        "gone": ("Cancelled", "the op was cancelled"),
+        "wrong": ("InvalidRequest", "embed takes a list of texts"),
+        "no query": ("InvalidRequest", "rerank takes a query, which is text"),
+    }
+    assert not core.busy
+
+
+def test_events_are_numbered() -> None:
+    core = ItemsCore(Counted())
+    core.submit(op("x", "embed", texts=["a"]))
+    core.submit(op("y", "embed", texts=["b"]))
+    assert [one.sequence for one in run(core)] == [1, 2, 3, 4]
+
+
+def store() -> ItemsCore:
+    return ItemsCore(StoreBackend("docs", MemoryTable()))
+
+
+def ingest(id: str, texts: Sequence[str], tenant: str = "t", **more: Any) -> api.Op:
+    found = vectors.encode(np.stack([vector_of(text) for text in texts]))
+    items = [{"text": text, "metadata": {"n": len(text)}} for text in texts]
+    return op(id, "ingest", tenant=tenant, **{"items": items, **found, **more})
+
+
+def search(id: str, text: str, k: int, tenant: str = "t", **more: Any) -> api.Op:
+    return op(id, "search", tenant=tenant, k=k, **vectors.encode(vector_of(text)[None]), **more)
+
+
+def test_a_store_finds_what_it_was_given() -> None:
+    core = store()
+    core.submit(ingest("in", ["red fox", "blue whale", "red whale"]))
+    core.submit(search("out", "red fox", 2))
+    core.submit(search("filtered", "red fox", 5, filter={"n": 10}))
+    core.submit(search("other", "red fox", 5, tenant="u"))
+    found = values(run(core))
+    assert found["in"]["count"] == 3
+    [hits] = found["out"]["hits"]
+    assert [hit["text"] for hit in hits] == ["red fox", "red whale"]
+    assert hits[0]["score"] == pytest.approx(1.0) and hits[0]["metadata"] == {"n": 7}
+    assert hits[0]["id"] == content_id("red fox", {"n": 7})
+    assert [hit["text"] for hit in found["filtered"]["hits"][0]] == ["blue whale"]
+    assert found["other"] == {"hits": [[]]}, "a tenant sees its own documents"
+
+
+def test_ingest_is_idempotent() -> None:
+    """The same texts again change nothing; the last of two equal ids counts."""
+    core = store()
+    core.submit(ingest("one", ["a", "b", "a"]))
+    core.submit(ingest("two", ["b", "a"]))
+    core.submit(search("all", "a", 9))
+    found = values(run(core))
+    assert (found["one"]["count"], found["two"]["count"]) == (2, 2)
+    assert len(found["all"]["hits"][0]) == 2
+
+
+def test_documents_are_fetched_and_deleted_by_id() -> None:
+    core = store()
+    core.submit(ingest("in", ["a", "b"]))
+    core.submit(op("d", "delete", tenant="t", ids=[content_id("a", {"n": 1}), "unknown"]))
+    ids = [content_id(text, {"n": 1}) for text in "ba"]
+    core.submit(op("f", "fetch", tenant="t", ids=ids))
+    found = values(run(core))
+    assert found["d"] == {"count": 1}
+    assert [item["text"] for item in found["f"]["items"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"dimensions": 5}, "'vectors' holds 32 numbers, which 5 does not divide"),
+        ({"vectors": "??"}, "'vectors' is not base64 text of float32 numbers"),
+        ({"items": []}, "0 texts came with 1 vectors"),
+        ({"items": [{"text": 1}]}, "an item has a 'text', and an object as its 'metadata'"),
+        (vectors.encode(np.full((1, 4), np.nan, np.float32)), "a vector holds NaN or infinity"),
+        (
+            vectors.encode(np.ones((1, 4), np.float32)),
+            "the store holds vectors of 32 numbers and got 4: use the embedder that filled it",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(inputs: dict[str, Any], message: str) -> None:
+    """A refused ingest leaves the store as it was."""
+    core = store()
+    core.submit(ingest("first", ["a"]))
+    core.submit(ingest("bad", ["b"], **inputs))
+    core.submit(search("all", "a", 9))
+    events = run(core)
+    assert errors(events) == {"bad": ("InvalidRequest", message)}
+    assert len(values(events)["all"]["hits"][0]) == 1
+
+
+@pytest.mark.parametrize("k", [0, 1001, "3", None])
+def test_k_has_bounds(k: Any) -> None:
+    core = store()
+    core.submit(search("s", "a", k))
+    assert errors(run(core)) == {"s": ("InvalidRequest", "k must be between 1 and 1000")}
+
+
+def test_a_vector_is_decoded_as_it_was() -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert np.array_equal(vectors.decode(vectors.encode(rows)), rows)
+    with pytest.raises(Refused, match="base64 text in 'vectors'"):
+        vectors.decode({"vectors": None, "dimensions": 3})
+
+
+def test_items_know_their_length() -> None:
+    assert WordBackend("w").items(op("x", "embed", texts=["12345678"])) == [Item("12345678", 3)]

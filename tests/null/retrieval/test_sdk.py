@@ -1,0 +1,81 @@
+"""The SDK's steps: `session.embed`, `ingest`, `search`, `merge`, `rerank`, `fetch`, `delete`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.null.asgi import Serve
+from tests.null.retrieval.test_steps import TEXTS, engines
+from weftline import AsyncClient, Input, Output, semantic_function
+from weftline.errors import InvalidRequest, TransformFailed
+from weftline.steps import Source
+from weftline.transforms import run
+
+
+@semantic_function
+def ask(
+    context=Input(transforms=[{"op": "texts"}]),  # noqa: B008
+    answer=Output(max_tokens=8),  # noqa: B008
+):
+    """By {{input:context}} say {{output:answer}}"""
+
+
+@pytest.fixture
+async def client(serve: Serve) -> AsyncIterator[AsyncClient]:
+    server = await serve(also=engines())
+    async with AsyncClient("http://t", transport=httpx.ASGITransport(server.app)) as made:
+        yield made
+
+
+async def test_a_rag_program_is_one_request(client: AsyncClient) -> None:
+    """Ingest, search and answer; only the last value is asked for."""
+    async with client.session() as session:
+        indexed = session.ingest(session.embed(TEXTS), store="docs")
+        hits = session.search(session.embed("red whale"), store="docs", k=1, after=[indexed])
+        answer = ask(hits)
+        assert await answer.get() == "By red whale say "
+        graph = await session.graph()
+        assert [one["state"] for one in graph["steps"]] == ["done"] * 4
+        assert [one["state"] for one in graph["calls"]] == ["done"]
+
+
+async def test_every_step_has_a_method(client: AsyncClient) -> None:
+    items = [{"id": f"d{n}", "text": text, "metadata": {"n": n}} for n, text in enumerate(TEXTS)]
+    async with client.session() as session:
+        indexed = session.ingest(session.embed(items, engine="words"), store="docs")
+        queries = session.embed(["fox", "whale"])
+        hits = session.search(queries, store="docs", k=2, filter={"n": 2}, after=[indexed])
+        top = session.rerank(session.merge(hits, by="text", limit=5), "red", k=1, engine="words")
+        assert [hit["id"] for hit in await top.get()] == ["d2"]
+        gone = session.delete(["d2"], store="docs", after=[top])
+        left = session.fetch(["d1", "d2"], store="docs", after=[gone])
+        assert [item["id"] for item in await left.get()] == ["d1"]
+        assert await gone.get() == {"count": 1}
+
+
+async def test_a_variable_of_another_session_is_refused(client: AsyncClient) -> None:
+    async with client.session() as first, client.session() as second:
+        with pytest.raises(InvalidRequest, match="a variable of another session"):
+            second.embed(first.variable())
+
+
+def test_a_source_is_a_variable_or_a_value() -> None:
+    with pytest.raises(InvalidRequest, match="exactly one of 'var' and 'value'"):
+        Source()
+    with pytest.raises(InvalidRequest, match="exactly one of 'var' and 'value'"):
+        Source(var="v", value=1)
+
+
+@pytest.mark.parametrize("value", ["text", [1], [{"no": "text"}], [[[{"text": "deep"}]]]])
+def test_texts_reads_hits_only(value: object) -> None:
+    with pytest.raises(TransformFailed, match="texts reads"):
+        run([{"op": "texts"}], value)
+
+
+def test_texts_follow_one_another() -> None:
+    """Several queries give lists of hits."""
+    hits = [[{"text": "a"}], [], [{"text": "b"}, {"text": "c"}]]
+    assert run([{"op": "texts", "separator": "-"}], hits) == "a-b-c"
