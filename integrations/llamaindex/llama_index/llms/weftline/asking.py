@@ -77,6 +77,17 @@ class Asking:
             self.graphs.append(graph)
         graph.start(with_parts)
 
+    @contextmanager
+    def answering(self, graph: Ahead) -> Iterator[None]:
+        """Inside the block, requests get their answers out of a graph that runs already."""
+        with self._lock:
+            self.graphs.append(graph)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.graphs.remove(graph)
+
     def leave(self, graph: Ahead) -> None:
         """Note that LlamaIndex is done with the calls of a graph."""
         with self._lock:
