@@ -7,17 +7,27 @@ import socket
 from collections.abc import Iterator
 from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
+from time import sleep
 from typing import Any
 
 import pytest
+from llama_index.core import PromptTemplate
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.extractors import KeywordExtractor
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
+from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.weftline import Weftline
+from llama_index.response_synthesizers.weftline import WeftlineSynthesizer
 from pydantic import BaseModel
 
 from tests.integrations.conftest import StartServer, served
 from tests.integrations.recording import POLL_S, recorded
+from tests.integrations.test_llama_ahead import CHAT, SUBMIT, wait_for
 from weftline.errors import ContextTooLong, EngineFailed, InvalidRequest, Overloaded, Timeout
 
 NODES = [NodeWithScore(node=TextNode(text=text)) for text in ("Rome is old.", "Rome is big.")]
@@ -163,3 +173,102 @@ def test_a_failed_call_is_not_made_twice(start_script: StartServer) -> None:
             made.synthesize("What?", NODES)
         sent = len(proxy.bodies("/v1/chat/completions"))
     assert sent == 3  # the server's own attempts at one call
+
+
+def test_num_workers_is_kept(start_script: StartServer) -> None:
+    """An extractor with `num_workers` has that many calls under way, and sends nothing ahead."""
+    most, under_way, lock = 0, 0, Lock()
+
+    class Counting(Weftline):
+        async def achat(self, messages: Any, **kwargs: Any) -> Any:
+            nonlocal most, under_way
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            try:
+                return await super().achat(messages, **kwargs)
+            finally:
+                with lock:
+                    under_way -= 1
+
+    chunks = [TextNode(text=f"Text {k}.") for k in range(6)]
+    with recorded(start_script([("", "words")])) as proxy:
+        llm = Counting(base_url=proxy.url, context_window=3900)
+        KeywordExtractor(llm=llm, num_workers=2).extract(chunks)
+        assert (len(proxy.bodies(CHAT)), proxy.bodies(SUBMIT), most) == (6, [], 2)
+        KeywordExtractor(llm=llm).extract(chunks)
+        assert (len(proxy.bodies(CHAT)), len(proxy.bodies(SUBMIT))) == (6, 1)
+
+
+@pytest.mark.parametrize("by", ["function", "filter"])
+def test_templates_that_change_an_answer(start_script: StartServer, by: str) -> None:
+    """What stands for an answer to come reaches no function or filter, and so no model."""
+    seen: list[str] = []
+
+    def loud(existing_answer: str = "", **others: Any) -> str:
+        seen.append(existing_answer)
+        return existing_answer.upper()
+
+    text = "Better than {existing_answer} for {query_str}: {context_msg}"
+    template: Any = PromptTemplate(text, function_mappings={"existing_answer": loud})
+    if by == "filter":
+        text = "Better than {{ existing_answer | upper }} for {{ query_str }}: {{ context_msg }}"
+        template = RichPromptTemplate(text)
+    said = []
+    for ahead in (True, False):
+        with recorded(start_script([("YES.", "It was loud."), ("", "yes.")])) as proxy:
+            llm = Weftline(base_url=proxy.url, context_window=3900, ahead=ahead)
+            made = get_response_synthesizer(
+                response_mode="refine", llm=llm, refine_template=template
+            )
+            said.append(str(made.synthesize("What?", NODES)))
+            assert "\ue000" not in str(proxy.requests) and "\\ue000" not in str(proxy.requests)
+    assert said == ["It was loud."] * 2 and not any("\ue000" in value for value in seen)
+
+
+def test_the_synthesizer_s_calls_are_seen(start_script: StartServer) -> None:
+    """LlamaIndex's token counter and its events have every call of the one request."""
+    counters, events = [], []
+
+    class Seen(BaseEventHandler):
+        def handle(self, event: Any, **kwargs: Any) -> None:
+            if isinstance(event, LLMChatEndEvent):
+                events.append((event.messages[-1].content, str(event.response.message.content)))
+
+    handler = Seen()
+    get_dispatcher().add_event_handler(handler)
+    try:
+        for make in (WeftlineSynthesizer, get_response_synthesizer):
+            counter = TokenCountingHandler()
+            with recorded(start_script([("Rome is big.", "Better."), ("", "Good.")])) as proxy:
+                manager = CallbackManager([counter])
+                llm = Weftline(base_url=proxy.url, context_window=3900)
+                made = make(llm=llm, response_mode="refine", callback_manager=manager)
+                llm.callback_manager = manager
+                made.synthesize("What?", NODES)
+                assert (len(proxy.bodies(SUBMIT)), proxy.bodies(CHAT)) == (1, [])
+            counters.append((counter.prompt_llm_token_count, counter.completion_llm_token_count))
+    finally:
+        get_dispatcher().event_handlers.remove(handler)
+    assert counters[0] == counters[1] > (20, 1)
+    assert events[:2] == events[2:] and [answer for _, answer in events[:2]] == ["Good.", "Better."]
+
+
+def test_an_exception_of_on_graph_is_logged(
+    echo_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program has its answer all the same, and the session is closed."""
+
+    def broken(graph: Any) -> None:
+        shown.append(graph)
+        raise RuntimeError("no screen")
+
+    shown: list[Any] = []
+    llm = Weftline(base_url=echo_url, on_graph=broken)
+    assert llm.predict(PromptTemplate("Hi {name}"), name="you") == "user: Hi you\nassistant: "
+    wait_for(shown)
+    for _ in range(500):
+        if caplog.records:
+            break
+        sleep(0.02)
+    assert "the graph of a run cannot be shown: no screen" in caplog.text
