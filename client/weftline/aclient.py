@@ -15,8 +15,10 @@ from httpx_sse import ServerSentEvent, aconnect_sse
 
 from weftline.errors import WeftlineError
 from weftline.http import (
+    CONNECT_S,
     LIMITS,
     MAX_RETRIES,
+    PINGS_S,
     TIMEOUT,
     Endpoint,
     OnGraph,
@@ -37,7 +39,9 @@ class AsyncClient:
     """A weftline server. Use it as a context manager, or call `close`.
 
     `base_url` defaults to WEFTLINE_BASE_URL, then to http://127.0.0.1:8600, and `api_key` to
-    WEFTLINE_API_KEY. Errors are those of `weftline.errors`.
+    WEFTLINE_API_KEY. `timeout_s` bounds the seconds for which a server that should answer may send
+    nothing; streams have pings. `headers` go with every request. Errors are those of
+    `weftline.errors`.
     """
 
     def __init__(
@@ -45,13 +49,20 @@ class AsyncClient:
         base_url: str | None = None,
         api_key: str | None = None,
         *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_retries: int = MAX_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._endpoint = Endpoint.find(base_url, api_key)
+        self._max_retries = max_retries
+        self._timeout = (
+            TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
+        )
         self._http = httpx.AsyncClient(
             base_url=self._endpoint.base_url,
-            headers=self._endpoint.headers,
-            timeout=TIMEOUT,
+            headers={**(headers or {}), **self._endpoint.headers},
+            timeout=self._timeout,
             limits=LIMITS,
             transport=transport,
             verify=certificates(),
@@ -97,7 +108,7 @@ class AsyncClient:
         return self._texts("/v1/submit", body, on_graph)
 
     async def watch(
-        self, submit: Submit, *, max_retries: int = MAX_RETRIES
+        self, submit: Submit, *, max_retries: int | None = None
     ) -> AsyncGenerator[Event, None]:
         """Send `submit`, and yield the events that the server pushes for its `watch`.
 
@@ -143,11 +154,11 @@ class AsyncClient:
             try:
                 answer = await self._http.request(method, path, json=content, headers=headers)
             except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error)
+                wait = pause(attempt, method, path, error, self._max_retries)
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             else:
-                wait = pause(attempt, method, path, answer)
+                wait = pause(attempt, method, path, answer, self._max_retries)
                 if wait is None:
                     return body_of(answer)
             await sleep(wait)
@@ -161,13 +172,26 @@ class AsyncClient:
                     yield text
 
     async def _events(
-        self, path: str, body: Get | Submit | Mapping[str, Any], max_retries: int = MAX_RETRIES
+        self,
+        path: str,
+        body: Get | Submit | Mapping[str, Any],
+        max_retries: int | None = None,
     ) -> AsyncGenerator[ServerSentEvent, None]:
-        request = StreamedRequest(path, body, max_retries)
+        most = self._max_retries if max_retries is None else max_retries
+        request = StreamedRequest(path, body, most)
+        timeout = self._timeout
+        if isinstance(body, Submit) and timeout.read is not None:
+            # What runs for long has nothing to say, but pings.
+            timeout = httpx.Timeout(max(timeout.read, PINGS_S), connect=CONNECT_S)
         while True:
             try:
                 async with aconnect_sse(
-                    self._http, "POST", path, json=request.content, headers=request.headers
+                    self._http,
+                    "POST",
+                    path,
+                    json=request.content,
+                    headers=request.headers,
+                    timeout=timeout,
                 ) as source:
                     if request.goes_on(source.response):
                         async for event in source.aiter_sse():

@@ -102,8 +102,12 @@ class WeftlineError(Exception):
         return self
 
 
-class InvalidRequest(WeftlineError, ValueError):
-    """A field is missing, malformed or out of range. `param` names it."""
+class InvalidRequest(WeftlineError):
+    """A field is missing, malformed or out of range. `param` names it.
+
+    It is no ValueError. Frameworks take a ValueError for an answer of the model that cannot be
+    parsed, and go on without the answer. LlamaIndex's Refine does.
+    """
 
     status = HTTPStatus.BAD_REQUEST
 

@@ -15,13 +15,15 @@ from typing import Any
 import httpx
 from httpx_sse import ServerSentEvent
 
-from weftline.errors import ConnectionFailed, WeftlineError
+from weftline.errors import ConnectionFailed, Timeout, WeftlineError
 from weftline.protocol import Criterion, Get
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
 
 # Connecting is quick or fails. Reading may take as long as the application runs.
-TIMEOUT = httpx.Timeout(None, connect=5.0)
+CONNECT_S = 5.0
+PINGS_S = 45.0  # a stream without anything for so long is dead: the server pings every 15 s
+TIMEOUT = httpx.Timeout(None, connect=CONNECT_S)
 # A request waits as long as its application runs, so each one needs a connection of its own.
 LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
 
@@ -44,8 +46,16 @@ class Endpoint:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
-    def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> ConnectionFailed:
-        """The error for a server that cannot be reached. `began` says that an answer had begun."""
+    def unreachable(self, error: httpx.TransportError, *, began: bool = False) -> WeftlineError:
+        """The error for a server that cannot be reached, or Timeout for one that says nothing.
+
+        `began` says that an answer had begun.
+        """
+        if isinstance(error, httpx.ReadTimeout):
+            return Timeout(
+                f"the weftline server at {self.base_url} sent nothing for as long as the timeout "
+                "allows: set a longer timeout, or read the server's log"
+            )
         failed = ConnectionFailed(
             f"no weftline server answers at {self.base_url} ({type(error).__name__}): start one "
             "with `weftline serve`, or set WEFTLINE_BASE_URL"
@@ -81,8 +91,8 @@ def pause(
     sending it twice does no harm. After a refusal it is always sent again, after the seconds that
     the refusal names, or after increasing pauses.
     """
-    if attempt >= max_retries:
-        return None
+    if attempt >= max_retries or isinstance(result, httpx.ReadTimeout):
+        return None  # the user has set how long to wait
     if isinstance(result, httpx.Response):
         wanted = result.headers.get("retry-after", "")
         if result.status_code not in (429, 503) or _is_of_a_call(result):

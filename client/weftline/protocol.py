@@ -217,7 +217,9 @@ class Submit:
     """The body of POST /v1/submit: calls, and steps of other kinds, which may read each other.
     `detach` keeps them running although nobody waits for them.
 
-    A whole application can be one request. Without `session_id` a session is opened. The answer
+    A whole application can be one request. Without `session_id` a session is opened. With `open`
+    the id may be one that the client chose for its run: the first request that names it opens a
+    session, and later ones join it, OpenAI's requests too. The answer
     waits for the variables named in `get` and holds their values, and with `graph` the session's
     graph. With `close` the session is closed after the answer, even a failed one. With `stream` the
     answer is server-sent events instead: what was submitted, then that variable's text. With
@@ -228,6 +230,7 @@ class Submit:
     calls: tuple[Call, ...] = ()
     steps: tuple[Step, ...] = ()
     session_id: str | None = None
+    open: bool = False
     detach: bool = False
     get: tuple[str, ...] = ()
     stream: str | None = None
@@ -245,6 +248,10 @@ class Submit:
             raise InvalidRequest(
                 "a submit has a call or a step, or reads variables of its session", param="calls"
             )
+        if self.open and self.session_id is None:
+            raise InvalidRequest("'open' goes with a session_id", param="open")
+        if self.open and self.session_id is not None:
+            check_id(self.session_id, "session_id")
         for variable in self.get:
             check_id(variable, "get")
         if self.stream is not None:

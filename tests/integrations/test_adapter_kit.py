@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
+from time import sleep
 from typing import Any, ClassVar
 
 import pytest
 
 import weftline.adapters
+from tests.integrations.conftest import served
 from weftline.adapters import (
     BACKGROUND,
     Chain,
@@ -138,6 +141,78 @@ def test_a_feed_without_a_server_leaves_no_reader_waiting() -> None:
     shown: list[Any] = []
     feed.show_graph(shown.append)
     assert shown == []
+
+
+def test_a_feed_joins_the_session_of_a_run(echo_url: str) -> None:
+    """Two feeds with the run's id share a session, which ends with the run and not with them."""
+    closed: list[str] = []
+    session = Session(Closer(lambda id: None), closed.append)
+    feeds = [Feed(Server(echo_url), joins=session.alias) for _ in range(2)]
+    for feed, name in zip(feeds, "vw", strict=True):
+        feed.send([call(name, name, "Hi")], [name])
+        session.join(feed)
+    assert all(feed.results[name].value.result(20) for feed, name in zip(feeds, "vw", strict=True))
+    over = Event()
+    feeds[0].when_over(over.set)
+    assert over.wait(20)
+    graphs = [feed.fetch_graph().result(20) for feed in feeds]
+    assert [one["name"] for one in graphs[0]["calls"]] in (["v", "w"], ["w", "v"])
+    assert closed == []
+    session.finish()
+    feeds[1].when_over(over.set)
+    for feed in feeds:
+        feed.close()  # all values are there, so it does nothing
+    wait_until(lambda: closed == [graphs[0]["session_id"]])
+
+
+def test_an_answer_is_noted_before_its_readers_know(echo_url: str) -> None:
+    """So a reader that goes on at once finds it noted."""
+    noted: list[str] = []
+
+    def note(event: Any) -> None:
+        assert not feed.results["v"].value.done()
+        noted.append(event.variable)
+
+    feed = Feed(Server(echo_url), note)
+    feed.send([call("one", "v", "Hi")], ["v"], close=True)
+    feed.results["v"].value.result(20)
+    assert noted == ["v"]
+
+
+def test_a_feed_that_is_broken_off_says_so() -> None:
+    """The readers of a value that will not come get Cancelled."""
+    with served("--null-step-s", "30") as url:
+        feed = Feed(Server(url))
+        feed.send([call("one", "v", "Hi")], ["v"], close=True)
+        feed.close()
+        error = feed.results["v"].value.exception(20)
+    assert isinstance(error, Cancelled) and str(error) == "the answer ended before this value"
+
+
+def test_ended_sessions_are_closed_from_a_thread() -> None:
+    """The user does not wait for it, even where closing takes long, and the thread then ends."""
+    begun, go, done = Event(), Event(), list[tuple[str, str]]()
+
+    def delete(id: str) -> None:
+        begun.set()
+        assert go.wait(20)
+        done.append((id, current_thread().name))
+
+    closer = Closer(delete)
+    closer.add("a", "b")
+    assert done == [] and begun.wait(20)
+    go.set()
+    wait_until(lambda: closer._thread is None)
+    assert done == [("a", "weftline-closer"), ("b", "weftline-closer")]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    for _ in range(1000):
+        if holds():
+            return
+        sleep(0.02)
+    raise AssertionError("it did not happen")
 
 
 class Session(RunSession):

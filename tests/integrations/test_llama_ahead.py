@@ -211,7 +211,7 @@ def test_extractors(proxy: Recording) -> None:
 
 
 def test_document_summaries(proxy: Recording) -> None:
-    """Each document of a DocumentSummaryIndex is one request."""
+    """The summaries of all documents are one request."""
     texts = [" ".join(f"k{k}w{i}" for i in range(150)) for k in range(2)]
     index = DocumentSummaryIndex.from_documents(
         [Document(text=text, id_=f"d{k}") for k, text in enumerate(texts)],
@@ -220,7 +220,7 @@ def test_document_summaries(proxy: Recording) -> None:
         response_synthesizer=synthesizer("tree_summarize", bounded(proxy.url)),
     )
     assert index.get_document_summary("d0") == "b-answer"
-    assert counts(proxy) == (2, 0)
+    assert counts(proxy) == (1, 0)
 
 
 def test_usage_of_a_graph(proxy: Recording) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +167,7 @@ async def test_cancel_closes_the_request(tmp_path: Path) -> None:
 
 async def test_the_server_reports_the_endpoints_fault(tmp_path: Path) -> None:
     """Three failures open the breaker. Health names the reason. A success closes it again."""
-    endpoint = Endpoint(*[refuses(500, "gpu on fire")] * 3, streams("fine"))
+    endpoint = Endpoint(*[refuses(502, "gpu on fire")] * 3, streams("fine"))
     async with endpoint.on(tmp_path / "e") as socket:
         app = create_app(ServerConfig(), {"far": lambda: OpenAIEngine(config(socket, pause_s=0.5))})
         async with app.router.lifespan_context(app):
@@ -227,6 +229,43 @@ async def test_constraints(tmp_path: Path) -> None:
         assert wished == {"name": "output", "schema": {"type": "object"}, "strict": True}
         _, end = await ending(engine, chat("b", constraint='{"regex": "a+"}'))
         assert isinstance(end, api.Failed) and end.error == "InvalidRequest"
+
+
+async def test_a_forced_tool_is_a_json_schema(tmp_path: Path) -> None:
+    """The endpoint makes the arguments, and the engine the fixed text around them."""
+    tag = {"begin": '<call>{"name": "f", "arguments": ', "schema": {"type": "object"}, "end": "}"}
+    forced = json.dumps({"structural_tag": {"tags": [tag], "stop_after_first": True}})
+    async with started(tmp_path, streams('{"a"', ": 1}")) as (engine, endpoint):
+        text, end = await ending(engine, chat(constraint=forced))
+        assert isinstance(end, api.Finished)
+        assert text == '<call>{"name": "f", "arguments": {"a": 1}}'
+        wished = endpoint.requests[0]["response_format"]["json_schema"]
+        assert wished["schema"] == {"type": "object"}
+        for others in ({"tags": [tag, tag]}, {"tags": [tag], "trigger": "<call>"}):
+            several = json.dumps({"structural_tag": others})
+            _, end = await ending(engine, chat(str(len(others)), constraint=several))
+            assert isinstance(end, api.Failed) and "force one tool" in end.message
+
+
+async def test_one_bad_prompt_leaves_the_engine_to_others(tmp_path: Path) -> None:
+    """A prompt that the endpoint answers with 500 fails as often as it is sent, and it alone.
+
+    Three prompts that fail one after the other open the breaker.
+    """
+
+    def about(text: str, name: str) -> api.Op:
+        return replace(chat(name), messages=(("user", text),))
+
+    async with started(tmp_path, refuses(500, "boom"), pause_s=1.0) as (engine, endpoint):
+        for number in range(4):
+            _, end = await ending(engine, about("bad", f"bad{number}"))
+            assert isinstance(end, api.Failed) and "answered 500: boom" in end.message
+        endpoint.behaviours = [streams("fine"), refuses(500)]
+        assert (await ending(engine, about("good", "good")))[0] == "fine"
+        assert engine._breaker.state is BreakerState.CLOSED
+        for number in range(3):
+            await ending(engine, about(str(number), f"other{number}"))
+        assert engine._breaker.state is BreakerState.OPEN
 
 
 def test_the_breaker() -> None:

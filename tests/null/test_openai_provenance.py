@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.null.asgi import Serve, Server
+from tests.null.asgi import Serve, Server, call
 from tests.null.test_disconnect import SLOW, WORDS, leave_after
 from weftline_engine.null import NullConfig, NullMode
 from weftline_server.config import ServerConfig
@@ -210,3 +210,34 @@ async def test_the_limit_of_sessions_holds_for_runs(serve: Serve) -> None:
     await chat(server, "hi", weftline=said("one"))
     assert (await chat(server, "hi", weftline=said("two")))["error"]["type"] == "Overloaded"
     assert "weftline" in await chat(server, "hi", weftline=said("one"))
+
+
+async def test_a_submit_joins_the_session_that_a_client_named(serve: Serve) -> None:
+    """The first request with a client's id opens the session, whichever route it takes."""
+    server = await serve()
+    first = await server.submit("run-7", call("a", "say {{output:x}}", x="v"), open=True, get=["v"])
+    joined = await chat(server, "Hello.", weftline=said("run-7"))
+    opened = first.json()["session_id"]
+    assert opened == joined["weftline"]["session_id"] != "run-7"
+    more = await server.submit(
+        "run-7", call("b", "say {{output:x}}", x="w"), open=True, watch=["w"]
+    )
+    assert f'"session_id": "{opened}"' in more.text and "event: value" in more.text
+    assert len((await server.graph(opened))["calls"]) == 3
+    # The client knows the id, so the session stays until it is closed; then the id opens anew.
+    await server.http.delete(f"/v1/session/{opened}")
+    again = await server.submit("run-7", call("a", "say {{output:x}}", x="v"), open=True, get=["v"])
+    assert again.status_code == 200 and again.json()["session_id"] != opened
+
+
+async def test_a_submit_that_fails_leaves_no_session(serve: Serve) -> None:
+    """A client without an answer knows no id, so nobody else would close the session."""
+    server = await serve()
+    broken = call("a", "say {{input:y}} {{output:x}}", x="v")
+    refused = await server.submit("run-8", broken, open=True)
+    assert refused.status_code == 422
+    unnamed = await server.http.post("/v1/submit", json={"calls": [broken], "open": True})
+    assert unnamed.status_code == 400 and "goes with a session_id" in unnamed.text
+    unknown = await server.submit("run-8", call("a", "say {{output:x}}", x="v"))
+    assert unknown.status_code == 404
+    assert "weftline_sessions_open 0" in (await server.http.get("/metrics")).text

@@ -57,7 +57,13 @@ class Background:
             if len(self._clients) >= MAX_CLIENTS:
                 oldest = next(iter(self._clients))
                 await self._clients.pop(oldest).close()
-            client = self._clients[server] = AsyncClient(server.base_url, server.api_key)
+            client = self._clients[server] = AsyncClient(
+                server.base_url,
+                server.api_key,
+                headers=dict(server.headers),
+                timeout_s=server.timeout_s,
+                max_retries=server.max_retries,
+            )
         return client
 
     def forget(self) -> None:

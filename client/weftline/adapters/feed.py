@@ -20,7 +20,7 @@ from weftline.protocol import Call, Submit
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
-"""Called on the background loop when a variable becomes ready or fails."""
+"""Called on the background loop when a variable becomes ready or fails, before its readers know."""
 
 
 class Result:
@@ -84,11 +84,15 @@ class Feed:
     """The submits of one run to one session, and the results of their variables.
 
     Its methods may be called from any thread. `results` holds the result of each watched variable.
+    A feed that `joins` a session, by the id that the run chose for it, does not end it.
     """
 
-    def __init__(self, server: Server, on_settled: OnSettled | None = None) -> None:
+    def __init__(
+        self, server: Server, on_settled: OnSettled | None = None, joins: str | None = None
+    ) -> None:
         self._server = server
         self._on_settled = on_settled
+        self._joins = joins
         self._session: Future[str] = Future()
         self._is_last = False
         self._is_overdue = False
@@ -115,6 +119,7 @@ class Feed:
         takes longer than that many seconds.
         """
         assert not self._is_last, "nothing follows the last submit"
+        assert not (close and self._joins), "the run ends its session"
         follows = bool(self._work)
         for variable in watch:
             self.results[variable] = Result()
@@ -122,7 +127,8 @@ class Feed:
 
         def submit(session: str | None) -> Submit:
             return Submit(
-                session_id=session,
+                session_id=self._joins or session,
+                open=self._joins is not None,
                 calls=tuple(calls),
                 watch=tuple(watch),
                 parts=parts,
@@ -141,22 +147,29 @@ class Feed:
         """Call `on_graph` when the last submit brings the graph; never, if the run ends before."""
         self.graph.add_done_callback(partial(_pass_on, on_graph))
 
+    def when_opened(self, then: Callable[[str], None]) -> None:
+        """Call `then` with the server's id of the session, once the server has named it."""
+        self._session.add_done_callback(
+            lambda named: then(named.result()) if named.exception() is None else None
+        )
+
     def when_over(self, then: Callable[[], None]) -> None:
         """Call `then` when the last submit so far has been answered in full, or was cancelled."""
         self._work[-1].add_done_callback(lambda _: then())
 
     def close(self) -> None:
-        """End the session. The server cancels the calls that still run."""
+        """End the session, or this feed's part of it. The server cancels what still runs."""
         if not self._work:
             return
         done = all(result.value.done() for result in self.results.values())
-        if self._is_last and done and not self._is_overdue:
-            return  # the session ends by itself, and its connection can be used again
-        if not self._is_last:
+        ends = self._is_last or self._joins is not None
+        if ends and done and not self._is_overdue:
+            return  # it ends by itself, and its connection can be used again
+        if not ends:
             BACKGROUND.start(self._end())
         else:
             for work in self._work:
-                work.cancel()  # the connection closes, and with it the session
+                work.cancel()  # the connection closes, and with it the session or its readers
 
     async def _follow(
         self,
@@ -169,7 +182,7 @@ class Feed:
             limit.start(partial(self._expire, variable))
         try:
             session = None
-            if terms.follows:
+            if terms.follows and self._joins is None:
                 session = await awaited(self._session)
             client = await BACKGROUND.client(self._server)
             pushed = client.watch(submit(session), max_retries=terms.max_retries)
@@ -210,9 +223,9 @@ class Feed:
     def _settle(self, event: Value | Failed) -> None:
         result = self.results[event.variable]
         if not result.value.done():
-            result.settle(event)
             if self._on_settled is not None:
                 self._on_settled(event)
+            result.settle(event)
 
     def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
         if not self._session.done():

@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from weftline.http import DEFAULT_BASE_URL
+from weftline.http import DEFAULT_BASE_URL, MAX_RETRIES
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of a server, without /v1, and the API key to send with each request."""
+    """The address of a server, without /v1, and how requests are sent to it.
+
+    `timeout_s` bounds the silence of a server that should answer, and `headers` go with every
+    request, beside the API key.
+    """
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    timeout_s: float | None = None
+    max_retries: int = MAX_RETRIES
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """Equal for two that share their sessions: the address and the key."""
+        return self.base_url, self.api_key
 
 
 def default_base_url() -> str:

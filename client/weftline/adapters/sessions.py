@@ -16,6 +16,7 @@ from threading import Lock, Thread
 from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from weftline.adapters.feed import Feed
 from weftline.adapters.pieces import Pieces, to_wire
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,12 @@ class RunSession(ABC):
                 return
             id, self.id = self.id, None
         (self.on_over or self.closer.add)(id)
+
+    def join(self, feed: Feed) -> None:
+        """Note that `feed` sends calls into this session, which stays open until they are over."""
+        self.begin()
+        feed.when_opened(self.opened)
+        feed.when_over(self.end)
 
     def answered(self, variable: str, text: str) -> None:
         """Note the text that a call of the run has generated."""

@@ -6,7 +6,7 @@ passes the time, in seconds of the monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -34,8 +34,9 @@ ALLOWED: Mapping[BreakerState, frozenset[BreakerState]] = MappingProxyType(
 class BreakerConfig:
     """When the breaker opens and for how long.
 
-    It opens after `failures` consecutive failures, for `pause_s` seconds. Each failed trial doubles
-    the pause, up to `longest_s`. Raises ValueError for values that make no sense.
+    It opens after `failures` consecutive failures, for `pause_s` seconds. Failures with the same
+    cause count once. Each failed trial doubles the pause, up to `longest_s`. Raises ValueError for
+    values that make no sense.
     """
 
     failures: int = 5
@@ -53,12 +54,17 @@ class Breaker:
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
         self._failures = 0
+        self._causes: set[Hashable] = set()  # of the failures since the last success
         self._pause_s = config.pause_s
         self.state = BreakerState.CLOSED
         self.until = 0.0  # time at which the pause of an open breaker ends
 
-    def failed(self, now: float) -> bool:
-        """Record a failed request."""
+    def failed(self, now: float, cause: Hashable | None = None) -> bool:
+        """Record a failed request. `cause` is given if the request itself may be at fault."""
+        if self.state is BreakerState.CLOSED and cause is not None:
+            if cause in self._causes:
+                return False
+            self._causes.add(cause)
         self._failures += 1
         if self.state is BreakerState.OPEN:
             return False  # the request began before the breaker opened
@@ -75,6 +81,7 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             return False
         self._failures = 0
+        self._causes.clear()
         if self.state is BreakerState.CLOSED:
             return False
         self._pause_s = self._config.pause_s

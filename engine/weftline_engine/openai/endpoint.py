@@ -47,7 +47,10 @@ class EndpointConfig:
 
 
 class EndpointError(Exception):
-    """A failed request. `error` names a type of weftline.errors; the breaker counts `broken`."""
+    """A failed request. `error` names a type of weftline.errors; the breaker counts `broken`.
+
+    `by_prompt` says that the endpoint answered, and that the prompt may be at fault.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class EndpointError(Exception):
         *,
         retryable: bool = False,
         broken: bool = False,
+        by_prompt: bool = False,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -63,6 +67,7 @@ class EndpointError(Exception):
         self.message = message
         self.retryable = retryable
         self.broken = broken
+        self.by_prompt = by_prompt
         self.retry_after_s = retry_after_s
 
 
@@ -259,7 +264,11 @@ async def _refusal(response: aiohttp.ClientResponse) -> EndpointError:
             retry_after_s=_retry_after(response.headers.get("retry-after")),
         )
     if status >= 500 or status < 400:
-        return EndpointError("EngineFailed", said, retryable=status >= 500, broken=True)
+        by_prompt = status == 500
+        retryable = status >= 500
+        return EndpointError(
+            "EngineFailed", said, retryable=retryable, broken=True, by_prompt=by_prompt
+        )
     too_long = "context" in text and ("length" in text or "exceed" in text or "holds" in text)
     return EndpointError("ContextTooLong" if too_long else "InvalidRequest", said)
 

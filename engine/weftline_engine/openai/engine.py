@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -82,12 +82,20 @@ class OpenAIEngine(RemoteEngine):
             raise EndpointError("EngineFailed", "this engine keeps no contexts")
         chat = op.messages is not None or self._config.dialect is Dialect.CHAT
         path = "/chat/completions" if chat else "/completions"
-        async for event in self.endpoint.stream(
-            path, self._body(op, chat), f"{op.id}.{op.attempt}"
-        ):
+        begin, end = "", ""
+        assert op.sampling is not None, "a generate has sampling parameters"
+        if op.sampling.constraint is not None:
+            _, begin, end = _enforced(op.sampling.constraint)
+        body = self._body(op, chat)
+        async for event in self.endpoint.stream(path, body, f"{op.id}.{op.attempt}"):
             piece = _piece(event)
-            if piece is not None:
-                yield piece
+            if piece is None:
+                continue
+            if begin and piece.text:
+                piece, begin = replace(piece, text=begin + piece.text), ""
+            if end and not begin and piece.reason is api.FinishReason.STOP:
+                piece, end = replace(piece, text=piece.text + end), ""
+            yield piece
 
     def _body(self, op: api.Op, chat: bool) -> dict[str, Any]:
         assert op.sampling is not None, "a generate has sampling parameters"
@@ -170,14 +178,29 @@ def extra_sampling(sampling: api.SamplingParams) -> dict[str, Any]:
 
 
 def _response_format(constraint: str) -> dict[str, Any]:
-    wish = json.loads(constraint)
-    if "json_schema" not in wish:
-        raise EndpointError(
-            "InvalidRequest",
-            "this engine constrains outputs by a JSON schema, not by a regex or choice",
-        )
-    schema = {"name": "output", "schema": wish["json_schema"], "strict": True}
+    enforced, _, _ = _enforced(constraint)
+    schema = {"name": "output", "schema": enforced, "strict": True}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _enforced(constraint: str) -> tuple[dict[str, Any], str, str]:
+    """The JSON schema for the endpoint, and the fixed texts before and after the JSON.
+
+    A forced call of one tool is fixed text around its arguments, which are JSON. So the endpoint
+    makes the arguments alone. Raises EndpointError for a constraint without one JSON schema.
+    """
+    match json.loads(constraint):
+        case {"json_schema": schema}:
+            return schema, "", ""
+        case {"structural_tag": {"tags": [tag], **others}} if not (
+            {"trigger", "otherwise"} & others.keys()
+        ):
+            return tag["schema"], tag["begin"], tag["end"]
+    raise EndpointError(
+        "InvalidRequest",
+        "this engine constrains outputs by one JSON schema, not by a regex, a choice or several "
+        "tools: force one tool, or ask for JSON in the text",
+    )
 
 
 _REASONS = {

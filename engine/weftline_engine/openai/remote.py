@@ -168,7 +168,9 @@ class RemoteEngine:
                 await self._answer(op, answer)
             except EndpointError as error:
                 if error.broken:
-                    self._count_failure(str(error))
+                    # One bad prompt must not take the endpoint away from all the others.
+                    prompt = hash((op.tokens, op.text, op.messages)) if error.by_prompt else None
+                    self._count_failure(str(error), prompt)
                 delivered = answer.pieces > 0
                 pause = error.retry_after_s
                 if pause is None or delivered or waits == MOST_WAITS or pause > LONGEST_PAUSE_S:
@@ -230,8 +232,8 @@ class RemoteEngine:
             await asyncio.sleep(PAUSE_S * 2**op.attempt)
         self.fail(op, error.error, message, retryable=again)
 
-    def _count_failure(self, reason: str) -> None:
-        if not self._breaker.failed(time.monotonic()):
+    def _count_failure(self, reason: str, prompt: int | None = None) -> None:
+        if not self._breaker.failed(time.monotonic(), prompt):
             return
         self._announce(available=False, reason=reason)
         self._closing = asyncio.create_task(self._wait_for_endpoint())

@@ -14,6 +14,7 @@ from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
+from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
@@ -36,37 +37,43 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
         raise InvalidRequest(
             f"a submit has at most {config.max_calls} calls and steps", param="calls"
         )
-    named = body.session_id
+    named, runs = body.session_id, state_of(request.app).runs
     if named is None:
         session = service.open(tenant, stays=not body.close)
+    elif body.open:
+        session = runs.enter(tenant, named, opens=True)
     else:
         session = service.find(tenant, named)
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
-    close = body.close or named is None
+    close, leaves = body.close or named is None, body.open
     try:
         answer = _submitted(session, await service.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
                 session.watch.check(variable, wait=False)
-            close = False
-            return EventStream(sse_or_error(_whole_run(service, session, body, answer)))
+            close = leaves = False
+            return EventStream(sse_or_error(_whole_run(service, runs, session, body, answer)))
         if body.get:
             answer["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
             answer["graph"] = graph_view(session, service.engines)
         close = body.close
+        runs.answered(session)
         return JSONResponse(answer)
     finally:
+        if leaves:
+            runs.leave(session)
         if close:
             service.close(session)
 
 
 async def _whole_run(
-    service: Service, session: Session, body: Submit, answer: dict[str, Any]
+    service: Service, runs: Runs, session: Session, body: Submit, answer: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """A `submitted` event, the events of the stream or the watch, and the graph if asked for."""
     try:
         yield sse("submitted", answer)
+        runs.answered(session)
         if body.stream is None:
             events = _watch(service, session, body.watch, parts=body.parts)
         else:
@@ -78,6 +85,8 @@ async def _whole_run(
         if body.graph:
             yield sse("graph", graph_view(session, service.engines))
     finally:
+        if body.open:
+            runs.leave(session)
         if body.close:
             service.close(session)
 

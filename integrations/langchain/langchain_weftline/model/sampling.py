@@ -38,7 +38,7 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     criteria = extra.pop("criteria", None)
     try:
         toolbox = Toolbox.of(payload)
-    except ValueError as error:
+    except (InvalidRequest, ValueError) as error:
         raise CannotCompile(model, "its tools are none that a graph can name") from error
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
     options = {

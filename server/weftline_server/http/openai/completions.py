@@ -199,7 +199,10 @@ async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: S
         said = replace(said, session_id=body.session_id)
     runs.close(tenant, said.close)
     own = said.session_id is None
-    session = service.open(tenant, stays=False) if own else runs.enter(tenant, said)
+    if said.session_id is None:
+        session = service.open(tenant, stays=False)
+    else:
+        session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
         tasks = await service.submit(session, submit)

@@ -1,4 +1,4 @@
-"""Sessions that OpenAI requests open and share by an id which the client chose for its run."""
+"""Sessions that requests open and share by an id which the client chose for its run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from weftline.errors import UnknownSession
-from weftline_server.http.openai.provenance import Provenance
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
@@ -32,18 +31,17 @@ class Runs:
         self._sessions: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
         self._guests: WeakKeyDictionary[Session, _Guests] = WeakKeyDictionary()
 
-    def enter(self, tenant: str, said: Provenance) -> Session:
+    def enter(self, tenant: str, id: str, *, opens: bool) -> Session:
         """The session for one request, which must `leave` it. Opens one if the request may.
 
         Raises UnknownSession, or Overloaded where no session can be opened.
         """
-        assert said.session_id is not None, "a request without a session has one of its own"
-        session = self._find(tenant, said.session_id)
+        session = self._find(tenant, id)
         if session is None:
-            if not said.open:
-                return self._service.find(tenant, said.session_id)
+            if not opens:
+                return self._service.find(tenant, id)
             session = self._service.open(tenant)
-            self._sessions[tenant, said.session_id] = session
+            self._sessions[tenant, id] = session
             self._guests[session] = _Guests()
         if (guests := self._guests.get(session)) is not None:
             guests.requests += 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
-from llama_index.llms.weftline.symbols import Answer, Part, Symbols, filled, reads
+from llama_index.llms.weftline.provenance import Run
+from llama_index.llms.weftline.symbols import Answer, Symbols, filled, reads
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result, Server
 from weftline.errors import TransformFailed
 from weftline.http import OnGraph
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.tools import Function, Tool
+from weftline.watching import Failed
+from weftline.watching import Value as ValueEvent
 
 _TOKENS = {"max_tokens", "min_tokens", "ignore_eos", "constraint"}
 _SAMPLED = {"temperature", "top_p", "top_k", "seed", *_TOKENS}
@@ -22,7 +25,7 @@ _TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 def variable(index: int) -> str:
-    """The variable that call number `index` of a plan writes."""
+    """The variable that call number `index` of a session's graphs writes."""
     return f"answer_{index}"
 
 
@@ -32,35 +35,67 @@ def request_key(messages: Iterable[tuple[str, str]], fields: Mapping[str, Any]) 
 
 
 class Ahead:
-    """One graph. Its calls are submitted together, and their values arrive as they become ready."""
+    """One graph. Its calls are submitted together, and their values arrive as they become ready.
+
+    They join the session of `run`, in which the graph's prompts may hold earlier answers.
+    `on_graph` gets the session's graph when the last value has arrived.
+    """
 
     def __init__(
-        self, plan: Plan, fields: Mapping[str, Any], on_graph: OnGraph | None, server: Server
+        self,
+        plan: Plan,
+        fields: Mapping[str, Any],
+        server: Server,
+        run: Run,
+        on_graph: OnGraph | None = None,
     ) -> None:
         self.complete = plan.complete
         self._plan = plan
         self._fields = fields
-        self._calls = calls_of(plan, fields)
+        self._run = run
+        self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
+        self._calls = calls_of(plan, fields, self._numbering)
         self._on_graph = on_graph
-        self._feed = Feed(server)
+        self._feed = Feed(server, self._note, run.alias)
         self._claims: Claims[str] = Claims([])
 
     def start(self, with_parts: bool) -> None:
         """Submit the graph. `with_parts` asks for texts as they are generated."""
-        watch = [variable(index) for index in range(len(self._calls))]
-        graph = self._on_graph is not None
-        self._feed.send(self._calls, watch, parts=with_parts, graph=graph, close=True)
+        self._feed.send(
+            self._calls, self.variables, parts=with_parts, graph=self._on_graph is not None
+        )
+        self._run.join(self._feed)
         if self._on_graph is not None:
             self._feed.show_graph(self._on_graph)
-        results = self._feed.results
+        results = [self._feed.results[written] for written in self.variables]
         self._claims = Claims(
-            [_planned(self._plan, index, self._fields, results) for index in range(len(watch))]
+            [_planned(self._plan, index, self._fields, results) for index in range(len(results))]
         )
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables that the calls write, in order."""
+        return [self._numbering.variable(index) for index in range(len(self._calls))]
+
+    def _note(self, event: ValueEvent | Failed) -> None:
+        """Note an answer, so that later prompts of the run that hold it name its variable."""
+        if isinstance(event, ValueEvent) and isinstance(event.value, str):
+            self._run.answered(event.variable, event.value)
 
     @property
     def results(self) -> list[Result]:
         """The results of the calls, in order."""
         return [planned.result for planned in self._claims.planned]
+
+    def asked(self) -> Iterator[tuple[list[tuple[str, str]], Mapping[str, Any]]]:
+        """What each call has asked: its messages, and its fields beside the LLM's.
+
+        All values must be known.
+        """
+        answers = {i: result.value.result().value for i, result in enumerate(self.results)}
+        for draft in self._plan.drafts:
+            parts = [(role, self._plan.symbols.parts(text)) for role, text in draft.messages]
+            yield [(role, filled(found, answers)) for role, found in parts], draft.fields
 
     def claim(self, key: str) -> Result | None:
         """The result of the first call with this key that no request has claimed."""
@@ -90,7 +125,7 @@ class Ahead:
 
 
 def _planned(
-    plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[str, Result]
+    plan: Plan, index: int, fields: Mapping[str, Any], results: Sequence[Result]
 ) -> Planned[str]:
     draft = plan.drafts[index]
     messages = [(role, plan.symbols.parts(text)) for role, text in draft.messages]
@@ -104,14 +139,26 @@ def _planned(
             return None  # LlamaIndex raises the same error, and makes no request
         return request_key(texts, {**fields, **draft.fields})
 
-    read = {variable(index): results[variable(index)] for index in inputs}
-    return Planned(results[variable(index)], read, key_of)
+    read = {variable(index): results[index] for index in inputs}
+    return Planned(results[index], read, key_of)
 
 
-def calls_of(plan: Plan, fields: Mapping[str, Any]) -> tuple[Call, ...]:
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The place of a graph in its session: the number of its first call, and the run."""
+
+    first: int
+    run: Run
+
+    def variable(self, index: int) -> str:
+        """The variable that call number `index` of the graph writes."""
+        return variable(self.first + index)
+
+
+def calls_of(plan: Plan, fields: Mapping[str, Any], numbering: Numbering) -> tuple[Call, ...]:
     """The plan as calls for the server. Raises Unplannable for fields that calls do not have."""
     return tuple(
-        _call(draft, index, plan.symbols, {**fields, **draft.fields})
+        _call(draft, index, _Binding(plan.symbols, numbering), {**fields, **draft.fields})
         for index, draft in enumerate(plan.drafts)
     )
 
@@ -128,7 +175,7 @@ def _constraint(format: Mapping[str, Any]) -> dict[str, Any] | None:
     raise Unplannable("requests have a response_format that graphs do not")
 
 
-def _call(draft: Draft, index: int, symbols: Symbols, fields: dict[str, Any]) -> Call:
+def _call(draft: Draft, index: int, binding: _Binding, fields: dict[str, Any]) -> Call:
     model, stop = fields.pop("model", None), fields.pop("stop", None) or ()
     criteria = fields.pop("criteria", None)
     tools = {name: fields.pop(name) for name in _TOOLS if name in fields}
@@ -139,10 +186,9 @@ def _call(draft: Draft, index: int, symbols: Symbols, fields: dict[str, Any]) ->
     if "tools" in tools:
         tools["tools"] = tuple(Tool(function=Function(**t["function"])) for t in tools["tools"])
     sampling = Sampling(**fields, stop=(stop,) if isinstance(stop, str) else tuple(stop))
-    prompt, inputs = _prompt(draft, symbols)
-    output = Placeholder(
-        name=OUTPUT, in_out=InOut.OUT, semantic_var_id=variable(index), sampling=sampling
-    )
+    prompt, inputs = _prompt(draft, binding)
+    written = binding.numbering.variable(index)
+    output = Placeholder(name=OUTPUT, in_out=InOut.OUT, semantic_var_id=written, sampling=sampling)
     return Call(
         name=draft.name,
         prompt=prompt,
@@ -153,8 +199,7 @@ def _call(draft: Draft, index: int, symbols: Symbols, fields: dict[str, Any]) ->
     )
 
 
-def _prompt(draft: Draft, symbols: Symbols) -> tuple[Any, Iterable[Placeholder]]:
-    binding = _Binding(symbols)
+def _prompt(draft: Draft, binding: _Binding) -> tuple[Any, Iterable[Placeholder]]:
     parts = zip(draft.messages, draft.pieces, strict=True)
     turns = [
         (role, tuple(binding.segments(pieces or (Piece(text),)))) for (role, text), pieces in parts
@@ -169,9 +214,14 @@ def _prompt(draft: Draft, symbols: Symbols) -> tuple[Any, Iterable[Placeholder]]
 
 @dataclass
 class _Binding:
-    """Binds the inputs of one call: arguments of the templates, and earlier answers."""
+    """Binds the inputs of one call: arguments of the templates, and earlier answers.
+
+    Answers of the same graph are variables that the server fills in. Answers that the run has had
+    are text, with the name of the variable that held them.
+    """
 
     symbols: Symbols
+    numbering: Numbering
     inputs: Inputs = field(default_factory=Inputs)
 
     def segments(self, pieces: Iterable[Piece]) -> Iterator[Segment]:
@@ -179,20 +229,25 @@ class _Binding:
             parts = self.symbols.parts(piece.text)
             for part in parts:
                 if isinstance(part, Answer):
-                    name = self.inputs.bind(piece.name or "answer", _placeholder(part))
-                    yield Segment(input=name)
-                elif piece.name is not None and len(parts) == 1:
-                    yield Segment(input=self.inputs.bind(piece.name, _placeholder(part)))
+                    yield Segment(input=self.inputs.bind(piece.name or "answer", self._read(part)))
                 else:
-                    yield Segment(text=part)
+                    name = piece.name if len(parts) == 1 else None
+                    yield from self._given(Piece(part, name))
 
+    def _given(self, piece: Piece) -> Iterator[Segment]:
+        for found in self.numbering.run.trace((piece,)):
+            if piece.name is None:
+                yield Segment(text=found.text, from_var=found.from_var)
+            else:
+                given = Placeholder(
+                    name="value", in_out=InOut.IN, value=found.text, from_var=found.from_var
+                )
+                yield Segment(input=self.inputs.bind(piece.name, given))
 
-def _placeholder(part: Part) -> Placeholder:
-    if isinstance(part, str):
-        return Placeholder(name="value", in_out=InOut.IN, value=part)
-    return Placeholder(
-        name="value",
-        in_out=InOut.IN,
-        semantic_var_id=variable(part.index),
-        transforms=tuple(dict(step) for step in part.steps),
-    )
+    def _read(self, answer: Answer) -> Placeholder:
+        return Placeholder(
+            name="value",
+            in_out=InOut.IN,
+            semantic_var_id=self.numbering.variable(answer.index),
+            transforms=tuple(dict(step) for step in answer.steps),
+        )

@@ -17,7 +17,7 @@ from llama_index.llms.weftline.wire import CHAT, strip_to_text
 from weftline.adapters import BACKGROUND, Relay, Request, Result, Server, awaited
 from weftline.adapters.openai import finish_reason, message, usage, whole_delta
 from weftline.adapters.sessions import OURS
-from weftline.errors import UnknownModel, WeftlineError
+from weftline.errors import EngineFailed, Timeout, UnknownModel, WeftlineError
 from weftline.watching import Value
 
 log = logging.getLogger(__name__)
@@ -63,11 +63,30 @@ class Asking:
         client = await BACKGROUND.client(self.server)
         return await client.context_limits()
 
+    def served_name(self, model: str) -> str:
+        """The model's name at the server; `default` until the server has told its name."""
+        return next(iter(self._limits), model) if model == "default" else model
+
+    def __deepcopy__(self, memo: object) -> Asking:
+        """Itself: a copy of an LLM shares what its graphs have in flight."""
+        return self
+
     def send_ahead(self, graph: Ahead, with_parts: bool) -> None:
         """Submit a graph. From now on, requests that equal one of its calls get its answers."""
         with self._lock:
             self.graphs.append(graph)
         graph.start(with_parts)
+
+    @contextmanager
+    def answering(self, graph: Ahead) -> Iterator[None]:
+        """Inside the block, requests get their answers out of a graph that runs already."""
+        with self._lock:
+            self.graphs.append(graph)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.graphs.remove(graph)
 
     def leave(self, graph: Ahead) -> None:
         """Note that LlamaIndex is done with the calls of a graph."""
@@ -113,7 +132,9 @@ class Asking:
     async def _answer(self, asked: Asked) -> dict[str, Any]:
         if asked.planned is not None:
             try:
-                value = await awaited(asked.planned.value)
+                value = await self._value(asked.planned)
+            except (EngineFailed, Timeout):
+                raise  # it asked the same, so to ask again would fail again
             except WeftlineError as error:
                 self.warn(error)
             else:
@@ -129,15 +150,19 @@ class Asking:
             has_begun = False
             try:
                 if "tools" not in asked.body:
-                    async for text in asked.planned.text.aread():
+                    async for text in asked.planned.text.aread(self.server.timeout_s):
                         has_begun = True
                         yield _chunk_of(asked, text)
-                value = await awaited(asked.planned.value)
+                value = await self._value(asked.planned)
                 answer = _answer_of(asked, value)
                 if "tools" in asked.body:
                     yield _whole(answer)
                 yield {**answer, "choices": []}
                 return
+            except TimeoutError:
+                raise self._too_late() from None
+            except (EngineFailed, Timeout):
+                raise
             except WeftlineError as error:
                 if has_begun:
                     raise  # the caller already has the first part
@@ -149,6 +174,16 @@ class Asking:
                 async for chunk in chunks:
                     _hear(request, chunk)
                     yield chunk
+
+    async def _value(self, planned: Result) -> Value:
+        """The value of a call that was sent ahead. Raises Timeout like any request."""
+        try:
+            return await awaited(planned.value, self.server.timeout_s)
+        except TimeoutError:
+            raise self._too_late() from None
+
+    def _too_late(self) -> Timeout:
+        return Timeout(f"no answer came within {self.server.timeout_s:g} s: set a longer timeout")
 
     def warn(self, error: Exception) -> None:
         """Log that calls go one by one, and why. Only the first time is a warning."""

@@ -40,7 +40,7 @@ from llama_index.llms.weftline.wire import (
 )
 
 from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
-from weftline.http import OnGraph
+from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Criterion
 
 
@@ -84,8 +84,21 @@ class Weftline(StructuredLLM):
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="More fields for every request."
     )
-    base_url: str = Field(default_factory=default_base_url, validate_default=True)
+    base_url: str = Field(
+        default_factory=default_base_url,
+        validate_default=True,
+        description="The server's address; OpenAILike's name `api_base` is taken too.",
+    )
     api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
+    timeout: float | None = Field(
+        default=600.0, gt=0, description="Seconds to wait for an answer; None waits for ever."
+    )
+    max_retries: int = Field(
+        default=MAX_RETRIES, ge=0, description="How often a refused request is sent again."
+    )
+    default_headers: dict[str, str] | None = Field(
+        default=None, exclude=True, description="Headers for every request."
+    )
     ahead: bool = Field(
         default_factory=lambda: is_on("WEFTLINE_AHEAD"),
         description="Send the calls of synthesizers and extractors as one graph.",
@@ -101,6 +114,13 @@ class Weftline(StructuredLLM):
     _asking: Asking = PrivateAttr()
 
     def __init__(self, model: str = "default", **data: Any) -> None:
+        """Take the fields above, and `api_base` for `base_url`. Raises TypeError for others."""
+        if "api_base" in data:
+            if "base_url" in data:
+                raise TypeError("base_url and api_base are one setting: give one of them")
+            data["base_url"] = data.pop("api_base")
+        if unknown := sorted(data.keys() - type(self).model_fields.keys() - {"class_name"}):
+            raise TypeError(_refusal(unknown[0]))
         super().__init__(model=model, **data)
 
     @field_validator("base_url", mode="before")
@@ -111,10 +131,18 @@ class Weftline(StructuredLLM):
     def model_post_init(self, context: Any, /) -> None:
         """Prepare for requests. Nothing is connected yet."""
         super().model_post_init(context)
-        key = None if self.api_key is None else self.api_key.get_secret_value()
-        self._asking = Asking(Server(self.base_url, key))
+        self._asking = Asking(self._server())
         if self.ahead or self.provenance:
             listen()
+
+    def _server(self) -> Server:
+        return Server(
+            self.base_url,
+            None if self.api_key is None else self.api_key.get_secret_value(),
+            tuple((self.default_headers or {}).items()),
+            self.timeout,
+            self.max_retries,
+        )
 
     @classmethod
     def class_name(cls) -> str:
@@ -127,16 +155,19 @@ class Weftline(StructuredLLM):
         The server is asked once for the context window.
         """
         return LLMMetadata(
-            context_window=self.context_window or self._asking.context_limit(self.model),
+            context_window=self.context_window or self.asking.context_limit(self.model),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self.is_function_calling_model,
-            model_name=self.model,
+            model_name=self.asking.served_name(self.model),
         )
 
     @property
     def asking(self) -> Asking:
         """The part that sends requests and knows the graphs that were sent ahead."""
+        server = self._server()
+        if self._asking.server != server:  # a field was set, or a copy has other ones
+            self._asking = Asking(server)
         return self._asking
 
     def parameters(self) -> dict[str, Any]:
@@ -157,12 +188,12 @@ class Weftline(StructuredLLM):
         """A chat request. Raises ValueError for blocks that are not text."""
         bodies = [message_body(message) for message in messages]
         texts = [body["content"] for body in bodies]
-        return self._asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))
+        return self.asking.ask(self, CHAT, {"messages": bodies}, _request(self, options, texts))
 
     def _text(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Asked:
         if not formatted and self.completion_to_prompt is not None:
             prompt = self.completion_to_prompt(prompt)
-        return self._asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options, [prompt]))
+        return self.asking.ask(self, TEXT, {"prompt": prompt}, _request(self, options, [prompt]))
 
     def _chat_of(self, prompt: str, formatted: bool) -> list[ChatMessage]:
         if not formatted and self.completion_to_prompt is not None:
@@ -171,15 +202,15 @@ class Weftline(StructuredLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return chat_response(self._asking.answer(self._chat(messages, kwargs)))
+        return chat_response(self.asking.answer(self._chat(messages, kwargs)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return chat_response(await self._asking.aanswer(self._chat(messages, kwargs)))
+        return chat_response(await self.asking.aanswer(self._chat(messages, kwargs)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        chunks = self._asking.chunks(self._chat(messages, kwargs))
+        chunks = self.asking.chunks(self._chat(messages, kwargs))
 
         def responses() -> ChatResponseGen:
             so_far = ChatSoFar()
@@ -192,7 +223,7 @@ class Weftline(StructuredLLM):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        chunks = self._asking.chunks(self._chat(messages, kwargs))
+        chunks = self.asking.chunks(self._chat(messages, kwargs))
 
         async def responses() -> ChatResponseAsyncGen:
             so_far = ChatSoFar()
@@ -206,10 +237,10 @@ class Weftline(StructuredLLM):
         if self.is_chat_model:
             return as_completion(
                 chat_response(
-                    self._asking.answer(self._chat(self._chat_of(prompt, formatted), kwargs))
+                    self.asking.answer(self._chat(self._chat_of(prompt, formatted), kwargs))
                 )
             )
-        return completion_response(self._asking.answer(self._text(prompt, formatted, kwargs)))
+        return completion_response(self.asking.answer(self._text(prompt, formatted, kwargs)))
 
     @llm_completion_callback()
     async def acomplete(
@@ -217,9 +248,9 @@ class Weftline(StructuredLLM):
     ) -> CompletionResponse:
         if self.is_chat_model:
             asked = self._chat(self._chat_of(prompt, formatted), kwargs)
-            return as_completion(chat_response(await self._asking.aanswer(asked)))
+            return as_completion(chat_response(await self.asking.aanswer(asked)))
         asked = self._text(prompt, formatted, kwargs)
-        return completion_response(await self._asking.aanswer(asked))
+        return completion_response(await self.asking.aanswer(asked))
 
     @llm_completion_callback()
     def stream_complete(
@@ -250,9 +281,29 @@ class Weftline(StructuredLLM):
     ) -> tuple[Any, Callable[[Mapping[str, Any]], CompletionResponse]]:
         if not self.is_chat_model:
             asked = self._text(prompt, formatted, options)
-            return self._asking.chunks(asked), TextSoFar().take
+            return self.asking.chunks(asked), TextSoFar().take
         asked, so_far = self._chat(self._chat_of(prompt, formatted), options), ChatSoFar()
-        return self._asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
+        return self.asking.chunks(asked), lambda chunk: as_completion(so_far.take(chunk))
+
+
+# What OpenAILike takes and Weftline does not, and what to do instead.
+_OTHERWISE = {
+    "http_client": "its requests go over connections of its own",
+    "async_http_client": "its requests go over connections of its own",
+    "openai_client": "its requests go over connections of its own",
+    "async_openai_client": "its requests go over connections of its own",
+    "reuse_client": "its connections are always reused",
+    "api_version": "a weftline server has one version of its API",
+    "tokenizer": "the server counts the tokens",
+    "max_new_tokens": "give max_tokens",
+    "should_use_structured_outputs": "set is_function_calling_model=False instead",
+}
+
+
+def _refusal(argument: str) -> str:
+    """The error for an argument that is not taken."""
+    advice = _OTHERWISE.get(argument, "give request fields as additional_kwargs")
+    return f"Weftline takes no argument {argument!r}: {advice}"
 
 
 # A request with one of these already says what form the answer must have.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llama_index.core.async_utils import DEFAULT_NUM_WORKERS
 from llama_index.core.extractors import (
     KeywordExtractor,
     PydanticProgramExtractor,
@@ -100,6 +101,8 @@ def llm_of(extractor: Any) -> Any:
 def plan_extraction(extractor: Any, nodes: Sequence[Any]) -> Plan:
     """The calls of `extractor.aextract(nodes)`. Raises Unplannable."""
     llm = llm_of(extractor)
+    if extractor.num_workers != DEFAULT_NUM_WORKERS:
+        raise Unplannable("num_workers says how many calls may run at once")
     of_objects = type(extractor) is PydanticProgramExtractor
     plan = plan_of(llm, extractor.program.output_cls if of_objects else None)
     _EXTRACTORS[type(extractor)](plan, extractor, nodes)

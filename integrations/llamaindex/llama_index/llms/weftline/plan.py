@@ -30,7 +30,7 @@ from llama_index.llms.weftline.objects import (
     wanted,
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
-from llama_index.llms.weftline.provenance import by_template
+from llama_index.llms.weftline.provenance import by_template, runs_code
 from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
@@ -109,6 +109,7 @@ class Plan:
         self, name: str, prompt: BasePromptTemplate, fields: Mapping[str, Any], **arguments: Any
     ) -> Answer | None:
         """Plan one request with these fields."""
+        _require(not runs_code(self.llm, prompt), "a template calls functions of the user")
         if self.llm.metadata.is_chat_model:
             bodies = [message_body(m) for m in self.llm._get_messages(prompt, **arguments)]
             messages = strip_to_text(bodies)
@@ -117,6 +118,7 @@ class Plan:
         else:
             messages = (("", self.llm._get_prompt(prompt, **arguments)),)
         texts = [text for _, text in messages]
+        _require(all(map(self.symbols.are_whole_in, texts)), "a template changes its arguments")
         pieces: Sequence[Pieces | None] = by_template(self.llm, prompt, arguments, texts) or [
             None
         ] * len(texts)
@@ -238,14 +240,18 @@ def plan_synthesis(
     synthesizer: Any, query: str, chunks: Sequence[str], others: Mapping[str, Any]
 ) -> Plan:
     """The calls of `synthesizer.get_response(query, chunks, **others)`. Raises Unplannable."""
-    llm, output_cls = synthesizer._llm, synthesizer._output_cls
     _require(not others, "it was given more than a query and chunks")
-    _require(not synthesizer._multimodal, "it is multimodal")
-    can_stream = llm.output_parser is None and not isinstance(synthesizer, Accumulate)
-    _require(can_stream or not synthesizer._streaming, "LlamaIndex does not stream it")
-    plan = plan_of(llm, output_cls)
-    _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
+    plan = plan_of(synthesizer._llm, synthesizer._output_cls)
+    follow(plan, synthesizer, query, chunks)
     return plan
+
+
+def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:
+    """Add the calls of a synthesis to `plan`. Raises Unplannable."""
+    _require(not synthesizer._multimodal, "it is multimodal")
+    can_stream = plan.llm.output_parser is None and not isinstance(synthesizer, Accumulate)
+    _require(can_stream or not synthesizer._streaming, "LlamaIndex does not stream it")
+    _SYNTHESIZERS[type(synthesizer)](plan, synthesizer, query, chunks)
 
 
 def plan_of(llm: Any, output_cls: type[BaseModel] | None = None) -> Plan:

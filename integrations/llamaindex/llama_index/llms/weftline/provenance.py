@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 MIN_SEARCHED = 8
 # A shorter answer also occurs by chance: templates list labels, and models answer with labels.
 MIN_ANSWER = 12
+MAX_ORIGINS = 4096  # values remembered for a run
 
 _CLOSERS = Closers()
 
@@ -67,11 +69,18 @@ def by_template(
     return found if [text_of(pieces) for pieces in found] == list(texts) else None
 
 
+def _selected(llm: Any, prompt: BasePromptTemplate) -> BasePromptTemplate:
+    return prompt.select(llm) if type(prompt) is SelectorPromptTemplate else prompt
+
+
 def _is_plain(llm: Any, prompt: BasePromptTemplate) -> bool:
-    if type(prompt) is SelectorPromptTemplate:
-        prompt = prompt.select(llm)
-    known = type(prompt) in (PromptTemplate, ChatPromptTemplate)
-    return known and not prompt.function_mappings and llm.messages_to_prompt is not None
+    known = type(_selected(llm, prompt)) in (PromptTemplate, ChatPromptTemplate)
+    return known and not runs_code(llm, prompt) and llm.messages_to_prompt is not None
+
+
+def runs_code(llm: Any, prompt: BasePromptTemplate) -> bool:
+    """Whether rendering `prompt` calls functions of the user."""
+    return bool(_selected(llm, prompt).function_mappings)
 
 
 def _cut(text: str, pattern: re.Pattern[str]) -> Pieces:
@@ -89,12 +98,52 @@ class Run(RunSession):
 
     max_answers: ClassVar[int] = 256
 
+    calls: int = 0  # of all graphs of the run
+    # The variable that each value of a prompt was part of; None for what did not come from one.
+    origins: OrderedDict[str, str | None] = field(default_factory=OrderedDict)
+
+    def reserve(self, count: int) -> int:
+        """Number the calls of a graph, so that no two graphs of a session write one variable."""
+        with self.lock:
+            first, self.calls = self.calls, self.calls + count
+        return first
+
+    def answered(self, variable: str, text: str) -> None:
+        """Note an answer. LlamaIndex strips answers before it puts them into prompts."""
+        if text.strip():
+            super().answered(variable, text.strip())
+
     def trace(self, pieces: Pieces) -> Pieces:
         """`pieces`, cut around the earlier answers of the run that occur in them."""
         with self.lock:
-            answers = [(v, text) for v, text in self.answers if len(text) >= MIN_ANSWER]
-        answers.sort(key=lambda answer: -len(answer[1]))
-        return tuple(part for piece in pieces for part in _split(piece, answers))
+            answers = list(self.answers)
+        whole = {text: variable for variable, text in answers}
+        longest = sorted((a for a in answers if len(a[1]) >= MIN_ANSWER), key=lambda a: -len(a[1]))
+        found: list[Piece] = []
+        for piece in pieces:
+            # A value that is an answer as a whole is that answer, however short it is.
+            if piece.name is not None and (variable := whole.get(piece.text.strip())):
+                found.append(piece._replace(from_var=variable))
+                continue
+            parts = list(_split(piece, longest))
+            if piece.name is not None and parts == [piece]:
+                parts = [piece._replace(from_var=self._origin(piece.text, longest))]
+            found += parts
+        return tuple(found)
+
+    def _origin(self, value: str, answers: Sequence[tuple[str, str]]) -> str | None:
+        """The variable whose answer holds `value`, such as one of several sub-questions.
+
+        A value that an earlier prompt had too, such as the user's question, came from no answer.
+        """
+        with self.lock:
+            if value in self.origins:
+                return self.origins[value]
+            of = next((v for v, text in answers if value in text), None)
+            self.origins[value] = None if len(value) < MIN_ANSWER else of
+            if len(self.origins) > MAX_ORIGINS:
+                self.origins.popitem(last=False)
+            return self.origins[value]
 
 
 def _split(piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:

@@ -15,17 +15,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead
+from llama_index.llms.weftline.building import builder_of, can_build, plan_build
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
 from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
+from llama_index.llms.weftline.scopes import ENCLOSING, enclose
 from llama_index_instrumentation import get_dispatcher
 
 from weftline.adapters import Pieces, Request, RunSessions
@@ -63,13 +66,20 @@ class Spans:
 
     def enter(self, id: str, instance: Any, arguments: Mapping[str, Any], parent: Any) -> None:
         """Note that a method begins."""
-        span = Span(instance, arguments, self._open.get(parent))
+        span = Span(instance, arguments, self._innermost(parent))
         with self._lock:
             self._open[id] = span
             while len(self._open) > MAX_SPANS:
                 self._open.popitem(last=False)
         method = id.partition("-")[0].rpartition(".")[2]
         self._send_ahead(span, method)
+
+    def _innermost(self, active: str | None) -> Span | None:
+        """The span with the id `active`, or the scope of ours that lies inside it."""
+        span, scope = self._open.get(active or ""), self._open.get(ENCLOSING.get() or "")
+        if scope is not None and (span is None or span in scope.ancestry()):
+            return scope
+        return span
 
     def leave(self, id: str, result: Any) -> None:
         """Note that a method ends. Its `result` may be a stream that has not begun."""
@@ -83,7 +93,8 @@ class Spans:
                 finalize(result, asking.leave, graph)
             else:
                 asking.leave(graph)
-        span.runs.finish()
+        if _chat_of(span) is None:
+            span.runs.finish()
 
     def _send_ahead(self, span: Span, method: str) -> None:
         llm = _llm_of(span.instance)
@@ -93,7 +104,8 @@ class Spans:
             plan = _plan(span, method)
             if plan is None or len(plan.drafts) < 2:
                 return  # a single call gains nothing
-            graph = Ahead(plan, llm.parameters(), llm.on_graph, llm.asking.server)
+            run = self.run_of(span, llm)
+            graph = Ahead(plan, llm.parameters(), llm.asking.server, run)
         except Unplannable as reason:
             log.debug("%s is not sent ahead: %s", type(span.instance).__name__, reason)
             return
@@ -103,24 +115,58 @@ class Spans:
         llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
         span.graph = graph
 
+    def run_now(self, llm: Any) -> Run | None:
+        """The run of the running code; None outside of all spans."""
+        span = self._innermost(active_span_id.get())
+        return None if span is None else self.run_of(span, llm)
+
+    def run_of(self, span: Span, llm: Any) -> Run:
+        """The run's session at the LLM's server. One query, pipeline run or chat is one run."""
+        *_, root = span.ancestry()
+        server = llm.asking.server
+        return _runs(root).find(server.place, partial(begin_run, server, llm.on_graph))
+
     def account(self, llm: Any, texts: Sequence[str]) -> Request | None:
         """The request for the prompt that the running code has made: its pieces and its run."""
-        span = self._open.get(active_span_id.get() or "")
+        span = self._innermost(active_span_id.get())
         if span is None:
             return None
         around = list(span.ancestry())[:MAX_ANCESTORS]
         pieces = _pieces(llm, around, texts)
-        begin = partial(begin_run, llm.asking.server, llm.on_graph)
-        run = around[-1].runs.find(llm.asking.server, begin)
+        run = self.run_of(span, llm)
         traced = [run.trace(found) for found in pieces]
         return Request(said_of(run, _name(llm, around), traced), run)
+
+
+# The sessions of each chat engine. All its turns are one session, which ends with the engine.
+_CHATS: WeakKeyDictionary[BaseChatEngine, RunSessions[Run]] = WeakKeyDictionary()
+_CHATS_LOCK = Lock()
+
+
+def _chat_of(span: Span) -> BaseChatEngine | None:
+    """The chat engine whose turn `span` is; None for anything inside something else."""
+    chat = span.instance
+    return chat if span.parent is None and isinstance(chat, BaseChatEngine) else None
+
+
+def _runs(root: Span) -> RunSessions[Run]:
+    """The sessions of the run that `root` is, or whose turn it is."""
+    chat = _chat_of(root)
+    if chat is None:
+        return root.runs
+    with _CHATS_LOCK:
+        runs = _CHATS.get(chat)
+        if runs is None:
+            runs = _CHATS[chat] = RunSessions()
+            finalize(chat, runs.finish).atexit = False  # the server ends what a process leaves
+        return runs
 
 
 def _plan(span: Span, method: str) -> Plan | None:
     given = dict(span.arguments)
     if method in ("get_response", "aget_response") and can_plan(span.instance):
-        if any(s.instance is span.instance and _covers(s) for s in span.ancestry()):
-            return None  # an outer method of the same synthesis has sent the graph
+        if any(_covers(s, span.instance) for s in span.ancestry()):
+            return None  # the graph of an outer method, or of the build around it, has these calls
         query, chunks = given.pop("query_str"), given.pop("text_chunks")
         given.pop("separator", None)
         others = {**given, **given.pop("response_kwargs", {})}
@@ -128,20 +174,29 @@ def _plan(span: Span, method: str) -> Plan | None:
             others.pop("prev_response", None)
         others.pop("response_kwargs", None)
         return plan_synthesis(span.instance, query, list(chunks), others)
+    if method == "build_index_from_nodes" and can_build(span.instance):
+        return plan_build(span.instance, list(given["nodes"]))
     if method == "aextract" and can_extract(span.instance):
         return plan_extraction(span.instance, list(given["nodes"]))
     return None
 
 
-def _covers(span: Span) -> bool:
-    """Whether the graph sent at the start of `span` will answer the calls that follow."""
-    return span.graph is not None and (span.graph.complete or span.graph.has_left)
+def _covers(span: Span, synthesizer: Any) -> bool:
+    """Whether the graph sent at the start of `span` will answer the calls of `synthesizer`."""
+    if span.graph is None:
+        return False
+    index = span.instance if can_build(span.instance) else None
+    around = getattr(index, "_response_synthesizer", None) is synthesizer
+    same = span.instance is synthesizer or around
+    return bool(same and (span.graph.complete or span.graph.has_left))
 
 
 def _llm_of(instance: Any) -> Any:
     """The Weftline that a synthesizer or an extractor calls; None for any other object."""
     if can_plan(instance):
         llm = instance._llm
+    elif can_build(instance):
+        llm = builder_of(instance)
     elif can_extract(instance):
         llm = llm_of(instance)
     else:
@@ -236,6 +291,7 @@ _HANDLER = _Handler()
 
 def listen() -> None:
     """Watch from now on. Calling it again puts the handler back if it was removed."""
+    enclose(SPANS, active_span_id.get)
     root = get_dispatcher()
     if _HANDLER not in root.span_handlers:
         root.add_span_handler(_HANDLER)

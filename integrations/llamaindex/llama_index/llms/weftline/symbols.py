@@ -51,6 +51,7 @@ class Symbols:
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     _known: list[Answer] = field(default_factory=list)
+    _numbers: dict[tuple[int, str], int] = field(default_factory=dict)  # of the known answers
 
     def text(self, answer: Answer) -> str:
         """The symbol of `answer`: private characters around a number that cannot be guessed.
@@ -58,10 +59,16 @@ class Symbols:
         LlamaIndex's LangchainOutputParser doubles the braces of its instructions if the prompt
         before them has braces. So the symbol of an answer that will have braces has them too.
         """
-        if answer not in self._known:
+        number = self._numbers.setdefault((answer.index, repr(answer.steps)), len(self._known))
+        if number == len(self._known):
             self._known.append(answer)
         braces = "{}" if answer.has_braces else ""
-        return f"\ue000{self.nonce}.{self._known.index(answer)}{braces}\ue001"
+        return f"\ue000{self.nonce}.{number}{braces}\ue001"
+
+    def are_whole_in(self, text: str) -> bool:
+        """Whether no symbol in `text` was cut or changed, by a filter of a template for example."""
+        known = [part for part in self.parts(text) if isinstance(part, str)]
+        return not any(mark in part for part in known for mark in ("\ue000", "\ue001"))
 
     def parts(self, text: str) -> tuple[Part, ...]:
         """`text` cut at its symbols. No part is empty."""

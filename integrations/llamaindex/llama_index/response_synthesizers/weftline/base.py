@@ -24,6 +24,8 @@ from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index.llms.weftline import Weftline
 from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
+from llama_index.llms.weftline.provenance import begin_run
+from llama_index.llms.weftline.spans import SPANS
 from llama_index.response_synthesizers.weftline.report import Report
 
 from weftline.errors import WeftlineError
@@ -43,7 +45,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
     runs where the client parses answers: objects, or an LLM with an output parser. It also runs
     where the calls are not one graph: modes without calls, or answers that may need packing again.
 
-    The client makes no calls, so LlamaIndex's callbacks see the synthesis but not its calls.
+    LlamaIndex's events and callbacks see the calls when all of them have been answered.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
             sent.leave()
         if _has_blank(answers):
             return self._plainly(query_str, text_chunks, response_kwargs)
+        sent.tell()
         return self._join(answers, response_kwargs)
 
     async def aget_response(
@@ -115,6 +118,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
             sent.leave()
         if _has_blank(answers):
             return await self._aplainly(query_str, text_chunks, response_kwargs)
+        await sent.atell()
         return self._join(answers, response_kwargs)
 
     def _send(self, query: str, chunks: Sequence[str], options: Mapping[str, Any]) -> _Sent | None:
@@ -151,6 +155,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
                 yield part
             if has_begun:
                 sent.finish.result()
+                sent.tell()
         except WeftlineError as error:
             if has_begun:
                 raise
@@ -173,6 +178,7 @@ class WeftlineSynthesizer(BaseSynthesizer):
                 yield part
             if has_begun:
                 await asyncio.wrap_future(sent.finish)
+                await sent.atell()
         except WeftlineError as error:
             if has_begun:
                 raise
@@ -247,10 +253,13 @@ class _Sent:
     """A synthesis under way at the server."""
 
     def __init__(self, llm: Any, plan: Plan) -> None:
-        self.report = Report(plan)
+        self._llm = llm
+        server, run = llm.asking.server, SPANS.run_now(llm)
+        self._own = begin_run(server, None) if run is None else None
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, llm.parameters(), self._take, llm.asking.server)
+        self.graph = Ahead(plan, llm.parameters(), server, run or self._own, self._take)
+        self.report = Report(plan, self.graph.variables)
 
     def start(self, with_parts: bool) -> None:
         self.graph.start(with_parts)
@@ -258,8 +267,8 @@ class _Sent:
 
     def _take(self, graph: Mapping[str, Any]) -> None:
         self.report.fill(graph)
-        if self._on_graph is not None:
-            self._on_graph(graph)
+        if self._own is not None and self._on_graph is not None:
+            self._on_graph(dict(graph))
 
     def _over(self) -> None:
         if not self.finish.done():
@@ -268,8 +277,35 @@ class _Sent:
     def text(self, value: Any) -> str:
         return str(value.value)
 
+    def tell(self) -> None:
+        """Make the calls again in the client, where the values answer them.
+
+        So LlamaIndex's events and callbacks see every call, and its token counter counts them.
+        """
+        with self._llm.asking.answering(self.graph):
+            for messages, fields in self.graph.asked():
+                if self._llm.is_chat_model:
+                    self._llm.chat(_chat(messages), **fields)
+                else:
+                    self._llm.complete(messages[0][1], formatted=True, **fields)
+
+    async def atell(self) -> None:
+        """Like `tell`, for a coroutine."""
+        with self._llm.asking.answering(self.graph):
+            for messages, fields in self.graph.asked():
+                if self._llm.is_chat_model:
+                    await self._llm.achat(_chat(messages), **fields)
+                else:
+                    await self._llm.acomplete(messages[0][1], formatted=True, **fields)
+
     def leave(self) -> None:
         self.graph.abandon()
+        if self._own is not None:
+            self._own.finish()
+
+
+def _chat(messages: Sequence[tuple[str, str]]) -> list[ChatMessage]:
+    return [ChatMessage(role=role, content=text) for role, text in messages]
 
 
 def _has_blank(answers: Sequence[str]) -> bool:

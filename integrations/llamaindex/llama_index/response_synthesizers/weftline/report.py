@@ -18,15 +18,18 @@ class Report(dict[str, Any]):
     Seconds and tokens are filled in with the answer. `total_s` is the server's time for all calls.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, variables: Sequence[str]) -> None:
+        self._variables = variables
         super().__init__(calls=[{"name": draft.name} for draft in plan.drafts], sources={})
         self._texts = ["\n".join(text for _, text in draft.messages) for draft in plan.drafts]
 
     def fill(self, graph: Mapping[str, Any]) -> None:
         """Read the times and the tokens from the session's graph."""
-        for said, call in zip(self["calls"], graph["calls"], strict=True):
+        by_output = {call["outputs"][0]: call for call in graph["calls"]}
+        made = [by_output[variable] for variable in self._variables]
+        for said, call in zip(self["calls"], made, strict=True):
             said.update({name: call[name] for name in (*_TIMES, *_TOKENS)})
-            said["finished_s"] = call["steps"][-1]["finished_s"]
+            said["finished_s"] = call["steps"][-1]["finished_s"] - made[0]["submitted_s"]
         self["total_s"] = max(call["finished_s"] for call in self["calls"])
 
     def of(self, nodes: Sequence[NodeWithScore]) -> None:

@@ -1,0 +1,181 @@
+"""One query, build, pipeline run or chat is one session, with the edges that its prompts have.
+
+Sessions and edges are those that the server shows when the run is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core import (
+    Document,
+    DocumentSummaryIndex,
+    KeywordTableIndex,
+    MockEmbedding,
+    SummaryIndex,
+    TreeIndex,
+)
+from llama_index.core.evaluation import BatchEvalRunner, CorrectnessEvaluator, RelevancyEvaluator
+from llama_index.core.extractors import KeywordExtractor, SummaryExtractor, TitleExtractor
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.query_engine import FLAREInstructQueryEngine, SubQuestionQueryEngine
+from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import QueryEngineTool
+from llama_index.llms.weftline import Weftline
+
+from tests.integrations.conftest import StartServer
+from tests.integrations.recording import recorded
+from tests.integrations.test_llama_ahead import CHAT, SUBMIT, wait_for
+from tests.integrations.test_llama_applications import (
+    SUB_QUESTIONS,
+    Translation,
+    chat,
+    hyde,
+    multi_step,
+)
+
+RULES = [
+    ("list of relevant sub-questions", SUB_QUESTIONS),
+    ("Previous reasoning", "What is asked first of all?"),
+    *((f"wood{k} of the tree. Give 5", f"The keywords of number {k}.") for k in range(3)),
+    ("Where is the source", "The source is in the Apennines."),
+    ("Where is the mouth", "The mouth is near Ostia."),
+    ("ood0", "A summary of the first leaves."),
+    ("ood9", "A summary of the last leaves."),
+    ("", "It flows into the sea at last."),
+]
+
+
+@pytest.fixture(scope="module")
+def rules_url(start_script: StartServer) -> str:
+    return start_script(RULES)
+
+
+def leaves(count: int = 4) -> list[TextNode]:
+    texts = (f"Leaf wood{k} of the tree." for k in range(count))
+    return [TextNode(text=text, id_=f"n{k}") for k, text in enumerate(texts)]
+
+
+def refine(llm: Any) -> Any:
+    return get_response_synthesizer(response_mode="refine", llm=llm)
+
+
+def sub_question(llm: Any) -> Any:
+    """Two sub-questions over two nodes each, and a last refine over both answers."""
+    index = SummaryIndex(leaves(2))
+    engine = index.as_query_engine(llm=llm, response_mode="refine")
+    return SubQuestionQueryEngine.from_defaults(
+        [QueryEngineTool.from_defaults(engine, name="rivers", description="Knows rivers.")],
+        llm=llm,
+        question_gen=LLMQuestionGenerator.from_defaults(llm=llm),
+        response_synthesizer=refine(llm),
+        verbose=False,
+        use_async=True,
+    ).query("Where does the Tiber flow?")
+
+
+def pipeline(llm: Any) -> Any:
+    steps = [KeywordExtractor(llm=llm), SummaryExtractor(llm=llm), TitleExtractor(llm=llm)]
+    made = IngestionPipeline(transformations=steps).run(nodes=leaves(3))
+    return [node.metadata for node in made]
+
+
+def keyword_table(llm: Any) -> Any:
+    return sorted(KeywordTableIndex(leaves(), llm=llm).index_struct.table)
+
+
+def keyword_documents(llm: Any) -> Any:
+    """The extractor of the transformations and the index's own calls are one run."""
+    steps = [SentenceSplitter(), SummaryExtractor(llm=llm)]
+    documents = [Document(text=node.text) for node in leaves(2)]
+    made = KeywordTableIndex.from_documents(documents, llm=llm, transformations=steps)
+    return sorted(made.index_struct.table)
+
+
+def tree_index(llm: Any) -> Any:
+    """Eight leaves by two: three levels of summaries until two are left."""
+    index = TreeIndex(leaves(8), llm=llm, num_children=2)
+    texts = [node.get_content() for node in index.docstore.docs.values()]
+    return [text for text in texts if "Leaf" not in text]
+
+
+def document_summaries(llm: Any) -> Any:
+    index = DocumentSummaryIndex.from_documents(
+        [Document(text=node.text, id_=f"d{k}") for k, node in enumerate(leaves(3))],
+        llm=llm,
+        embed_model=MockEmbedding(embed_dim=4),
+        transformations=[SentenceSplitter()],
+        response_synthesizer=refine(llm),
+    )
+    return [index.get_document_summary(f"d{k}") for k in range(3)]
+
+
+def evaluations(llm: Any) -> Any:
+    judges = {
+        "right": CorrectnessEvaluator(llm=llm, parser_function=lambda said: (3.0, said)),
+        "relevant": RelevancyEvaluator(llm=llm),
+    }
+    runner = BatchEvalRunner(judges, workers=4)
+    found = runner.evaluate_response_strs(
+        queries=["What is it?"] * 4, response_strs=["A river."] * 4, contexts_list=[["Tiber"]] * 4
+    )
+    return {name: [one.feedback for one in results] for name, results in found.items()}
+
+
+def flare(llm: Any) -> Any:
+    engine = SummaryIndex(leaves(2)).as_query_engine(llm=llm)
+    return FLAREInstructQueryEngine(engine, llm=llm, max_iterations=2).query("Where does it flow?")
+
+
+def workflow(llm: Any) -> Any:
+    async def run() -> Any:
+        return await Translation(llm).run(text="The Tiber is long.")
+
+    return asyncio.run(run())
+
+
+# Requests for graphs and for single calls, calls in the server, and edges between them.
+PROGRAMS: dict[str, tuple[Callable[[Any], Any], int, int, int, int]] = {
+    # the sub-questions, each answer into its refining call, and both answers into the last two
+    "sub-question": (sub_question, 3, 1, 7, 9),
+    # the titles into one title, and the keywords into the summaries' prompts, as metadata
+    "pipeline": (pipeline, 3, 0, 10, 6),
+    "keyword-table": (keyword_table, 1, 0, 4, 0),
+    "keyword-documents": (keyword_documents, 2, 0, 4, 2),
+    "tree-index": (tree_index, 1, 0, 6, 4),
+    "document-summaries": (document_summaries, 1, 0, 3, 0),
+    "evaluations": (evaluations, 0, 8, 8, 0),
+    "multi-step": (multi_step, 0, 5, 5, 6),
+    "flare": (flare, 0, 4, 4, 2),
+    "workflow": (workflow, 0, 2, 2, 1),
+    "hyde": (hyde, 0, 2, 2, 0),
+    "chat": (chat, 0, 3, 3, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:asyncio_module:DeprecationWarning")  # LlamaIndex's own
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_session(rules_url: str, name: str) -> None:
+    """A whole run is one session with its edges, and its result that of calls one by one."""
+    run, submits, singles, calls, edges = PROGRAMS[name]
+    graphs: list[Any] = []
+
+    def llm(**options: Any) -> Weftline:
+        return Weftline(base_url=proxy.url, max_tokens=64, context_window=3900, **options)
+
+    with recorded(rules_url) as proxy:
+        said = run(llm(on_graph=graphs.append))
+        gc.collect()  # a chat ends with its engine
+        [graph] = wait_for(graphs)
+        sent = len(proxy.bodies(SUBMIT)), len(proxy.bodies(CHAT))
+        found = len(graph["calls"]), len(graph["edges"])
+        assert (*sent, *found) == (submits, singles, calls, edges)
+        assert str(run(llm(ahead=False, provenance=False))) == str(said)
+        assert len(proxy.bodies(CHAT)) - singles >= calls  # one by one
