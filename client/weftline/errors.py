@@ -10,6 +10,7 @@
     ├── UnknownVariable                404
     ├── UnknownCall                    404
     ├── UnknownModel                   404
+    ├── UnknownRoute                   404  (client side) no weftline server is at this address
     ├── GraphError                     422  the calls of a submit do not make a graph
     │   ├── UnknownPlaceholder         422  prompt and placeholders have different names
     │   ├── MissingInput               422  an input has neither a value nor a variable
@@ -87,6 +88,8 @@ class WeftlineError(Exception):
             text = str(body)[:200]
             return _nearest(status)(f"the server answered {status} without an error body: {text}")
         cls = _BY_NAME.get(str(error.get("type"))) or _nearest(status)
+        if cls is InvalidRequest and status == HTTPStatus.NOT_FOUND:
+            cls = UnknownRoute  # the web framework answered, and no route of ours
         return cls(
             str(error.get("message", "")),
             param=error.get("param"),
@@ -149,6 +152,12 @@ class UnknownCall(WeftlineError):
 
 class UnknownModel(WeftlineError):
     """No engine serves this model."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownRoute(WeftlineError):
+    """The server has no such route: the base URL has a wrong path, or names another server."""
 
     status = HTTPStatus.NOT_FOUND
 

@@ -312,6 +312,9 @@ class Feed:
             case Part(variable, text):
                 if not self.results[variable].value.done():  # a part may come after its limit
                     self.results[variable].add(text)
+            case Value(variable, value, facts) if self._session.done():
+                told = {**facts, "session_id": self._session.result()}
+                self._settle(Value(variable, value, told))
             case Value() | Failed():
                 self._settle(event)
             case Graph(graph):
