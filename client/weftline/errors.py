@@ -11,6 +11,7 @@
     ├── UnknownCall                    404
     ├── UnknownModel                   404
     ├── UnknownStore                   404
+    ├── UnknownRoute                   404  (client side) no weftline server is at this address
     ├── GraphError                     422  the calls of a submit do not make a graph
     │   ├── UnknownPlaceholder         422  prompt and placeholders have different names
     │   ├── MissingInput               422  an input has neither a value nor a variable
@@ -88,6 +89,8 @@ class WeftlineError(Exception):
             text = str(body)[:200]
             return _nearest(status)(f"the server answered {status} without an error body: {text}")
         cls = _BY_NAME.get(str(error.get("type"))) or _nearest(status)
+        if cls is InvalidRequest and status == HTTPStatus.NOT_FOUND:
+            cls = UnknownRoute  # the web framework answered, and no route of ours
         return cls(
             str(error.get("message", "")),
             param=error.get("param"),
@@ -160,6 +163,12 @@ class UnknownModel(WeftlineError):
 
 class UnknownStore(WeftlineError):
     """The server has no vector store of this name."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class UnknownRoute(WeftlineError):
+    """The server has no such route: the base URL has a wrong path, or names another server."""
 
     status = HTTPStatus.NOT_FOUND
 

@@ -197,12 +197,19 @@ async def test_streams_the_last_text(llm: ChatWeftline) -> None:
     assert "".join(chunk.content for chunk in chunks) == message(llm).invoke(CHUNKS[0]).content
 
 
-async def test_streams_anything_else_whole(llm: ChatWeftline) -> None:
-    """A dict comes as one part."""
+def by_key(parts: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The parts of each key, in order. The keys of a stream come in any order."""
+    keys = sorted({key for part in parts for key in part})
+    return {key: [part[key] for part in parts if key in part] for key in keys}
+
+
+async def test_streams_anything_else_as_langchain_does(llm: ChatWeftline) -> None:
+    """A dict comes key by key."""
     chain = json_between(llm)
-    assert list(compile_chain(chain).stream(CHUNKS[0])) == [chain.invoke(CHUNKS[0])]
+    expected = by_key(list(chain.stream(CHUNKS[0])))
+    assert by_key(list(compile_chain(chain).stream(CHUNKS[0]))) == expected
     parts = [part async for part in compile_chain(chain).astream(CHUNKS[0])]
-    assert parts == [chain.invoke(CHUNKS[0])]
+    assert by_key(parts) == expected
 
 
 async def test_batches(llm: ChatWeftline) -> None:
@@ -297,7 +304,10 @@ async def test_failures_are_those_of_the_plain_chain(
         expected = failure_of(partial(chain.invoke, {"ask": ask}))
         assert expected[0] is error
         assert failure_of(partial(compile_chain(chain).invoke, {"ask": ask})) == expected
-        assert failure_of(partial(list, compile_chain(chain).stream({"ask": ask}))) == expected
+        # A lambda after a parser that streams nothing fails with LangChain's own UnboundLocalError.
+        streamed = failure_of(partial(list, chain.stream({"ask": ask})))
+        made = failure_of(partial(list, compile_chain(chain).stream({"ask": ask})))
+        assert made == (streamed if chain is last else expected)
         with pytest.raises(error):
             await compile_chain(chain).ainvoke({"ask": ask})
 

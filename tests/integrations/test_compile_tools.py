@@ -142,9 +142,11 @@ async def test_the_parsers_own_values_and_exceptions(name: str, url: str) -> Non
 @pytest.mark.parametrize("schema", [Town, SCHEMA], ids=["class", "schema"])
 @pytest.mark.parametrize("include_raw", [False, True])
 def test_structured_output(schema: Any, include_raw: bool, url: str) -> None:
-    """`with_structured_output` is a model with a tool and a parser; both go to the server."""
+    """`function_calling` is a model with a tool and a parser; both go to the server."""
     llm = ChatWeftline(base_url=url)
-    plain = ASK | llm.with_structured_output(schema, include_raw=include_raw)
+    plain = ASK | llm.with_structured_output(
+        schema, method="function_calling", include_raw=include_raw
+    )
     for ask in ("the town", "nothing", "a word"):
         expected = outcome(partial(_parsed, plain, ask))
         for chain in (compile_chain(plain), accelerate(plain)):
@@ -163,7 +165,7 @@ def _parsed(chain: Chain, ask: str) -> Any:
 
 def planned(llm: ChatWeftline) -> Any:
     """A plan, and a text about an item of it."""
-    plan = ASK | llm.with_structured_output(SCHEMA)
+    plan = ASK | llm.with_structured_output(SCHEMA, method="function_calling")
     return plan | {"town": itemgetter("name"), "size": itemgetter("size")} | WRITE | llm | TEXT
 
 
@@ -223,19 +225,21 @@ def test_a_traced_run_streams_the_sent_ahead_calls(url: str) -> None:
 def test_an_object_is_read_in_the_client(url: str) -> None:
     """A step that needs the object gets it. The steps behind it are a graph of their own."""
     llm = ChatWeftline(base_url=url)
-    plan = ASK | llm.with_structured_output(Town)
+    plan = ASK | llm.with_structured_output(Town, method="function_calling")
     chain = plan | (lambda town: {"town": town.name, "size": town.size}) | WRITE | llm | TEXT
     assert compile_chain(chain).invoke({"ask": "the town"}) == "The eternal city."
 
 
-def test_a_message_with_calls_is_streamed_whole(url: str) -> None:
-    """As one chunk, which adds up to what the plain chain's chunks add up to."""
+def test_a_message_with_calls_is_streamed_as_langchain_does(url: str) -> None:
+    """In as many chunks as the plain chain's, which add up to the same."""
     chain = ASK | ChatWeftline(base_url=url).bind_tools([Town])
     chunks = list(chain.stream({"ask": "the town"}))
     plain = sum(chunks[1:], chunks[0])
-    [chunk] = compile_chain(chain).stream({"ask": "the town"})
-    assert isinstance(chunk, AIMessageChunk) and chunk.chunk_position == "last"
-    assert without_ids(chunk) == without_ids(plain)
+    streamed = list(compile_chain(chain).stream({"ask": "the town"}))
+    assert len(streamed) == len(chunks)
+    made = sum(streamed[1:], streamed[0])
+    assert isinstance(made, AIMessageChunk) and made.chunk_position == "last"
+    assert without_ids(made) == without_ids(plain)
 
 
 ARGUMENTS = ('{"a": 1, "b": [true, null]}', '{"a": "x\ny"}', "", "{}", "0", '{"a": {"b": 1.5}}')

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from weftline.adapters.background import BACKGROUND, Chain, awaited
 from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Call, Submit
+from weftline.protocol import Call, InOut, Submit
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -54,14 +55,49 @@ class Result:
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """The terms of one submit; `within` has seconds by variable."""
+# The server answers a submit with these where one of its calls cannot run. The others could.
+_REFUSALS = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    }
+)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A submit before its session is known, and its terms; `within` has seconds by variable.
+
+    One that `joins` a session opens it by that id, unless it is open.
+    """
+
+    calls: tuple[Call, ...]
+    watch: tuple[str, ...]
+    parts: bool
+    graph: bool
+    close: bool
+    joins: str | None
     follows: bool
-    is_last: bool
     max_retries: int
     within: Mapping[str, float]
+
+    def submit(self, session: str | None) -> Submit:
+        return Submit(
+            session_id=self.joins or session,
+            open=self.joins is not None,
+            calls=self.calls,
+            watch=self.watch,
+            parts=self.parts,
+            graph=self.graph,
+            close=self.close,
+        )
+
+    def alone(self, call: Call) -> _Draft:
+        """A submit of one of the calls, which follows all that the call makes."""
+        watch = tuple(_variables(call, InOut.OUT))
+        return replace(self, calls=(call,), watch=watch, graph=False, close=False)
 
 
 class _Limit:
@@ -125,19 +161,18 @@ class Feed:
             self.results[variable] = Result()
         self._is_last = close
 
-        def submit(session: str | None) -> Submit:
-            return Submit(
-                session_id=self._joins or session,
-                open=self._joins is not None,
-                calls=tuple(calls),
-                watch=tuple(watch),
-                parts=parts,
-                graph=graph,
-                close=close,
-            )
-
-        terms = _Terms(follows, close, max_retries, within)
-        self._work.append(BACKGROUND.start(self._follow(submit, tuple(watch), terms)))
+        draft = _Draft(
+            calls=tuple(calls),
+            watch=tuple(watch),
+            parts=parts,
+            graph=graph,
+            close=close,
+            joins=self._joins,
+            follows=follows,
+            max_retries=max_retries,
+            within=within,
+        )
+        self._work.append(BACKGROUND.start(self._follow(draft)))
 
     def fetch_graph(self) -> Future[dict[str, Any]]:
         """The session's graph: the one that the last submit brings, or else the present one."""
@@ -171,36 +206,124 @@ class Feed:
             for work in self._work:
                 work.cancel()  # the connection closes, and with it the session or its readers
 
-    async def _follow(
-        self,
-        submit: Callable[[str | None], Submit],
-        watch: Sequence[str],
-        terms: _Terms,
-    ) -> None:
-        limits = {variable: _Limit(terms.within[variable]) for variable in terms.within}
+    async def _follow(self, draft: _Draft) -> None:
+        limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
         for variable, limit in limits.items():
             limit.start(partial(self._expire, variable))
         try:
-            session = None
-            if terms.follows and self._joins is None:
-                session = await awaited(self._session)
-            client = await BACKGROUND.client(self._server)
-            pushed = client.watch(submit(session), max_retries=terms.max_retries)
-            async with aclosing(pushed) as events:
-                async for event in events:
-                    if isinstance(event, Part) and event.variable in limits:
-                        limits[event.variable].start(partial(self._expire, event.variable))
-                    self._take(event)
+            session = await self._join(draft) if draft.follows else None
+            refusal = await self._push(draft, session, limits)
+            if refusal is not None and len(draft.calls) > 1 and refusal.status in _REFUSALS:
+                await self._push_separately(draft, limits)
+            elif refusal is not None:
+                self._fail(draft.watch, refusal)
         except WeftlineError as error:
-            self._fail(watch, error)
+            self._fail(draft.watch, error)
         finally:
             for limit in limits.values():
                 limit.stop()
             # The stream was cancelled or ended early: no reader may wait forever.
             ended = Cancelled("the answer ended before this value")
-            self._fail(watch, ended)
-            if terms.is_last and not self.graph.done():
+            self._fail(draft.watch, ended)
+            if draft.close and not self.graph.done():
                 self.graph.set_exception(ended)
+
+    async def _join(self, draft: _Draft) -> str | None:
+        """The run's session, or None if no earlier submit was accepted: this one then opens it.
+
+        Raises the earlier error where `draft` only reads what those calls would have made.
+        """
+        while draft.joins is None:
+            opening = self._session
+            try:
+                return await awaited(opening)
+            except WeftlineError:
+                if not draft.calls:
+                    raise
+                if self._session is opening:
+                    self._session = Future()
+                    return None
+        return None
+
+    async def _push(
+        self,
+        draft: _Draft,
+        session: str | None,
+        limits: Mapping[str, _Limit],
+        accepted: asyncio.Event | None = None,
+    ) -> WeftlineError | None:
+        """Submit, and take what the server pushes. Returns the error of a submit that is refused.
+
+        Raises the error of a stream that breaks off.
+        """
+        client = await BACKGROUND.client(self._server)
+        began = False
+        try:
+            pushed = client.watch(draft.submit(session), max_retries=draft.max_retries)
+            async with aclosing(pushed) as events:
+                async for event in events:
+                    began = True
+                    if accepted is not None:
+                        accepted.set()
+                    if isinstance(event, Part) and event.variable in limits:
+                        limits[event.variable].start(partial(self._expire, event.variable))
+                    self._take(event)
+        except WeftlineError as error:
+            if began:
+                raise
+            return error
+        return None
+
+    async def _push_separately(self, draft: _Draft, limits: Mapping[str, _Limit]) -> None:
+        """Submit each call of a refused submit alone, producers first.
+
+        So only the calls at fault fail, and those that read their outputs.
+        """
+        refused: dict[str, WeftlineError] = {}
+        made: set[str] = set()
+        async with asyncio.TaskGroup() as pushes:
+            for call in draft.calls:
+                alone = draft.alone(call)
+                made.update(alone.watch)
+                for variable in alone.watch:  # the server runs only what somebody reads
+                    self.results.setdefault(variable, Result())
+                reads = _variables(call, InOut.IN)
+                error = next((refused[name] for name in reads if name in refused), None)
+                if error is None:
+                    error = await self._accepted(alone, limits, pushes)
+                if error is not None:
+                    refused |= dict.fromkeys(alone.watch, error)
+                    self._fail(alone.watch, error, opened=True)
+        if not self._session.done():
+            return  # all were refused
+        if rest := tuple(name for name in draft.watch if name not in made):
+            reading = replace(draft, calls=(), watch=rest, graph=False, close=False)
+            await self._push(reading, self._session.result(), limits)
+        if draft.close:
+            if draft.graph:
+                with suppress(WeftlineError):
+                    self.graph.set_result(await self._fetch_graph())
+            await self._end()
+
+    async def _accepted(
+        self, draft: _Draft, limits: Mapping[str, _Limit], pushes: asyncio.TaskGroup
+    ) -> WeftlineError | None:
+        """Submit, and go on when the server has accepted it. Returns the error of a refusal."""
+        accepted = asyncio.Event()
+        session = self._session.result() if self._session.done() else None
+
+        async def push() -> WeftlineError | None:
+            try:
+                return await self._push(draft, session, limits, accepted)
+            except WeftlineError as error:  # the stream broke off
+                self._fail(draft.watch, error, opened=True)
+                return None
+            finally:
+                accepted.set()
+
+        pushing = pushes.create_task(push())
+        await accepted.wait()
+        return pushing.result() if pushing.done() else None
 
     def _expire(self, variable: str) -> None:
         if not self.results[variable].value.done():
@@ -215,6 +338,9 @@ class Feed:
             case Part(variable, text):
                 if not self.results[variable].value.done():  # a part may come after its limit
                     self.results[variable].add(text)
+            case Value(variable, value, facts) if self._session.done():
+                told = {**facts, "session_id": self._session.result()}
+                self._settle(Value(variable, value, told))
             case Value() | Failed():
                 self._settle(event)
             case Graph(graph):
@@ -227,8 +353,11 @@ class Feed:
                 self._on_settled(event)
             result.settle(event)
 
-    def _fail(self, variables: Sequence[str], error: WeftlineError) -> None:
-        if not self._session.done():
+    def _fail(
+        self, variables: Sequence[str], error: WeftlineError, *, opened: bool = False
+    ) -> None:
+        """Fail what has not settled. Unless `opened`, no further submit waits for the session."""
+        if not opened and not self._session.done():
             self._session.set_exception(error)
         for variable in variables:
             self._settle(Failed(variable, error))
@@ -244,6 +373,12 @@ class Feed:
     async def _end(self) -> None:
         with suppress(WeftlineError):  # the session was never opened, or it expires by itself
             await (await self._session_client()).close()
+
+
+def _variables(call: Call, side: InOut) -> list[str]:
+    """The variables that `call` reads or makes."""
+    found = (p.semantic_var_id for p in call.placeholders if p.in_out is side)
+    return [name for name in found if name is not None]
 
 
 def _pass_on(on_graph: OnGraph, graph: Future[dict[str, Any]]) -> None:

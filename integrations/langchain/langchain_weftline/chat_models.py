@@ -132,9 +132,13 @@ class ChatWeftline(DescribedChat):
     def with_structured_output(
         self, schema: dict[str, Any] | type | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Like ChatOpenAI's, but an answer of `json_mode` must also match the schema."""
+        """Like ChatOpenAI's, but an answer of `json_mode` must also match the schema.
+
+        The default method is `json_schema`: the server generates only what matches.
+        """
+        kwargs.setdefault("method", "json_schema")
         made = super().with_structured_output(schema, **kwargs)
-        if kwargs.get("method") != "json_mode" or schema is None:
+        if kwargs["method"] != "json_mode" or schema is None:
             return made
         assert isinstance(made, RunnableSequence), "a model, and the parser of its answer"
         try:
@@ -203,7 +207,7 @@ class ChatWeftline(DescribedChat):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         began = False
         for generation in self._converted(() if taken is None else taken.chunks()):
             began = True
@@ -228,7 +232,7 @@ class ChatWeftline(DescribedChat):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager)
+        taken = take(self, messages, {"stop": stop, **kwargs}, run_manager, streams=True)
         if taken is not None:
             began = False
             async for event in taken.achunks():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import RunnableConfig
 
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.lowered import CallOptions, Draft
@@ -29,6 +29,7 @@ from langchain_weftline.lower.symbols import (
     is_symbolic,
     string_pieces,
 )
+from langchain_weftline.model.answers import new_variable
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sampling import call_options
 from weftline.adapters import Server
@@ -36,16 +37,22 @@ from weftline.adapters import Server
 _NO_TOOLS = "it reads tool calls, and its model has no tools"
 
 
-def new_variable() -> str:
-    """An id that no other variable has."""
-    return f"v_{uuid.uuid4().hex}"
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a model of the chain was asked: its input, its configuration and its options."""
+
+    model: ChatWeftline
+    value: Any
+    config: RunnableConfig
+    options: Mapping[str, Any]
 
 
 class Calls:
     """Lowers prompts, models and parsers, and collects the calls that this makes.
 
-    `drafts` are the calls that nobody has submitted yet, `server` is where all of them go, and
-    `patience` is how long to wait for each variable.
+    `drafts` are the calls that nobody has submitted yet, `server` is where all of them go,
+    `patience` is how long to wait for each variable, and `asked` tells which model makes it.
+    `models` are all the models that were met.
     """
 
     def __init__(self, lowering: Lowerer, mint: Callable[[], str] = new_variable) -> None:
@@ -54,6 +61,8 @@ class Calls:
         self.drafts: list[Draft] = []
         self.server: Server | None = None
         self.patience: dict[str, Patience] = {}
+        self.asked: dict[str, Asked] = {}
+        self.models: list[ChatWeftline] = []
         self._names: set[str] = set()
         # Rendered prompts with their seams, by id. The prompt value is kept so that its id stays
         # its own.
@@ -125,14 +134,20 @@ class Calls:
     def model(self, step: Step, value: Any) -> Steps:
         """A call of a ChatWeftline."""
         model: ChatWeftline = step.runnable
+        self.models.append(model)
         options = call_options(model, step.options)
-        if options.toolbox is not None and self._lowering.mode is Mode.AHEAD_OF_STREAM:
-            raise CannotCompile(model, "calls of tools are streamed as they come")
+        if self._lowering.mode is Mode.AHEAD_OF_STREAM:
+            if options.toolbox is not None:
+                raise CannotCompile(model, "calls of tools are streamed as they come")
+            if options.form is not None:
+                raise CannotCompile(model, "an answer with a schema is streamed as it comes")
         if has_unknown(value):
             return self._unknown_call(step, options)
         prompt = self._prompt(value, model)
         if not prompt.is_known:
             return self._unknown_call(step, options)
+        if prompt.has_half_characters:
+            raise CannotCompile(model, "its prompt holds half of a surrogate pair")
         server = model.server
         if self.server not in (None, server):
             raise CannotCompile(model, "another model of the chain has another server")
@@ -141,8 +156,9 @@ class Calls:
         draft = Draft(name, prompt.turns, self._mint(), options)
         self.drafts.append(draft)
         self.patience[draft.var] = model.patience
+        self.asked[draft.var] = Asked(model, value, step.config, step.options)
         self._lowering.note(step, f"call {name!r}", in_server=True)
-        return Answer(draft.var, calls_tools=options.toolbox is not None)
+        return Answer(draft.var, options.toolbox is not None, options.form)
         yield  # makes this a generator, as all handlers are
 
     def _unknown_call(self, step: Step, options: CallOptions) -> Any:
@@ -151,7 +167,7 @@ class Calls:
             self._lowering.note(step, "its prompt is known only in the run")
             return UNKNOWN
         self._lowering.note(step, "a call, on a prompt of the client's values", in_server=True)
-        return Answer(self._mint(), calls_tools=options.toolbox is not None)
+        return Answer(self._mint(), options.toolbox is not None, options.form)
 
     def _prompt(self, value: Any, model: ChatWeftline) -> Prompt:
         if isinstance(value, Prompt):

@@ -109,13 +109,14 @@ class Flow:
         if not is_symbolic(value):
             reason = "it is a function on the client's value"
             return (yield from self._lowering.run(step, value, reason))
-        if isinstance(function, operator.itemgetter):
+        has_async = getattr(step.runnable, "afunc", None) is not None
+        if isinstance(function, operator.itemgetter) and not has_async:
             if isinstance(value, (dict, list, tuple)):
                 return function(value)
             items = [item_of(value, key, step.runnable) for key in function.__reduce__()[1]]
             return items[0] if len(items) == 1 else tuple(items)
-        if function is None:
-            raise CannotCompile(step.runnable, "it is an async function")
+        if has_async:
+            raise CannotCompile(step.runnable, "it has an async function")
         made = apply_pure(function, value)
         self._lowering.note(step, "it only moves and joins values", in_server=True)
         return made

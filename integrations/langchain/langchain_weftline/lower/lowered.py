@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_weftline.lower.symbols import (
@@ -24,7 +23,9 @@ from langchain_weftline.lower.symbols import (
     Turn,
     is_symbolic,
 )
-from langchain_weftline.model.tools import Toolbox, message_of
+from langchain_weftline.model.answers import message_of
+from langchain_weftline.model.forms import Form
+from langchain_weftline.model.tools import Toolbox
 from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
@@ -41,6 +42,13 @@ class CallOptions:
     model: str | None
     criteria: Criterion | None = None
     toolbox: Toolbox | None = None
+    form: Form | None = None
+
+    def bound_sampling(self) -> Sampling:
+        """The sampling, with the constraint that the form asks for."""
+        if self.form is None or (constraint := self.form.constraint) is None:
+            return self.sampling
+        return replace(self.sampling, constraint=constraint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,8 @@ class Draft:
 class Variable:
     """The value of variable `var` after `transforms`.
 
-    `is_message` wraps it in an AIMessage. `make` builds the client's object from the value.
+    `is_message` wraps it in an AIMessage, and `form` is what the message was asked to be. `make`
+    builds the client's object from the value.
     """
 
     var: str
@@ -65,6 +74,7 @@ class Variable:
     is_message: bool = False
     is_text: bool = True
     make: Make | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +106,11 @@ class Concatenated:
     parts: tuple[Variable | Constant, ...]
 
 
-Facts = Mapping[str, Mapping[str, Any]]
-"""The other fields of messages, by variable: their usage, and why the text ended."""
+Facts = Mapping[str, Value]
+"""The values as the server sent them, by variable. A message shows its usage and why it ended."""
 
 
 NO_FACTS: Facts = MappingProxyType({})
-
-
-def facts_of(value: Value) -> Mapping[str, Any]:
-    """The other fields of the message whose content is `value`."""
-    facts = value.facts
-    if "finish_reason" not in facts:
-        return {}  # the client has set the variable, so no model generated it
-    return {
-        "usage_metadata": UsageMetadata(
-            input_tokens=facts["prompt_tokens"],
-            output_tokens=facts["output_tokens"],
-            total_tokens=facts["prompt_tokens"] + facts["output_tokens"],
-            input_token_details=InputTokenDetails(cache_read=facts["cached_tokens"]),
-            output_token_details=OutputTokenDetails(),
-        ),
-        "response_metadata": {
-            "model_provider": "weftline",
-            "model_name": facts["model"],
-            "finish_reason": facts["finish_reason"],
-        },
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +141,8 @@ class Lowered:
         result = self.result
         if not isinstance(result, Variable) or result.transforms or not result.is_text:
             return None
+        if result.form is not None:
+            return None  # its last chunk has the object that the text makes
         outputs = [p for call in self.calls for p in call.placeholders if p.in_out is InOut.OUT]
         baked = any(p.transforms for p in outputs if p.semantic_var_id == result.var)
         return None if baked else result
@@ -193,7 +184,7 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Variable):
         value = transforms.run(tree.transforms, values[tree.var])
         if tree.is_message:
-            return message_of(value, facts.get(tree.var, {}))
+            return message_of(facts.get(tree.var) or Value(tree.var, value, {}), tree.form)
         return value if tree.make is None else tree.make(value)
     if isinstance(tree, Mapped):
         return {key: build(item, values, facts) for key, item in tree.items}
@@ -206,8 +197,13 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     return tuple(items) if tree.is_tuple else items
 
 
-def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lowered:
-    """`drafts` as calls, and `result` as a tree.
+def finish(
+    drafts: Sequence[Draft],
+    result: Any,
+    server: Server | None,
+    raw: Callable[[Sequence[Draft]], Iterable[str]] = lambda _: (),
+) -> Lowered:
+    """`drafts` as calls, and `result` as a tree. The variables that `raw` names stay as they are.
 
     If every reader of a variable wants the same transforms, the call's output has them. Then the
     value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
@@ -217,13 +213,14 @@ def finish(drafts: Sequence[Draft], result: Any, server: Server | None) -> Lower
     A call whose answer is not read is left out. Variables of earlier submits do not change.
     """
     drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
+    kept = set(raw(drafts))
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
             uses.get(hole.ref.var, []).append(hole.ref.transforms)
     for leaf in _variables(tree_of(result)):
         uses.get(leaf.var, []).append(leaf.transforms)
-    shared = {var: _common_start(readers) for var, readers in uses.items()}
+    shared = {var: _common_start(readers) for var, readers in uses.items() if var not in kept}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)
     return Lowered(calls, _tree(result, shared), server)
 
@@ -263,7 +260,8 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
         rest = value.transforms[len(shared.get(value.var, ())) :]
         return Variable(value.var, rest, is_text=value.is_text, make=value.make)
     if isinstance(value, Answer):
-        return Variable(value.var, is_message=True, is_text=not value.calls_tools)
+        is_text = not value.calls_tools
+        return Variable(value.var, is_message=True, is_text=is_text, form=value.form)
     if isinstance(value, Text):
         return Concatenated(tuple(_part(piece, shared) for piece in value.pieces))
     if isinstance(value, dict):
@@ -304,7 +302,7 @@ class _Binding:
             in_out=InOut.OUT,
             semantic_var_id=draft.var,
             transforms=self.shared.get(draft.var, ()),
-            sampling=draft.options.sampling,
+            sampling=draft.options.bound_sampling(),
         )
         return Call(
             name=draft.name,

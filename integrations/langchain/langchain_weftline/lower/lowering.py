@@ -15,7 +15,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
-from langchain_weftline.lower.calls import Calls, new_variable
+from langchain_weftline.lower.calls import Calls
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
@@ -27,6 +27,7 @@ from langchain_weftline.lower.symbols import (
     item_of,
     name_of,
 )
+from langchain_weftline.model.answers import new_variable
 
 
 class Lowering:

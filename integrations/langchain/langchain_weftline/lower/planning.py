@@ -61,7 +61,8 @@ def _made_by(step: Any, value: Any) -> Any:
         if isinstance(step.keys, str):
             return value.get(step.keys)
         return {key: value[key] for key in step.keys if key in value} or None
-    function = getattr(step, "func", None) if type(step) is RunnableLambda else None
+    is_plain_lambda = type(step) is RunnableLambda and getattr(step, "afunc", None) is None
+    function = getattr(step, "func", None) if is_plain_lambda else None
     if isinstance(function, operator.itemgetter):
         return function(value)
     if function is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_weftline.lower.lowered import Tree, build, facts_of, tree_of, variables_of
+from langchain_weftline.lower.lowered import Tree, build, tree_of, variables_of
 from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
 from langchain_weftline.model.failures import own_failures
 from weftline.protocol import Call
@@ -171,7 +171,7 @@ def settle(
                 build(
                     tree,
                     {event.variable: event.value for event in values},
-                    {event.variable: facts_of(event) for event in values},
+                    {event.variable: event for event in values},
                 )
             )
     except Exception as error:

@@ -5,11 +5,14 @@ Plain dicts, lists and tuples may hold them, so a step that only moves values wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.prompts import BasePromptTemplate
+
+from langchain_weftline.model.forms import Form
 
 Spec = dict[str, Any]
 """A transform as data (weftline.transforms)."""
@@ -57,10 +60,14 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The AIMessage of a call: the variable `var` is its content, or with tools the message."""
+    """The AIMessage of a call: the variable `var` is its content, or with tools the message.
+
+    `form` is what the content was asked to be.
+    """
 
     var: str
     calls_tools: bool = False
+    form: Form | None = None
 
     @property
     def text(self) -> Ref:
@@ -131,6 +138,15 @@ class Prompt:
         """Whether all of its text is known before the run, apart from the server's values."""
         pieces = (piece for turn in self.turns for piece in turn.pieces())
         return not any(isinstance(piece, str) and UNKNOWN_TEXT in piece for piece in pieces)
+
+    @property
+    def has_half_characters(self) -> bool:
+        """Whether a constant text has a lone surrogate, which no request can carry."""
+        texts = (piece for turn in self.turns for piece in turn.pieces() if isinstance(piece, str))
+        return any(not text.isascii() and _HALF.search(text) is not None for text in texts)
+
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Unknown(dict[Any, Any]):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from langchain_core.globals import get_llm_cache
 
 from langchain_weftline.lower.lowered import CallOptions
 from langchain_weftline.lower.symbols import CannotCompile
 from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import FIELDS, Toolbox
 from weftline.errors import InvalidRequest
 from weftline.protocol import Criterion, Sampling
@@ -30,6 +34,8 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     """
     if model.cache:
         raise CannotCompile(model, "it has a cache")
+    if model.cache is None and get_llm_cache() is not None:
+        raise CannotCompile(model, "the global LLM cache (set_llm_cache) may have its answer")
     if model.rate_limiter is not None:
         raise CannotCompile(model, "it has a rate limiter")
     said = {name: value for name, value in bound.items() if name not in _FOR_TRACES}
@@ -40,7 +46,12 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
         toolbox = Toolbox.of(payload)
     except (InvalidRequest, ValueError) as error:
         raise CannotCompile(model, "its tools are none that a graph can name") from error
+    try:
+        form = Form.of(payload)
+    except ValueError as error:
+        raise CannotCompile(model, f"its response_format is no form of a graph: {error}") from error
     ours = _NOT_SENT if toolbox is None else _NOT_SENT.union(FIELDS)
+    ours |= {"response_format"}
     options = {
         "max_tokens" if name == "max_completion_tokens" else name: value
         for name, value in payload.items()
@@ -56,6 +67,8 @@ def call_options(model: ChatWeftline, bound: Mapping[str, Any]) -> CallOptions:
     name = payload.get("model")
     try:
         sampling = Sampling(**options, **extra)
+        if form is not None and form.constraint is not None:
+            replace(sampling, constraint=form.constraint)  # checks the schema
     except InvalidRequest as error:
         raise as_model(error) from error
-    return CallOptions(sampling, None if name == "default" else name, criterion, toolbox)
+    return CallOptions(sampling, None if name == "default" else name, criterion, toolbox, form)

@@ -20,6 +20,9 @@ from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
 from weftline.adapters.sessions import MAX_NAME, OURS, Delete, said_of
 
+# The pieces repeat the text of the messages. The server takes 8 MiB in one request.
+MAX_TOLD = 1 << 20
+
 _CLOSERS = Closers()
 atexit.register(_CLOSERS.flush)
 
@@ -53,7 +56,10 @@ def sending(
 ) -> Sending:
     """A request to `server` inside the run `parent`."""
     run = LISTENER.run_of(parent or _running())
-    pieces = [_pieces(message, run) for message in messages]
+    if sum(len(message.content) for message in messages) <= MAX_TOLD:
+        pieces = [_pieces(message, run) for message in messages]
+    else:
+        pieces = [None] * len(messages)
     if run is None:
         return Sending({"messages": to_wire(pieces)} if names_any(pieces) else None)
     session = _session(run, server, delete)

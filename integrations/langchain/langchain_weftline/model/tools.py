@@ -1,4 +1,4 @@
-"""The tools of a call in a graph, and the message in which a model calls them."""
+"""The tools of a call in a graph."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage
-from langchain_openai.chat_models.base import _convert_dict_to_message
 from pydantic import TypeAdapter
 
-from weftline.adapters.openai import finish_reason
 from weftline.tools import Tool, ToolChoice
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -44,17 +41,3 @@ class Toolbox:
             "tool_choice": _CHOICE.validate_python(said.get("tool_choice")),
             "parallel_tool_calls": True if several is None else several,
         }
-
-
-def message_of(value: Any, facts: Mapping[str, Any]) -> AIMessage:
-    """LangChain's message for the value of a call: its text, or with tools a message as JSON."""
-    if not isinstance(value, dict):
-        return AIMessage(content=value, **facts)
-    made = _convert_dict_to_message(value)
-    assert isinstance(made, AIMessage), "a call answers as the assistant"
-    made.usage_metadata = facts.get("usage_metadata")
-    made.response_metadata = dict(facts.get("response_metadata", {}))
-    if "finish_reason" in made.response_metadata:
-        reason = finish_reason(value, made.response_metadata["finish_reason"])
-        made.response_metadata["finish_reason"] = reason
-    return made

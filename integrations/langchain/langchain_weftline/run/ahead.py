@@ -22,11 +22,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from langchain_weftline.lower.lowered import CallOptions, Draft, raw_calls
 from langchain_weftline.lower.prompts import messages_as_turns, text_of
 from langchain_weftline.lower.symbols import CannotCompile, Hole, Prompt, Turn
+from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.failures import as_model
+from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
 from weftline import transforms
 from weftline.adapters import Claims, Feed, Planned, Result, Server, awaited
-from weftline.adapters.openai import finish_reason, message, usage, whole_delta
+from weftline.adapters.openai import finish_reason, usage, whole_delta
 from weftline.errors import Timeout, WeftlineError
 from weftline.http import OnGraph
 from weftline.watching import Value
@@ -120,20 +122,27 @@ class Taken:
 
     result: Result
     timeout_s: float | None
+    form: Form | None = None
 
     def answer(self) -> ChatCompletion | None:
         """A chat completion."""
         try:
-            return _answer(self.result.value.result(self.timeout_s))
+            value = self.result.value.result(self.timeout_s)
         except (WeftlineError, TimeoutError, CancelledError):
             return None
+        return self._read(value)
 
     async def aanswer(self) -> ChatCompletion | None:
         """A chat completion."""
         try:
-            return _answer(await awaited(self.result.value, self.timeout_s))
+            value = await awaited(self.result.value, self.timeout_s)
         except (WeftlineError, TimeoutError):
             return None
+        return self._read(value)
+
+    def _read(self, value: Value) -> ChatCompletion:
+        answer = completion_of(value)
+        return answer if self.form is None else self.form.read(answer)
 
     def chunks(self) -> Generator[dict[str, Any], None, None]:
         """The chunks of a chat completion."""
@@ -204,46 +213,33 @@ class _Chunks:
         return ChatCompletionChunk.model_validate(chunk).model_dump()
 
 
-def _answer(value: Value) -> ChatCompletion:
-    said = value.value
-    choice = {
-        "index": 0,
-        "message": message(said),
-        "finish_reason": finish_reason(said, value.facts["finish_reason"]),
-        "logprobs": None,
-    }
-    answer = {
-        "id": _new_id(),
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": value.facts["model"],
-        "choices": [choice],
-        "usage": usage(value.facts),
-    }
-    return ChatCompletion.model_validate(answer)
-
-
 def _new_id() -> str:
     return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def take(
-    model: Any, messages: Sequence[BaseMessage], options: Mapping[str, Any], run_manager: Any
+    model: Any,
+    messages: Sequence[BaseMessage],
+    options: Mapping[str, Any],
+    run_manager: Any,
+    *,
+    streams: bool = False,
 ) -> Taken | None:
     """The result that was made ahead for this call of `model`, if there is one."""
     runs = [handler for handler in _handlers(run_manager) if isinstance(handler, Ahead)]
-    if not runs:
-        return None
+    if not runs or (streams and "response_format" in options):
+        return None  # the openai client reads the stream of an answer that has a form
     try:
         turns = tuple(text_of(messages_as_turns(list(messages), model)))
         asked = {name: value for name, value in options.items() if name not in _STREAMING}
-        key: Key = turns, call_options(model, asked), model.server
+        options_asked = call_options(model, asked)
     except CannotCompile:
         return None
+    key: Key = turns, options_asked, model.server
     for run in reversed(runs):  # the innermost first
         if (result := run.take(key)) is not None:
             seconds = model.patience.seconds
-            return Taken(result, None if seconds == math.inf else seconds)
+            return Taken(result, None if seconds == math.inf else seconds, options_asked.form)
     return None
 
 

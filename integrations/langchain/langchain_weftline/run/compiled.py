@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import aclosing
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
     CallbackManagerForChainRun,
 )
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, get_callback_manager_for_config
+from langchain_core.runnables.graph import Graph
+from langchain_core.runnables.schema import StreamEvent
+from langchain_core.runnables.utils import ConfigurableFieldSpec
+from langchain_core.tracers._streaming import _StreamingCallbackHandler
+from pydantic import BaseModel
 
-from langchain_weftline.lower.symbols import UNKNOWN
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.steps import Mode
+from langchain_weftline.lower.symbols import UNKNOWN, Answer, Ref
+from langchain_weftline.run.accelerated import AcceleratedChain
 from langchain_weftline.run.explanation import Explanation, explain
 from langchain_weftline.run.runner import Execution
+from langchain_weftline.run.telling import listens
 from weftline.http import OnGraph
+
+if TYPE_CHECKING:
+    from langchain_weftline.chat_models import ChatWeftline
 
 Input = Any
 Output = Any
@@ -40,10 +55,11 @@ def compile_chain(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None)
 class CompiledChain(Runnable[Input, Output]):
     """The chain that `compile_chain` returns.
 
-    Callbacks see the compiled chain start and end, and the steps that run in the client, but not
-    the steps that run in the server. The global LLM cache is not used, and a call whose answer is
-    not read is not made. A failure raises the exception of the plain chain's parser or model. The
-    server's own `weftline.errors.WeftlineError` is its cause.
+    Callbacks see the compiled chain start and end, its model calls, and the steps that run in the
+    client. They do not see the other steps that run in the server. Where they want each token, as
+    those of `astream_events` do, LangChain runs the chain, and the server its calls ahead. A call
+    whose answer is not read is not made. A failure raises the exception of the plain chain's parser
+    or model. The server's own `weftline.errors.WeftlineError` is its cause.
     """
 
     def __init__(self, chain: Runnable[Any, Any], on_graph: OnGraph | None = None) -> None:
@@ -61,30 +77,95 @@ class CompiledChain(Runnable[Input, Output]):
     def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
         return super().get_name(suffix, name=name or f"Compiled{self.chain.get_name()}")
 
+    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        return self.chain.get_input_schema(config)
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        return self.chain.get_output_schema(config)
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        return self.chain.config_specs
+
+    def get_graph(self, config: RunnableConfig | None = None) -> Graph:
+        return self.chain.get_graph(config)
+
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        return self._call_with_config(self._invoke, input, config)
+        if self._tells_tokens(config):
+            return self._accelerated.invoke(input, config, **kwargs)
+        return self._call_with_config(self._invoke, input, config, **kwargs)
 
     async def ainvoke(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Output:
-        return await self._acall_with_config(self._ainvoke, input, config)
+        if self._tells_tokens(config):
+            return await self._accelerated.ainvoke(input, config, **kwargs)
+        return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
 
     def stream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[Output]:
-        """The result: as it is generated, if it is one text or message, and otherwise at once."""
-        return self._transform_stream_with_config(iter([input]), self._stream, config)
+        """The result as it is generated, in the parts that the plain chain streams.
+
+        One text or message comes from the graph. Anything else, and every stream that callbacks
+        hear of, is streamed by LangChain, while the server runs the calls ahead of it.
+        """
+        if self._streams_text(input, config, kwargs):
+            return self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
+        return self._accelerated.stream(input, config, **kwargs)
 
     def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """The result: as it is generated, if it is one text or message, and otherwise at once."""
+        """The result as it is generated, in the parts that the plain chain streams."""
+        if not self._streams_text(input, config, kwargs):
+            return self._accelerated.astream(input, config, **kwargs)
 
         async def inputs() -> AsyncIterator[Input]:
             yield input
 
         # Returned, not iterated: closing it closes the session at once.
-        return self._atransform_stream_with_config(inputs(), self._astream, config)
+        return self._atransform_stream_with_config(inputs(), self._astream, config, **kwargs)
+
+    def astream_events(  # type: ignore[override] # one signature for both versions
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[StreamEvent] | Awaitable[Any]:
+        """The plain chain's events: LangChain runs it, and the server runs the calls ahead."""
+        return self._accelerated.astream_events(input, config, **kwargs)
+
+    @property
+    def _accelerated(self) -> AcceleratedChain:
+        return AcceleratedChain(bound=self.chain, on_graph=self._on_graph)
+
+    def _tells_tokens(self, config: RunnableConfig | None) -> bool:
+        """Whether callbacks want to hear of each token, as LangGraph's stream of messages does."""
+        handlers = get_callback_manager_for_config(ensure_config(config)).handlers
+        if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
+            return True
+        streaming = [model for model in self._models if model.streaming]
+        return any(model.callbacks or listens(handlers) for model in streaming)
+
+    @cached_property
+    def _models(self) -> list[ChatWeftline]:
+        """The models that the chain may call."""
+        lowering = Lowering(mode=Mode.EXPLAIN)
+        plan(lowering, self.chain, UNKNOWN)
+        return lowering.calls.models
+
+    def _streams_text(
+        self, input: Input, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> bool:
+        """Whether the result is one text or message, and no callbacks hear of the model calls."""
+        config = ensure_config(config)
+        if listens(get_callback_manager_for_config(config).handlers):
+            return False
+        lowering = Lowering(mode=Mode.EXPLAIN)
+        made = plan(lowering, self.chain, input, config, options)
+        if any(model.callbacks for model in lowering.calls.models):
+            return False
+        if isinstance(made, Answer):
+            return not made.calls_tools and made.form is None
+        return isinstance(made, Ref) and made.is_text and not made.transforms
 
     def explain(self, input: Input = UNKNOWN) -> Explanation:
         """Which steps run in the server, which in the client, and why. Print the result.
@@ -95,15 +176,23 @@ class CompiledChain(Runnable[Input, Output]):
         return explain(self.chain, input)
 
     def _invoke(
-        self, input: Input, run_manager: CallbackManagerForChainRun, config: RunnableConfig
+        self,
+        input: Input,
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **options: Any,
     ) -> Output:
-        with Execution(self.chain, input, config, self._on_graph) as execution:
+        with Execution(self.chain, input, config, self._on_graph, options) as execution:
             return execution.run()
 
     async def _ainvoke(
-        self, input: Input, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+        self,
+        input: Input,
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **options: Any,
     ) -> Output:
-        with Execution(self.chain, input, config, self._on_graph) as execution:
+        with Execution(self.chain, input, config, self._on_graph, options) as execution:
             return await execution.arun()
 
     def _stream(
@@ -111,9 +200,10 @@ class CompiledChain(Runnable[Input, Output]):
         inputs: Iterator[Input],
         run_manager: CallbackManagerForChainRun,
         config: RunnableConfig,
+        **options: Any,
     ) -> Iterator[Output]:
         for input in inputs:
-            with Execution(self.chain, input, config, self._on_graph) as execution:
+            with Execution(self.chain, input, config, self._on_graph, options) as execution:
                 yield from execution.stream()
 
     async def _astream(
@@ -121,9 +211,10 @@ class CompiledChain(Runnable[Input, Output]):
         inputs: AsyncIterator[Input],
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
+        **options: Any,
     ) -> AsyncIterator[Output]:
         async for input in inputs:
-            with Execution(self.chain, input, config, self._on_graph) as execution:
+            with Execution(self.chain, input, config, self._on_graph, options) as execution:
                 async with aclosing(execution.astream()) as parts:
                     async for part in parts:
                         yield part

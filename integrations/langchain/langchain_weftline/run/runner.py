@@ -9,22 +9,24 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, aclosing, closing
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
-from langchain_weftline.lower.lowered import Lowered, Variable, facts_of, finish, raw_calls
+from langchain_weftline.lower.lowered import Draft, Lowered, Variable, finish, raw_calls
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.program import Job, Outcome, Program, settle
 from langchain_weftline.lower.steps import Step
+from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.patience import Deadlines
+from langchain_weftline.run.telling import Telling
 from weftline.adapters import Feed, Result, awaited
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call
@@ -33,6 +35,8 @@ from weftline.watching import Failed, Value
 # While steps of the client still run, the calls of other parts wait this long, so that one request
 # can submit several.
 GATHER_S = 0.01
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 Message = Value | Failed | tuple[Job, Outcome]
 OnMessage = Callable[[Message], None]
@@ -47,11 +51,14 @@ class Execution:
         input: Any,
         config: RunnableConfig,
         on_graph: OnGraph | None,
+        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> None:
         self._config = config
         self._on_graph = on_graph
         self._lowering = Lowering()
-        self._program = Program(self._lowering.step(Step(chain, config), input))
+        self._program = Program(self._lowering.step(Step(chain, config, (), options), input))
+        self._telling = Telling()
+        self._told_of: tuple[str, ...] = ()  # variables that callbacks need
         self._feed: Feed | None = None
         self._watched: set[str] = set()
         self._deadlines = Deadlines()
@@ -71,7 +78,12 @@ class Execution:
     def run(self) -> Any:
         """The chain's result."""
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        return self._wait(self._drive(inbox), inbox)
+        try:
+            return self._wait(self._drive(inbox), inbox)
+        except BaseException as error:
+            for end in self._telling.left(error):
+                self._telling.tell(end)
+            raise
 
     def stream(self) -> Generator[Any, None, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
@@ -95,7 +107,12 @@ class Execution:
     async def arun(self) -> Any:
         """The chain's result."""
         inbox = _AsyncInbox()
-        return await self._await(await self._adrive(inbox), inbox)
+        try:
+            return await self._await(await self._adrive(inbox), inbox)
+        except BaseException as error:
+            for end in self._telling.left(error):
+                await self._telling.atell(end)
+            raise
 
     async def astream(self) -> AsyncGenerator[Any, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
@@ -138,9 +155,12 @@ class Execution:
                 if program.outcome is not None:
                     return self._lowered(program.outcome)
                 try:
-                    self._take(inbox.get(timeout=self._patience(inbox.put)))
+                    patience = self._patience(inbox.put)
+                    self._tell()
+                    self._take(inbox.get(timeout=patience))
                 except queue.Empty:
                     self._submit(inbox.put)
+                self._tell()
 
     async def _adrive(self, inbox: _AsyncInbox) -> Lowered:
         """Run the client's steps, and submit the calls that they need. The rest is returned."""
@@ -167,9 +187,12 @@ class Execution:
                 if program.outcome is not None:
                     return self._lowered(program.outcome)
                 try:
-                    self._take(await inbox.get(self._patience(inbox.put)))
+                    patience = self._patience(inbox.put)
+                    await self._atell()
+                    self._take(await inbox.get(patience))
                 except TimeoutError:
                     self._submit(inbox.put)
+                await self._atell()
         finally:
             for task in tasks:
                 task.cancel()
@@ -179,6 +202,14 @@ class Execution:
             self._program.ran(*message)
         else:
             self._program.told(message)
+
+    def _tell(self) -> None:
+        for event in self._telling.due(self._program.known):
+            self._telling.tell(event)
+
+    async def _atell(self) -> None:
+        for event in self._telling.due(self._program.known):
+            await self._telling.atell(event)
 
     def _patience(self, tell: OnMessage) -> float | None:
         """Seconds to wait for a message; None waits forever.
@@ -195,18 +226,27 @@ class Execution:
     def _submit(self, tell: OnMessage) -> None:
         """Submit the calls found so far, and watch the variables that parts of the chain need."""
         drafts, self._lowering.calls.drafts = self._lowering.calls.drafts, []
-        wanted = [name for name in self._program.wanted() if name not in self._watched]
+        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
+        wanted = [name for name in needed if name not in self._watched]
         if drafts and not wanted:
             wanted = [draft.var for draft in drafts]
         self._send(raw_calls(drafts), wanted, tell)
 
+    def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
+        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
+        heard = self._telling.add(drafts, self._lowering.calls.asked)
+        self._told_of = (*heard, *self._telling.reads())
+        return self._told_of
+
     def _lowered(self, outcome: Outcome) -> Lowered:
-        return finish(self._lowering.calls.drafts, outcome.get(), self._lowering.calls.server)
+        calls = self._lowering.calls
+        return finish(calls.drafts, outcome.get(), calls.server, self._heard)
 
     def _last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
         """Submit the remaining calls, and watch the remaining variables of the result."""
         known = self._program.known.keys() | self._watched
-        watch = [name for name in lowered.variables() if name not in known]
+        needed = dict.fromkeys([*lowered.variables(), *self._told_of])
+        watch = [name for name in needed if name not in known]
         if lowered.calls or watch:
             graph = self._on_graph is not None
             self._send(lowered.calls, watch, tell, parts=parts, graph=graph, close=True)
@@ -244,8 +284,10 @@ class Execution:
         self, lowered: Lowered, inbox: queue.SimpleQueue[Message], *, streamed: bool = False
     ) -> Any:
         self._last(lowered, inbox.put)
+        self._tell()
         while (outcome := self._settled(lowered, streamed)) is None:
             self._take(inbox.get())
+            self._tell()
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(self._feed.fetch_graph().result())
@@ -253,8 +295,10 @@ class Execution:
 
     async def _await(self, lowered: Lowered, inbox: _AsyncInbox, *, streamed: bool = False) -> Any:
         self._last(lowered, inbox.put)
+        await self._atell()
         while (outcome := self._settled(lowered, streamed)) is None:
             self._take(await inbox.get(None))
+            await self._atell()
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(await awaited(self._feed.fetch_graph()))
@@ -314,7 +358,7 @@ def _end(lowered: Lowered, result: Result) -> AIMessageChunk | None:
     """The last chunk of a message, with its usage. None where the result is text."""
     if not _final(lowered).is_message:
         return None
-    return AIMessageChunk(content="", chunk_position="last", **facts_of(result.value.result()))
+    return AIMessageChunk(content="", chunk_position="last", **chunk_fields(result.value.result()))
 
 
 def _final(lowered: Lowered) -> Variable:

@@ -1,0 +1,218 @@
+"""Tells callbacks of the calls that the server runs for a compiled chain.
+
+A call starts for its callbacks when its prompt is known, and ends when its value is. What a plain
+model would tell is told: the messages, the parameters, the result with its usage, or the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    BaseCallbackHandler,
+    CallbackManager,
+)
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_callback_manager_for_config
+
+from langchain_weftline.lower.calls import Asked
+from langchain_weftline.lower.lowered import (
+    Constant,
+    Draft,
+    Listed,
+    Mapped,
+    Tree,
+    tree_of,
+    variables_of,
+)
+from langchain_weftline.lower.program import settle
+from langchain_weftline.lower.symbols import Text, Turn, is_symbolic
+from langchain_weftline.model.answers import result_of, run_id_of
+from langchain_weftline.model.failures import own_failures
+from langchain_weftline.model.sampling import call_options
+from weftline.watching import Failed, Value
+
+Known = Mapping[str, Value | Failed]
+
+
+def listens(handlers: Sequence[BaseCallbackHandler]) -> bool:
+    """Whether one of `handlers` wants to know of model calls."""
+    return any(not handler.ignore_chat_model or not handler.ignore_llm for handler in handlers)
+
+
+def is_heard(config: RunnableConfig | None) -> bool:
+    """Whether a run with this configuration has a handler that wants to know of model calls."""
+    return listens(get_callback_manager_for_config(config or {}).handlers)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The call that makes `variable` starts with these messages."""
+
+    variable: str
+    messages: list[BaseMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The call that makes `variable` has ended, with a result or an error."""
+
+    variable: str
+    result: LLMResult | None = None
+    error: BaseException | None = None
+
+
+class Telling:
+    """The calls of one run that callbacks hear of. `due` decides, and the rest tells."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Asked] = {}
+        self._prompts: dict[str, Tree] = {}
+        self._waiting: list[str] = []
+        self._managers: dict[str, Any] = {}  # of the calls that have started
+
+    def add(self, drafts: Sequence[Draft], asked: Mapping[str, Asked]) -> tuple[str, ...]:
+        """Note submitted calls. Returns the variables of those that callbacks hear of."""
+        heard = tuple(draft.var for draft in drafts if _is_heard(asked[draft.var]))
+        self._asked |= {name: asked[name] for name in heard}
+        turns = {draft.var: draft.turns for draft in drafts}
+        self._prompts |= {name: _prompt(asked[name].value, turns[name]) for name in heard}
+        self._waiting += heard
+        return heard
+
+    def reads(self) -> tuple[str, ...]:
+        """The variables that prompts of waiting calls hold."""
+        trees = (self._prompts[name] for name in self._waiting)
+        return tuple(dict.fromkeys(name for tree in trees for name in variables_of(tree)))
+
+    def due(self, known: Known) -> Iterator[Start | End]:
+        """What has happened since the last time, in the order of the calls."""
+        while True:
+            before = len(self._waiting), len(self._managers)
+            for name in list(self._waiting):
+                prompt = settle(self._prompts[name], known)
+                if prompt is None:
+                    continue
+                self._waiting.remove(name)
+                if prompt.error is None:
+                    made = self._asked[name].model._convert_input(prompt.value)
+                    yield Start(name, made.to_messages())
+            for name in [name for name in self._managers if name in known]:
+                yield self._end(name, known[name])
+            if before == (len(self._waiting), len(self._managers)):
+                return
+
+    def _end(self, name: str, event: Value | Failed) -> End:
+        asked = self._asked[name]
+        try:
+            with own_failures(Constant(None)):
+                if isinstance(event, Failed):
+                    raise event.error
+                form = call_options(asked.model, asked.options).form
+                made = result_of(event, form)
+        except Exception as error:
+            return End(name, error=error)
+        return End(name, LLMResult(generations=[made.generations], llm_output=made.llm_output))
+
+    def tell(self, event: Start | End) -> None:
+        """Tell callbacks, from a thread."""
+        match event:
+            case Start(name, messages):
+                asked = self._asked[name]
+                manager = CallbackManager.configure(*_configuration(asked))
+                [run] = manager.on_chat_model_start(
+                    asked.model._serialized, [messages], **_start(asked, name)
+                )
+                self._managers[name] = run
+            case End(name, result, None):
+                self._managers.pop(name).on_llm_end(result)
+            case End(name, _, error):
+                self._managers.pop(name).on_llm_error(error, response=LLMResult(generations=[[]]))
+
+    async def atell(self, event: Start | End) -> None:
+        """Tell callbacks, from a coroutine."""
+        match event:
+            case Start(name, messages):
+                asked = self._asked[name]
+                manager = AsyncCallbackManager.configure(*_configuration(asked))
+                [run] = await manager.on_chat_model_start(
+                    asked.model._serialized, [messages], **_start(asked, name)
+                )
+                self._managers[name] = run
+            case End(name, result, None):
+                await self._managers.pop(name).on_llm_end(result)
+            case End(name, _, error):
+                run = self._managers.pop(name)
+                await run.on_llm_error(error, response=LLMResult(generations=[[]]))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether callbacks wait for the end of a call."""
+        return bool(self._waiting or self._managers)
+
+    def left(self, error: BaseException) -> list[End]:
+        """The ends of the calls that have started and are given up."""
+        return [End(name, error=error) for name in self._managers]
+
+
+def _prompt(value: Any, turns: Sequence[Turn]) -> Tree:
+    """The model's input as a tree: what LangChain made, or else the messages of a call."""
+    if not is_symbolic(value):
+        return Constant(value)
+    return Listed(
+        tuple(
+            Mapped(
+                (
+                    ("role", Constant(turn.role)),
+                    ("content", tree_of(Text(tuple(turn.pieces())))),
+                    *((("name", Constant(turn.name)),) if turn.name is not None else ()),
+                )
+            )
+            for turn in turns
+        )
+    )
+
+
+def _is_heard(asked: Asked) -> bool:
+    return listens(CallbackManager.configure(*_configuration(asked)).handlers)
+
+
+def _configuration(asked: Asked) -> tuple[Any, ...]:
+    """The arguments with which a model configures its callback manager."""
+    model, config = asked.model, asked.config
+    options = _options(asked)
+    metadata = {**(config.get("metadata") or {}), **model._get_ls_params(**options)}
+    return (
+        config.get("callbacks"),
+        model.callbacks,
+        model.verbose,
+        config.get("tags"),
+        model.tags,
+        metadata,
+        model.metadata,
+    )
+
+
+def _start(asked: Asked, variable: str) -> dict[str, Any]:
+    """What a model tells of its parameters when it starts."""
+    options = _options(asked)
+    return {
+        "invocation_params": asked.model._get_invocation_params(**options),
+        "options": {"stop": options["stop"]},
+        "name": asked.config.get("run_name"),
+        "run_id": run_id_of(variable),
+        "batch_size": 1,
+    }
+
+
+_FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    kept = {name: value for name, value in asked.options.items() if name not in _FOR_TRACES}
+    return {"stop": None, **kept}
