@@ -1,12 +1,16 @@
 """Builds the three wheels, installs them into an empty venv, and runs the README's programs there.
 
+The venv's programs find no compiler in PATH: the wheel's own kernels must serve.
+
 The llama-index wheel is installed without its dependencies, to save their download: what is checked
 of it is that it builds, and that it leaves the namespace packages to others.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -23,6 +27,8 @@ _PROJECTS = (".", "integrations/langchain", "integrations/llamaindex")
 _ANNOUNCEMENT = re.compile(r"weftline serves on (http://\S+)")
 _PROGRAM = re.compile(r"<!-- run: (\w+) -->\s*```python\n(.*?)```", re.DOTALL)
 
+_KERNELS = {"x86_64": {"avx2", "avx512", "avx512_bf16"}, "aarch64": {"neon"}}
+
 
 def main() -> int:
     """Exit code 0 if every step passed."""
@@ -31,6 +37,7 @@ def main() -> int:
         wheels = _build(work / "dist")
         _check_contents(wheels)
         python = _install(work / "venv", wheels)
+        _check_kernels(python)
         programs = _PROGRAM.findall((ROOT / "README.md").read_text(encoding="utf-8"))
         if not programs:
             print("SKIP README.md has no marked programs yet")
@@ -50,10 +57,14 @@ def _check_contents(wheels: list[Path]) -> None:
     names = {wheel.name.split("-")[0]: wheel for wheel in wheels}
     assert names.keys() == {"weftline", "langchain_weftline", "llama_index_llms_weftline"}, names
     with zipfile.ZipFile(names["weftline"]) as wheel:
+        kernels = {Path(name).stem for name in wheel.namelist() if name.endswith(".so")}
         packages = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name}
         typed = {name.split("/")[0] for name in wheel.namelist() if name.endswith("/py.typed")}
     ours = {"weftline", "weftline_server", "weftline_engine", "weftline_kernels"}
     assert packages == typed == ours, (packages, typed)
+    machine = platform.machine()
+    assert kernels == _KERNELS[machine], kernels
+    assert names["weftline"].stem.endswith(machine), "a wheel with kernels is of one platform"
     with zipfile.ZipFile(names["llama_index_llms_weftline"]) as wheel:
         shared = {"llama_index/__init__.py", "llama_index/llms/__init__.py"}
         assert not shared & set(wheel.namelist()), "llama_index is a namespace of many packages"
@@ -76,21 +87,40 @@ def _install(folder: Path, wheels: list[Path]) -> Path:
     return python
 
 
+def _check_kernels(python: Path) -> None:
+    """doctor finds the wheel's kernels where there is no compiler."""
+    command = [python.parent / "weftline", "doctor", "--json"]
+    done = subprocess.run(command, env=_alone(python), capture_output=True, text=True, check=True)
+    kernels = json.loads(done.stdout)["kernels"]
+    assert kernels["origin"] == "prebuilt", kernels
+    print(f"PASS without a compiler: {kernels['path']} kernels, {kernels['why']}", flush=True)
+
+
 @contextmanager
 def _server(python: Path, work: Path) -> Iterator[str]:
     """`weftline serve` of the wheel on a free port; CHECK_ENGINE=null saves the model."""
     engine = os.environ.get("CHECK_ENGINE", "torch")
     command = [python.parent / "weftline", "serve", "--engine", engine, "--port", "0"]
-    server = subprocess.Popen(
-        command, cwd=work, env=_environment(), stdout=subprocess.PIPE, text=True
-    )
+    log = work / "server.log"
+    with log.open("w") as errors:
+        server = subprocess.Popen(
+            command,
+            cwd=work,
+            env=_alone(python),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     try:
         assert server.stdout is not None
         for line in server.stdout:
             if match := _ANNOUNCEMENT.search(line):
+                said = log.read_text()
+                assert engine != "torch" or " kernels, prebuilt: " in said, said
                 yield match[1]
                 return
-        raise SystemExit(f"weftline serve ended with {server.wait()} before it served")
+        said = log.read_text()
+        raise SystemExit(f"{said}\nweftline serve ended with {server.wait()} before it served")
     finally:
         server.terminate()
         server.wait(timeout=60)
@@ -109,6 +139,12 @@ def _run(python: Path, work: Path, url: str, name: str, program: str) -> int:
 def _environment() -> dict[str, str]:
     """The caller's, without what would let the programs see this checkout."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def _alone(python: Path) -> dict[str, str]:
+    """The environment of a machine with nothing but the venv: no gcc, no cc, no WEFTLINE_ISA."""
+    found = {name: value for name, value in _environment().items() if name != "WEFTLINE_ISA"}
+    return found | {"PATH": str(python.parent)}
 
 
 def _call(*command: str | Path) -> None:

@@ -1,13 +1,16 @@
 """The demo: two LangChain summaries of this repository's documentation, plain and compiled.
 
-    python cookbook/demo.py [--dtype bfloat16|float32] [--repeat 2] [--output FOLDER]
+    python cookbook/demo.py [--dtype bfloat16|float32] [--seconds 60] [--turns 2] [--output FOLDER]
 
 The first chain refines a summary with each part of a text. A proxy in this process keeps its server
 250 ms away. Each call waits for the one before it, and in plain LangChain also for a round trip.
 The second chain summarises parts in parallel and joins the summaries, on a server of the same
 machine. When compiled, each chain is one submit, and the intermediate summaries never leave the
-server. Each way runs on a newly started server, so that it finds nothing of the other way in the KV
-cache.
+server.
+
+Each way has a server of its own, and each turn has a text of its own, so nothing is found in a KV
+cache. Requests of a fixed size measure the machine first. The texts are as long as fits into
+`--seconds`. There are at least two turns, and the way that begins alternates.
 
 It exits with 1 if an intermediate value reached the client, or if two texts differ in float32.
 """
@@ -15,16 +18,20 @@ It exits with 1 if an intermediate value reached the client, or if two texts dif
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import httpx
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -41,26 +48,98 @@ from weftline.local import local_server
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("docs/concepts.md", "docs/serving.md")
+PAGES = tuple(
+    f"docs/{name}.md" for name in ("concepts", "serving", "engine", "engines", "benchmarks")
+)
 
 COLUMNS = ("call", "queue ms", "fill cached", "fill computed", "generate ms", "out", "round trips")
 
-TURNS_S = 60.0  # no new turn begins after this time
-
-PARTS, PART_CHARS = 8, 400  # of the first chain's text
-CHUNKS, CHUNK_CHARS = 10, 900  # of the second's: about 200 tokens, one or two paragraphs each
+PARTS = 8  # of the first chain's text
 FAR_S = 0.25  # a round trip over the internet to a hosted model (Parrot, section 8.1: 0.2 to 0.3)
+TEMPLATE, TOKEN_CHARS = (
+    20,
+    4.4,
+)  # tokens of a prompt around the text; characters of a token of prose
+TURNS = (2, 3)  # at least and at most: the pages hold three long texts
+NOISE = 1.5  # equal requests that differ by more say that others use the machine
+KV_TOKENS = 16_384  # a server's KV cache: both servers fit beside each other
+
+TITLES = {"refine": "refine, 250 ms away", "map-reduce": "map-reduce, same machine"}
 
 FIRST = ChatPromptTemplate.from_template("Summarise in one sentence:\n\n{part0}")
 MAP = ChatPromptTemplate.from_messages([("human", "Summarise in one sentence:\n\n{text}")])
 REDUCE = ChatPromptTemplate.from_messages([("human", "{notes}\n\nWrite a summary of this text.")])
 
 
-def pieces(count: int, chars: int) -> list[str]:
-    """The first `count` pieces of the documentation's prose, of up to `chars` characters."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long the texts and the answers are, in characters and in tokens."""
+
+    part: int  # of the refined text
+    refined: int  # tokens of each summary
+    chunks: int  # of the mapped text
+    chunk: int
+    note: int  # tokens of each chunk's summary
+    final: int  # tokens of the summary of summaries
+
+
+# The longest is for a machine with AVX-512, the last for two slow cores that run other programs.
+SIZES = (
+    Size(part=400, refined=24, chunks=10, chunk=900, note=48, final=96),
+    Size(part=300, refined=20, chunks=10, chunk=600, note=32, final=64),
+    Size(part=200, refined=16, chunks=8, chunk=400, note=24, final=48),
+    Size(part=120, refined=12, chunks=6, chunk=300, note=16, final=32),
+    Size(part=80, refined=8, chunks=4, chunk=200, note=12, final=16),
+)
+
+
+@dataclass(slots=True)
+class Speed:
+    """What one request costs on this machine; `probes` are the seconds of equal requests."""
+
+    prompt_s: float  # of a token of a prompt
+    output_s: float  # of a token of an answer
+    probes: list[float] = field(default_factory=list)
+
+    @property
+    def spread(self) -> float:
+        """The slowest of the equal requests over the fastest."""
+        return max(self.probes) / min(self.probes)
+
+    def refine_call_s(self, size: Size) -> float:
+        """A call of the first chain."""
+        prompt = size.part / TOKEN_CHARS + size.refined + TEMPLATE
+        return prompt * self.prompt_s + size.refined * self.output_s
+
+    def map_reduce_s(self, size: Size) -> float:
+        """The second chain. Answers side by side take about twice as long as one of them."""
+        prompts = size.chunks * (size.chunk / TOKEN_CHARS + TEMPLATE + size.note) + TEMPLATE
+        return prompts * self.prompt_s + (2 * size.note + size.final) * self.output_s
+
+    def turn_s(self, size: Size) -> float:
+        """Both chains in both ways."""
+        return 2 * (PARTS * (self.refine_call_s(size) + FAR_S) + self.map_reduce_s(size))
+
+
+def plan(speed: Speed, budget_s: float) -> tuple[Size, int]:
+    """The longest texts whose two turns fit into the budget, and how many turns fit then.
+
+    A refine call takes a second at most: on a hosted model, too, a round trip is a quarter of it.
+    """
+    for size in SIZES:
+        turn_s = speed.turn_s(size)
+        if speed.refine_call_s(size) <= 4 * FAR_S and TURNS[0] * turn_s <= budget_s:
+            break
+    return size, min(max(int(budget_s / turn_s), TURNS[0]), TURNS[1])
+
+
+def pieces(count: int, chars: int, turn: int) -> list[str]:
+    """`count` pieces of the documentation's prose, of up to `chars` characters, of a turn's own."""
     text = "\n\n".join(prose((ROOT / page).read_text()) for page in PAGES)
     splitter = RecursiveCharacterTextSplitter(chunk_size=chars, chunk_overlap=0)
-    return splitter.split_text(text)[:count]
+    found = splitter.split_text(text)[turn * count : (turn + 1) * count]
+    assert len(found) == count, "the pages hold too little text"
+    return found
 
 
 def prose(markdown: str) -> str:
@@ -71,9 +150,9 @@ def prose(markdown: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def refine_chain(llm: ChatWeftline) -> Runnable[Any, str]:
+def refine_chain(size: Size, llm: ChatWeftline) -> Runnable[Any, str]:
     """A plain LangChain chain over {"part0": text, …}; only `llm` knows of weftline."""
-    short = llm.bind(max_tokens=24)
+    short = llm.bind(max_tokens=size.refined)
     chain: Runnable[Any, Any] = RunnablePassthrough.assign(
         summary=FIRST | short | StrOutputParser()
     )
@@ -85,10 +164,10 @@ def refine_chain(llm: ChatWeftline) -> Runnable[Any, str]:
     return chain | itemgetter("summary")
 
 
-def map_reduce_chain(llm: ChatWeftline) -> Runnable[Any, str]:
+def map_reduce_chain(size: Size, llm: ChatWeftline) -> Runnable[Any, str]:
     """A plain LangChain chain over [text, …]; only `llm` knows of weftline."""
-    each = MAP | llm.bind(max_tokens=48) | StrOutputParser()
-    final = REDUCE | llm.bind(max_tokens=96) | StrOutputParser()
+    each = MAP | llm.bind(max_tokens=size.note) | StrOutputParser()
+    final = REDUCE | llm.bind(max_tokens=size.final) | StrOutputParser()
     return each.map() | (lambda notes: {"notes": "\n\n".join(notes)}) | final
 
 
@@ -96,7 +175,6 @@ def map_reduce_chain(llm: ChatWeftline) -> Runnable[Any, str]:
 class Program:
     """A chain with its input, the number of its calls, and the round trip to its server."""
 
-    name: str
     title: str
     chain: Callable[[ChatWeftline], Runnable[Any, str]]
     input: Any
@@ -113,13 +191,13 @@ class Program:
             yield url
 
 
-def programs() -> tuple[Program, ...]:
-    """The two programs, over the same documentation."""
-    parts = {f"part{n}": text for n, text in enumerate(pieces(PARTS, PART_CHARS))}
-    chunks = pieces(CHUNKS, CHUNK_CHARS)
+def programs(size: Size, turn: int) -> tuple[Program, ...]:
+    """The two programs, over texts of this turn."""
+    parts = {f"part{n}": text for n, text in enumerate(pieces(PARTS, size.part, turn))}
+    chunks = pieces(size.chunks, size.chunk, turn)
     return (
-        Program("refine", "refine, 250 ms away", refine_chain, parts, PARTS, FAR_S),
-        Program("map-reduce", "map-reduce, same machine", map_reduce_chain, chunks, CHUNKS + 1),
+        Program(TITLES["refine"], partial(refine_chain, size), parts, PARTS, FAR_S),
+        Program(TITLES["map-reduce"], partial(map_reduce_chain, size), chunks, size.chunks + 1),
     )
 
 
@@ -178,31 +256,78 @@ def run_compiled(url: str, program: Program, advance: Callable[[], None]) -> Res
 Way = Callable[[str, Program, Callable[[], None]], Result]
 WAYS: Mapping[str, Way] = {"plain LangChain": run_plain, "compiled by weftline": run_compiled}
 PLAIN, COMPILED = WAYS
-Found = dict[tuple[str, str], list[Result]]  # by program and way
+Found = dict[tuple[str, str], list[Result]]  # by program and way, a result a turn
 
 
 def main() -> int:
     """Run both programs in both ways, print the results, and write the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--repeat", type=int, default=2, help="runs of each, in turns")
+    parser.add_argument("--seconds", type=float, default=60.0, help="what all runs should take")
+    parser.add_argument("--turns", type=int, help="of both ways (default: 2, or 3 if they fit)")
     parser.add_argument("--output", type=Path, default=Path("out"))
     args = parser.parse_args()
     console = Console()
     model = str(resolve(DEFAULT_MODEL, progress=for_stream()))
-    found = run_in_turns(console, model, args.dtype, args.repeat)
-    report(console, found)
+    with ExitStack() as stack:
+        serve = partial(local_server, model, "--dtype", args.dtype, "--kv-tokens", str(KV_TOKENS))
+        console.print("starting a server for each way …")
+        urls = {way: stack.enter_context(serve()) for way in WAYS}
+        speed = measure(urls)
+        size, turns = plan(speed, args.seconds)
+        console.print(
+            f"this machine: {1 / speed.prompt_s:.0f} tokens of a prompt a second, "
+            f"{1 / speed.output_s:.0f} of an answer; so parts of {size.part} characters, "
+            f"summaries of {size.refined} tokens",
+            soft_wrap=True,
+        )
+        found = run_in_turns(console, urls, speed, size, args.turns or turns)
+    report(console, found, speed)
     draw(console, found, args.output)
     return verdict(console, found, exact=args.dtype == "float32")
 
 
-def run_in_turns(console: Console, model: str, dtype: str, repeat: int) -> Found:
-    """Run the ways in turns, so that other load on the machine affects both alike.
+_WORDS, _ANSWER = 64, 8  # of a probe: words of its prompt, tokens of its answer
+_FRESH = itertools.count()  # no two probes begin alike
 
-    On a slow machine there are fewer turns, so that the demo does not take three minutes.
-    """
-    todo = programs()
-    found: Found = {(program.title, way): [] for program in todo for way in WAYS}
+
+def probe(url: str, tokens: int = _ANSWER) -> tuple[float, int]:
+    """Seconds of a request whose size is always the same, and the tokens of its prompt."""
+    body = {
+        "model": "default",
+        "prompt": " ".join([f"{next(_FRESH):04}", *["time"] * _WORDS]),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    began = time.perf_counter()
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
+    return time.perf_counter() - began, answer.json()["usage"]["prompt_tokens"]
+
+
+def measure(urls: Mapping[str, str]) -> Speed:
+    """The speed of a server, once both have answered a first request."""
+    for url in urls.values():
+        probe(url, 2)
+    url = next(iter(urls.values()))
+    _, prompt = probe(url, 1)
+    short = min(probe(url, 1)[0] for _ in range(2))
+    long = [probe(url)[0] for _ in range(2)]
+    return Speed(short / prompt, max(min(long) - short, 1e-3) / (_ANSWER - 1), long)
+
+
+def ways(turn: int) -> list[str]:
+    """The ways in the order of a turn: in every other turn the second one begins."""
+    return list(WAYS)[:: -1 if turn % 2 else 1]
+
+
+def run_in_turns(
+    console: Console, urls: Mapping[str, str], speed: Speed, size: Size, turns: int
+) -> Found:
+    """Run the ways in turns, so that other load on the machine affects both alike. A probe before
+    each run tells of such load."""
+    todo = [programs(size, turn) for turn in range(turns)]
+    found: Found = {(program.title, way): [] for program in todo[0] for way in WAYS}
     with Progress(
         TextColumn("{task.description:<22}"),
         BarColumn(),
@@ -211,26 +336,29 @@ def run_in_turns(console: Console, model: str, dtype: str, repeat: int) -> Found
         TimeElapsedColumn(),
         console=console,
     ) as progress:
-        total = repeat * sum(program.calls for program in todo)
+        total = sum(program.calls for some in todo for program in some)
         tasks = {way: progress.add_task(way, total=total) for way in WAYS}
-        began = time.monotonic()
-        for turn in range(repeat):
-            if turn > 0 and time.monotonic() - began > TURNS_S:
-                break
-            for way, run in WAYS.items():
-                with local_server(model, "--dtype", dtype) as url:
-                    for program in todo:
-                        result = run(url, program, lambda way=way: progress.advance(tasks[way]))
-                        found[program.title, way].append(result)
+        for turn, some in enumerate(todo):
+            for program in some:
+                for way in ways(turn):
+                    speed.probes.append(probe(urls[way])[0])
+                    advance = partial(progress.advance, tasks[way])
+                    found[program.title, way].append(WAYS[way](urls[way], program, advance))
     return found
 
 
 def median(results: list[Result]) -> Result:
-    """The run with the median time."""
+    """The run with the median time; of two runs the faster one."""
     return sorted(results, key=lambda result: result.seconds)[(len(results) - 1) // 2]
 
 
-def report(console: Console, found: Found) -> None:
+def ratio(found: Found, title: str) -> float:
+    """Plain over compiled: the median of the turns, each of which has its own text."""
+    pairs = zip(found[title, PLAIN], found[title, COMPILED], strict=True)
+    return statistics.median(plain.seconds / compiled.seconds for plain, compiled in pairs)
+
+
+def report(console: Console, found: Found, speed: Speed) -> None:
     """Print a summary, the table of the server's calls, and the times."""
     title = next(title for title, _ in found)
     shown = median(found[title, COMPILED])
@@ -261,26 +389,33 @@ def report(console: Console, found: Found) -> None:
                 f"{run.read_by_client:2} intermediate values through the client",
                 soft_wrap=True,
             )
-        ratio = median(found[title, PLAIN]).seconds / median(found[title, COMPILED]).seconds
-        console.print(f"{'ratio':>20}: {ratio:5.2f}")
+        console.print(f"{'ratio':>20}: {ratio(found, title):5.2f}")
+    if speed.spread > NOISE:
+        console.print(
+            f"noisy: equal requests took {min(speed.probes):.2f} to {max(speed.probes):.2f} s. "
+            "Other programs use this machine, so the ratios may be off; run it again.",
+            soft_wrap=True,
+        )
 
 
 def draw(console: Console, found: Found, folder: Path) -> None:
     """Write a picture for each program, with both ways one below the other."""
     folder.mkdir(parents=True, exist_ok=True)
-    for program in programs():
-        file = folder / f"{program.name}.svg"
-        charts = {f"{program.title}, {w}": median(found[program.title, w]).graph for w in WAYS}
+    for name, title in TITLES.items():
+        file = folder / f"{name}.svg"
+        charts = {f"{title}, {way}": median(found[title, way]).graph for way in WAYS}
         file.write_text(timeline.svg(charts))
         console.print(f"timeline: {file}", soft_wrap=True)
 
 
 def verdict(console: Console, found: Found, exact: bool) -> int:
     """The exit code: 1, with the reason, if a value leaked or two float32 texts differ; else 0."""
-    texts: dict[str, set[str]] = {title: set() for title, _ in found}
-    for (title, _), runs in found.items():
-        texts[title].update(run.text for run in runs)
-    same = all(len(said) == 1 for said in texts.values())
+    titles = {title for title, _ in found}
+    same = all(
+        plain.text == compiled.text
+        for title in titles
+        for plain, compiled in zip(found[title, PLAIN], found[title, COMPILED], strict=True)
+    )
     console.print(
         "texts:", "equal" if same else "not equal (in bfloat16, batches round differently)"
     )

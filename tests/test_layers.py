@@ -91,6 +91,13 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_server": (*CONTRACT, "weftline_engine.api", "weftline_server"),
     "weftline_server.cli": (*CONTRACT, "weftline_engine.models", "weftline_server"),
     "weftline_server.commands": (*_CLIENT, "weftline_engine", "weftline_server"),
+    # Names the kernels that the engine's process would load, without starting one.
+    "weftline_server.commands.doctor": (
+        *_CLIENT,
+        "weftline_engine",
+        "weftline_kernels.cpu",
+        "weftline_server",
+    ),
     "weftline_engine": (*CONTRACT, "weftline_engine"),
     "weftline_engine.api": (),
     "weftline_engine.models": (),

@@ -19,7 +19,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
 from weftline_engine.embedded.engine import Core
-from weftline_engine.embedded.model.base import Model
+from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
@@ -73,12 +73,17 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         kv_tokens=config.blocks * config.block_size,
         kv_bytes_per_token=per_token,
         max_running=config.max_running,
-        dtype=str(options.dtype),
+        dtype=_precision(decoder, str(options.dtype)),
         device=devices.name(device),
         default_sampling=default_sampling(directory),
         step_profile=step_profile(decoder, core.cache, config),
     )
     return core, description
+
+
+def _precision(decoder: Model, asked: str) -> str:
+    """What the decoder computes in: float32 where torch would only emulate bfloat16."""
+    return str(decoder.dtype).removeprefix("torch.") if isinstance(decoder, TorchModel) else asked
 
 
 def _scheduling(

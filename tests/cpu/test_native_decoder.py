@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -27,7 +26,8 @@ from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
-from weftline_kernels.cpu import FLAGS, SOURCE, NoCompiler, library
+from weftline_kernels.cpu import FLAGS, SOURCE, library, runnable, this_machine
+from weftline_kernels.cpu.compiler import flags_of
 from weftline_kernels.cpu.items import flatten, queries_of_task
 from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.work_list import Rows, build
@@ -40,17 +40,18 @@ MEAN = 0.04
 ONE_SUM = 0.1
 
 
-BUILDS: dict[str, tuple[str, ...]] = {"this machine": (), "pairs": ("-DWEFTLINE_PAIRS",)}
-if platform.machine() == "x86_64":
-    BUILDS["no AVX-512"] = ("-mno-avx512f",)
+# Every variant that this machine runs, and products of pairs with their instruction written out.
+BUILDS: dict[str, tuple[str, ...]] = {
+    **{one.name: flags_of(one) for one in runnable(this_machine())},
+    "pairs": (*FLAGS, "-DWEFTLINE_PAIRS"),
+}
 
 
 @pytest.fixture(scope="module", params=BUILDS.values(), ids=list(BUILDS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The decoder as this machine builds it, as one with products of bfloat16 pairs does (with that
-    instruction written out: what enters a product is rounded there, and lies otherwise), and in the
-    smaller tiles of narrower vectors."""
-    return library(tmp_path_factory.mktemp("kernels"), flags=(*FLAGS, *request.param))
+    """The decoder of each variant. With pairs, what enters a product is rounded to bfloat16, and
+    lies otherwise in memory."""
+    return library(tmp_path_factory.mktemp("kernels"), flags=request.param)
 
 
 @pytest.fixture(
@@ -209,26 +210,6 @@ def test_cut_items_equal_the_work_list(shared: bool, queries: int) -> None:
     assert TorchAttention(work, 1.0).merged == shared
 
 
-def test_a_machine_without_a_compiler_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoCompiler, match="no gcc"):
-        library(tmp_path)
-
-
-def test_a_compiler_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = tmp_path / "gcc"
-    compiler.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(NoCompiler, match="broken"):
-        library(tmp_path / "kernels")
-    assert list((tmp_path / "kernels").iterdir()) == []
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are x86's")
 def test_it_compiles_for_other_processors(tmp_path: Path) -> None:
     """It compiles with the instruction for bfloat16 pairs, and with AVX2 alone."""
@@ -241,7 +222,7 @@ def test_it_compiles_for_other_processors(tmp_path: Path) -> None:
 
 def test_a_new_build_takes_the_place_of_the_old(tiny_directory: Path, tmp_path: Path) -> None:
     """A build of an older source goes when a new one is made, and not before."""
-    stale = tmp_path / "decoder-0123456789abcdef.so"
+    stale = tmp_path / f"decoder-{runnable(this_machine())[0].name}-0123456789abcdef.so"
     stale.write_bytes(b"")
     assert isinstance(load_decoder(tiny_directory, "bfloat16", 16, tmp_path), NativeDecoder)
     (current,) = tmp_path.glob("*.so")

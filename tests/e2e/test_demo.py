@@ -10,19 +10,26 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+from cookbook import demo
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = [sys.executable, str(ROOT / "cookbook" / "demo.py")]
 
 
 def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
-    """It exits 0 only if the texts are equal and no intermediate value reached the client."""
-    command = [*DEMO, "--dtype", "float32", "--repeat", "1", "--output", str(tmp_path)]
+    """It exits 0 only if the texts are equal and no intermediate value reached the client.
+
+    A budget of no time gives the shortest texts. Both bars reach their ends.
+    """
+    short = ["--seconds", "0", "--turns", "1"]
+    command = [*DEMO, "--dtype", "float32", *short, "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "texts: equal" in done.stdout
     assert done.stdout.count(" 1 requests,  0 intermediate values through the client") == 2
     assert " 8 requests,  7 intermediate values through the client" in done.stdout
-    assert "11 requests, 10 intermediate values through the client" in done.stdout
+    assert " 5 requests,  4 intermediate values through the client" in done.stdout
+    assert done.stdout.count("━ 13/13 calls") == 2
     for name, title in (
         ("refine", "refine, 250 ms away"),
         ("map-reduce", "map-reduce, same machine"),
@@ -30,6 +37,26 @@ def test_the_demo_in_float32(smollm2_directory: Path, tmp_path: Path) -> None:
         drawn = ElementTree.parse(tmp_path / f"{name}.svg").getroot().iter()
         titles = [element.text for element in drawn if element.get("font-weight")]
         assert titles == [f"{title}, plain LangChain", f"{title}, compiled by weftline"]
+
+
+def test_a_faster_machine_gets_longer_texts() -> None:
+    """From a fast machine to one that is too slow; tokens a second of prompts and of answers."""
+    speeds = [(2000, 100), (500, 50), (300, 40), (150, 40), (8, 2)]
+    planned = [demo.plan(demo.Speed(1 / prompt, 1 / output), 60.0) for prompt, output in speeds]
+    assert planned == list(zip(demo.SIZES, (3, 2, 2, 2, 2), strict=True))
+
+
+def test_the_ways_take_turns_in_beginning() -> None:
+    assert [demo.ways(turn) for turn in range(3)] == [
+        [demo.PLAIN, demo.COMPILED],
+        [demo.COMPILED, demo.PLAIN],
+        [demo.PLAIN, demo.COMPILED],
+    ]
+
+
+def test_equal_requests_that_differ_are_noise() -> None:
+    """The spread is of the slowest request and the fastest one."""
+    assert demo.Speed(0.01, 0.02, [1.0, 1.5, 1.2]).spread == demo.NOISE
 
 
 def test_ctrl_c_leaves_no_server(smollm2_directory: Path) -> None:

@@ -9,11 +9,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weftline.errors import InvalidRequest
+from weftline_kernels.cpu import Machine, Search, runnable
+from weftline_kernels.cpu.compiler import seal, variant_key
+from weftline_kernels.cpu.variants import VARIANTS
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
 from weftline_server.extras import EXTRAS, extra_of, install
@@ -101,6 +105,33 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
     table = bare("doctor", home=tmp_path)
     assert table.returncode == 1
     assert table.stdout.endswith("\nno engine with a model can run yet\n")
+
+
+def test_doctor_names_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of the wheel, a compiler, and neither of them."""
+    able = Machine("x86_64", frozenset(next(v for v in VARIANTS if v.name == "avx2").needs))
+    search = Search(tmp_path / "cache", tmp_path, wanted="avx512", machine=able)
+    compiler = tmp_path / "gcc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lacks = "avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
+    note = f"WEFTLINE_ISA is avx512, but this CPU lacks {lacks}"
+    assert doctor.kernels(search) == {
+        "path": "avx2",
+        "origin": "compiled at the next start",
+        "why": f"compiled at the next start: the fastest that this CPU runs. {note}",
+    }
+    compiler.unlink()
+    assert doctor.kernels(search) == {
+        "path": "torch",
+        "origin": None,
+        "why": f"in float32, slower than the C kernels. {note}. No gcc or cc in PATH.",
+    }
+    variant = runnable(able)[0]
+    library = seal(b"machine code", variant_key(variant, able))
+    (tmp_path / "avx2.so").write_bytes(library)
+    found = doctor.kernels(replace(search, wanted=""))
+    assert found["why"] == "prebuilt: the fastest that this CPU runs"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
+from weftline_kernels.cpu import NoKernels, Origin, Search, emulates_bfloat16, expect
 from weftline_server.extras import EXTRAS, install, versions
 
 _DEFAULT_PORT = 8600
@@ -43,13 +44,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Return the report as JSON data: machine, torch, extras, engines, model, port, can_serve."""
+    """Return the report as JSON data: machine, torch, kernels, extras, engines, model, port,
+    can_serve."""
     extras = {extra: versions(extra) for extra in EXTRAS}
     torch = _torch()
     engines = {name: judge(name, extras, torch) for name in _ENGINES}
     return {
         "machine": _machine(),
         "torch": torch,
+        "kernels": kernels(Search(default_home() / "kernels")),
         "extras": extras,
         "engines": engines,
         "model": {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None},
@@ -78,6 +81,20 @@ def judge(
     return {"runs": True, "why": why.get(engine, "")}
 
 
+def kernels(search: Search) -> dict[str, Any]:
+    """Return how a bfloat16 model is computed on the CPU: the path, its origin, and its cost."""
+    try:
+        choice = expect(search)
+    except NoKernels as reasons:
+        dtype = "float32" if emulates_bfloat16(search.machine) else "bfloat16"
+        why = f"in {dtype}, slower than the C kernels. {reasons}"
+        return {"path": "torch", "origin": None, "why": why}
+    later = choice.origin is Origin.COMPILED
+    origin = "compiled at the next start" if later else str(choice.origin)
+    why = " ".join([f"{origin}: {choice.cost}.", *choice.notes])
+    return {"path": choice.variant.name, "origin": origin, "why": why.removesuffix(".")}
+
+
 def render(report: dict[str, Any]) -> str:
     """Return the report as a table of three columns: subject, state, details."""
     machine, torch = report["machine"], report["torch"]
@@ -88,6 +105,7 @@ def render(report: dict[str, Any]) -> str:
         ("disk", f"{_gib(machine['cache_free_bytes'])} free", f"model cache {machine['cache']}"),
         ("torch", torch["version"] or "missing", torch["error"] or ""),
         ("cuda", torch["cuda"] or "none", ", ".join(torch["devices"])),
+        ("kernels", report["kernels"]["path"], report["kernels"]["why"]),
     ]
     for extra, found in report["extras"].items():
         missing = [name for name, version in found.items() if version is None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from pathlib import Path
 
@@ -21,26 +20,61 @@ from weftline_engine.embedded.model.device_model import CudaGraphs, DeviceModel
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder, runs
 from weftline_engine.embedded.model.opt import OptDecoder
-from weftline_kernels.cpu import NoCompiler, library
+from weftline_kernels.cpu import (
+    Machine,
+    NoKernels,
+    Search,
+    emulates_bfloat16,
+    load,
+    this_machine,
+)
 from weftline_kernels.operations import TORCH, TRITON, Operations
+
+# Measured with SmolLM2-135M on 2 cores with AVX2, both with bfloat16 weights on disk.
+_IN_FLOAT32 = (
+    "in float32 because this CPU has no bfloat16 products: twice the memory, and slower than the "
+    "C kernels"
+)
+_IN_BFLOAT16 = "in bfloat16: slower than the C kernels"
 
 
 def load_decoder(
-    directory: Path, dtype: str, page_size: int, builds: Path, *, dummy: bool = False
+    directory: Path,
+    dtype: str,
+    page_size: int,
+    builds: Path,
+    *,
+    dummy: bool = False,
+    machine: Machine | None = None,
 ) -> Model:
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
-    A `dummy` has random weights, and needs only config.json.
+    A `dummy` has random weights, and needs only config.json. A `machine` stands for this one.
 
-    Raises ModelError. Without a compiler bfloat16 runs in torch, and a line on stderr says so.
+    Raises ModelError. A line on stderr names the way in which bfloat16 is computed, and what better
+    ways failed.
     """
     config = read_config(directory)
     weights = RandomWeights() if dummy else Checkpoint(directory)
-    if dtype == "bfloat16" and isinstance(config, LlamaConfig) and runs(config, page_size):
+    if dtype != "bfloat16":
+        return torch_model(config, weights, getattr(torch, dtype))
+    search = Search(builds, machine=machine or this_machine())
+    if isinstance(config, LlamaConfig) and runs(config, page_size):
         try:
-            return NativeDecoder(config, weights, _current(builds))
-        except NoCompiler as reason:
-            print(f"engine: slower, for the C decoder is missing: {reason}", file=sys.stderr)
-    return torch_model(config, weights, getattr(torch, dtype))
+            library, choice = load(search)
+        except NoKernels as reasons:
+            why = str(reasons)
+        else:
+            _say(" ".join([f"{choice}.", *choice.notes]))
+            return NativeDecoder(config, weights, library)
+    else:
+        why = "The C kernels do not run this model."
+    emulated = emulates_bfloat16(search.machine)
+    _say(f"torch, {_IN_FLOAT32 if emulated else _IN_BFLOAT16}. {why}")
+    return torch_model(config, weights, torch.float32 if emulated else torch.bfloat16)
+
+
+def _say(words: str) -> None:
+    print(f"engine: {words}", file=sys.stderr, flush=True)
 
 
 def load_on_device(
@@ -71,14 +105,3 @@ def torch_model(
         case OptConfig():
             return OptDecoder(config, weights, dtype, device, operations)
     raise ModelError(f"no decoder runs a {config.architecture}")
-
-
-def _current(builds: Path) -> ctypes.CDLL:
-    """The compiled C decoder. A new build removes the older ones, because every change of a source,
-    a flag or a compiler leaves one more. Running engines keep their open file."""
-    before = set(builds.glob("decoder-*.so"))
-    found = library(builds)
-    if set(builds.glob("decoder-*.so")) - before:
-        for path in before:
-            path.unlink(missing_ok=True)
-    return found
