@@ -54,7 +54,8 @@ class Description:
     tokens, `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
     `takes_messages` renders chats with a template of its own. `step_profile` is measured at start
     (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
-    all their sequences decode. It is empty if unknown.
+    all their sequences decode. It is empty if unknown. An engine that `drafts` verifies guesses of
+    several tokens in one step.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Description:
     capabilities: tuple[Capability, ...] = tuple(Capability)
     default_sampling: dict[str, float] = field(default_factory=dict)
     step_profile: tuple[tuple[int, float], ...] = ()
+    drafts: bool = False
 
     @property
     def lacking(self) -> tuple[str, ...]:
