@@ -62,8 +62,9 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         tree_attention=not options.no_tree_attention,
     )
     # Only the C decoder computes a row alike whatever rows are beside it.
-    if isinstance(decoder, NativeDecoder) and not options.no_drafting:
-        core.draft(step_costs(decoder, core.cache, config))
+    drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
+    costs = step_costs(decoder, core.cache, config) if drafting else None
+    core.draft(costs)
     if isinstance(decoder, DeviceModel):
         decoder.warm(core.cache)
     texts = tokenizer_texts(directory)
@@ -81,7 +82,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         device=devices.name(device),
         default_sampling=default_sampling(directory),
         step_profile=step_profile(decoder, core.cache, config),
-        drafts=core.book.drafts,
+        drafts=costs is not None,
     )
     return core, description
 

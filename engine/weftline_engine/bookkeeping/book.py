@@ -67,11 +67,6 @@ class Book:
         """Whether a step has anything to do or to report."""
         return bool(self._log) or not self._quiet
 
-    @property
-    def drafts(self) -> bool:
-        """Whether steps verify drafts."""
-        return self._drafting is not None
-
     def draft(self, costs: StepCosts | None) -> None:
         """Verify drafts from now on, in steps that take `costs`; None: do not."""
         self._drafting = costs and Drafting(costs, self._backend, self.ops.tokens_of)

@@ -68,8 +68,10 @@ class Core:
         return self.worker.cache
 
     def draft(self, costs: StepCosts | None) -> None:
-        """Verify drafts from now on, in steps that take `costs`; None if these are unknown. A row of
-        the model must not depend on the rows beside it."""
+        """Verify drafts from now on, in steps that take `costs`; None if these are unknown.
+
+        A row of the model must not depend on the rows beside it.
+        """
         self.book.draft(costs)
 
     # The verbs of `weftline_engine.api.Engine`; the next step heeds them.

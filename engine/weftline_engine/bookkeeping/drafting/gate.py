@@ -51,12 +51,12 @@ class StepCosts:
     def can_pay(self, lengths: Sequence[int]) -> bool:
         """Whether drafts that all come true would pay beside sequences of these lengths."""
         rows, tokens = len(lengths), sum(lengths)
-        left = min(self.most_rows - rows, MOST_DRAFTS * rows)
-        if left <= 0:
-            return False
-        gain = (rows + left) / rows
-        more = left * (tokens // rows)
-        return gain * self.of(rows, tokens) > LEAST_GAIN * self.of(rows + left, tokens + more)
+        least, each = LEAST_GAIN * rows / self.of(rows, tokens), tokens // rows
+        most = min(self.most_rows, (1 + MOST_DRAFTS) * rows)
+        return any(
+            more / self.of(more, tokens + (more - rows) * each) > least
+            for more in range(rows + 1, most + 1)
+        )
 
 
 def counts(
@@ -80,7 +80,7 @@ def counts(
     expected = float(rows)
     plain = rows / costs.of(rows, tokens)
     best, taken = LEAST_GAIN * plain, 0
-    for number, (minus, _, index) in enumerate(offers[: costs.most_rows - rows], 1):
+    for number, (minus, _, index) in enumerate(offers[: max(0, costs.most_rows - rows)], 1):
         expected -= minus
         tokens += lengths[index]
         rate = expected / costs.of(rows + number, tokens)
