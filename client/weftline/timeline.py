@@ -43,6 +43,9 @@ def bars(graph: Graph) -> list[Bar]:
             phases = tuple((phase, float(step[f"{phase}_s"] or 0)) for phase in PHASES)
             computed = step["prompt_tokens"] - step["cached_tokens"]
             note = f"{step['cached_tokens']} cached, {computed} filled, {step['output_tokens']} out"
+            # An older server does not say how many tokens were drafted.
+            if drafted := step.get("drafted_tokens"):
+                note += f", {step['accepted_tokens']} of {drafted} drafts"
             found.append(Bar(name, step["queued_s"], phases, note))
     return sorted(found, key=lambda bar: bar.start)
 

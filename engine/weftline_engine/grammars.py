@@ -38,6 +38,12 @@ class TokenMatcher:
     def error(self) -> str:
         return self.matcher.get_error() if self.matcher.is_error() else ""
 
+    def forced(self) -> list[int]:
+        return [] if self.matcher.is_error() else self.matcher.compute_ff_tokens()
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        return 0 if self.matcher.is_error() else self.matcher.validate_tokens(list(tokens))
+
 
 class TokenGrammars:
     """The `Grammars` of a tokenizer.json with `vocabulary` tokens, of which `eos` end an output.

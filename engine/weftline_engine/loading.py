@@ -23,8 +23,9 @@ from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.config import ModelError
 from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
+from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import step_profile
+from weftline_engine.embedded.step import step_costs, step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
@@ -60,6 +61,10 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         seed=options.seed,
         tree_attention=not options.no_tree_attention,
     )
+    # Only the C decoder computes a row alike whatever rows are beside it.
+    drafting = isinstance(decoder, NativeDecoder) and not options.no_drafting
+    costs = step_costs(decoder, core.cache, config) if drafting else None
+    core.draft(costs)
     if isinstance(decoder, DeviceModel):
         decoder.warm(core.cache)
     texts = tokenizer_texts(directory)
@@ -77,6 +82,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         device=devices.name(device),
         default_sampling=default_sampling(directory),
         step_profile=step_profile(decoder, core.cache, config),
+        drafts=costs is not None,
     )
     return core, description
 

@@ -10,10 +10,12 @@ from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
 
-# The names that `without` takes. The embedded engine has tree_attention, the server the others.
+# The names that `without` takes. The embedded engine has drafting and tree_attention, the server
+# the others.
 OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
     "affinity",
+    "drafting",
     "prefill_early",
     "retention",
     "tree_attention",

@@ -53,6 +53,7 @@ def test_a_dummy_needs_nothing_but_its_config(
         "seed": 0,
         "device": "cpu",
         "no_tree_attention": False,
+        "no_drafting": False,
     }
     options = Namespace(model=tmp_path, name="d", dtype=dtype, load_format="dummy", **words)
 

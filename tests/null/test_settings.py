@@ -95,6 +95,15 @@ def test_engines_get_the_switch_of_tree_attention() -> None:
     assert "--no-tree-attention" not in EmbeddedConfig(model=Path("m")).arguments(3)
 
 
+def test_drafting_is_switched_off_in_the_engines() -> None:
+    names = load(None, {"without": ["drafting"]}).server.without
+    [spec] = without(from_tables([{"engine": "torch", "kv_tokens": 512}]), names)
+    assert (spec.drafting, spec.tree_attention) == (False, True)
+    config = EmbeddedConfig(model=Path("m"), drafting=spec.drafting)
+    assert config.arguments(3)[-1] == "--no-drafting"
+    assert "--no-drafting" not in EmbeddedConfig(model=Path("m")).arguments(3)
+
+
 def test_an_engine_computes_on_the_cores_of_its_table() -> None:
     """The cores reach the engine's child process. Without any, there is no --cores."""
     here = min(os.sched_getaffinity(0))

@@ -34,6 +34,7 @@ from weftline_engine.api.events import (
 )
 from weftline_engine.api.ops import (
     MOST_LOGPROBS,
+    MOST_REFERENCES,
     Hints,
     Kind,
     Op,
@@ -44,6 +45,7 @@ from weftline_engine.api.ops import (
 __all__ = [
     "LACKING",
     "MOST_LOGPROBS",
+    "MOST_REFERENCES",
     "Accepted",
     "Availability",
     "Capability",

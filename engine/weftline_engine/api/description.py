@@ -55,7 +55,8 @@ class Description:
     `takes_messages` renders chats with a template of its own. `step_profile` is measured at start
     (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
     all their sequences decode. It is empty if unknown. `batch_profile` is measured at start by
-    engines that work on items: the items of a batch, their tokens in all, and its seconds.
+    engines that work on items: the items of a batch, their tokens in all, and its seconds. An
+    engine that `drafts` verifies guesses of several tokens in one step.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Description:
     default_sampling: dict[str, float] = field(default_factory=dict)
     step_profile: tuple[tuple[int, float], ...] = ()
     batch_profile: tuple[tuple[int, int, float], ...] = ()
+    drafts: bool = False
 
     @property
     def lacking(self) -> tuple[str, ...]:

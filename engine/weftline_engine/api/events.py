@@ -27,7 +27,8 @@ class Usage:
     """The tokens of an op, and its times in seconds of the monotonic clock.
 
     `started` is the time of the op's first step, `filled` the end of its prompt. `cached_tokens` of
-    the prompt came out of the KV cache; the others were computed.
+    the prompt came out of the KV cache; the others were computed. Of `drafted_tokens`, which were
+    guessed and verified, `accepted_tokens` are in the output.
     """
 
     prompt_tokens: int
@@ -35,6 +36,8 @@ class Usage:
     output_tokens: int
     started: float
     filled: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

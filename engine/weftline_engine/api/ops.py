@@ -23,6 +23,8 @@ class Retention(StrEnum):
     DROP = "drop"
 
 
+# The most contexts that an op may name as references.
+MOST_REFERENCES = 8
 # The most alternatives that a request may ask for at each token, as in OpenAI's API.
 MOST_LOGPROBS = 20
 
@@ -100,6 +102,10 @@ class Op:
     announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
     chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
     `inputs`. Ops with different `salt` share no cache.
+
+    `references` name contexts of the same salt whose tokens the output may repeat, such as those of
+    calls with the same template. An engine whose description says `drafts` may take guesses from
+    at most MOST_REFERENCES of them. The output never depends on them.
     """
 
     id: str
@@ -114,4 +120,5 @@ class Op:
     inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
     salt: str = ""
     open: bool = False
+    references: tuple[str, ...] = ()
     hints: Hints = field(default_factory=Hints)

@@ -24,10 +24,17 @@ from weftline_engine.api import (
     Retention,
 )
 from weftline_engine.bookkeeping.admission import Limits
+from weftline_engine.bookkeeping.drafting import Drafting, StepCosts
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.ops import Backend, Live, Ops
 from weftline_engine.bookkeeping.output import Detokenizer, Output, Sampled
-from weftline_engine.bookkeeping.schedule.scheduler import Scheduler, SchedulerConfig, StepPlan
+from weftline_engine.bookkeeping.schedule.scheduler import (
+    Chunk,
+    Scheduler,
+    SchedulerConfig,
+    StepPlan,
+)
+from weftline_engine.bookkeeping.schedule.sequence import Phase
 
 
 class Book:
@@ -51,12 +58,18 @@ class Book:
         self.ops = Ops(self.scheduler, limits, backend, self._log)
         self._detokenizer = detokenizer
         self._part_tokens = part_tokens
+        self._backend = backend
+        self._drafting: Drafting | None = None
         self._quiet = True  # no step has anything to do until the next verb
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do or to report."""
         return bool(self._log) or not self._quiet
+
+    def draft(self, costs: StepCosts | None) -> None:
+        """Verify drafts from now on, in steps that take `costs`; None: do not."""
+        self._drafting = costs and Drafting(costs, self._backend, self.ops.tokens_of)
 
     def submit(self, op: Op) -> None:
         """Queue an op. An error in it comes back as `Failed`."""
@@ -118,7 +131,7 @@ class Book:
                 live.started = now
         for sequence in plan.done:
             self._filled(self.ops.of(sequence))
-        return plan
+        return plan if self._drafting is None else self._draft(plan, self._drafting)
 
     def apply(self, plan: StepPlan) -> None:
         """The step's keys and values are computed: others may use its blocks."""
@@ -128,10 +141,12 @@ class Book:
         """The ops that get a token from this step, in the order of their logits."""
         return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
 
-    def take(self, plan: StepPlan, tokens: Items[Sampled]) -> None:
-        """The step's results: a token for each op of `sampling`, and the filled prompts."""
-        for live, sampled in zip(self.sampling(plan), tokens, strict=True):
-            self._take(live, sampled)
+    def take(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
+        """The step's results: the filled prompts, and for each op of `sampling` the drafts that it
+        accepts and one token more."""
+        chunks = [chunk for chunk in plan.chunks if chunk.samples]
+        for chunk, sampled in zip(chunks, tokens, strict=True):
+            self._take_all(chunk, sampled)
         for chunk in plan.chunks:
             if not chunk.sequence.generates and chunk.sequence.complete:
                 self._filled(self.ops.of(chunk.sequence))
@@ -157,6 +172,46 @@ class Book:
                 tokens=tokens,
             )
         return self._log.take()
+
+    def _draft(self, plan: StepPlan, drafting: Drafting) -> StepPlan:
+        """Add drafts to a step in which every sequence decodes, where they pay."""
+        if not plan.chunks or not plan.decodes:
+            return plan
+        drafters, decoding = [], []
+        for chunk in plan.chunks:
+            live, sequence = self.ops.of(chunk.sequence), chunk.sequence
+            if live.drafter is None:
+                live.drafter = drafting.start(live.op, sequence.tokens)
+            drafters.append(live.drafter)
+            # Behind the drafts comes one token more.
+            room = live.params.max_tokens - sequence.output - 1
+            room = min(room, self.limits.context - len(sequence.tokens) - 1)
+            decoding.append((live.drafter, sequence.tokens, room))
+        drafting.choose(decoding)
+        drafted = self.scheduler.draft(plan, [drafter.drafts for drafter in drafters])
+        for drafter, chunk in zip(drafters, drafted.chunks, strict=True):
+            drafter.drafted = len(chunk.drafts)
+        return drafted
+
+    def _take_all(self, chunk: Chunk, sampled: Items[Sampled]) -> None:
+        """A generate has the tokens of a step: accepted drafts, and one more."""
+        sequence = chunk.sequence
+        live = self.ops.of(sequence)
+        drafting, drafter = self._drafting, live.drafter
+        for place, one in enumerate(sampled):
+            if place:
+                self.scheduler.accept(sequence)
+            if drafting is not None and drafter is not None:
+                drafting.heed(drafter, one.token)
+            self._take(live, one)
+            if sequence.phase is Phase.DONE:
+                break
+        if chunk.drafts:
+            self.scheduler.verified(sequence)
+        if drafting is not None and drafter is not None:
+            drafter.rest()
+            if sequence.phase is Phase.DONE:
+                drafting.remember(live.op, sequence.tokens[sequence.prompt :])
 
     def _take(self, live: Live, sampled: Sampled) -> None:
         """A generate has its next token."""

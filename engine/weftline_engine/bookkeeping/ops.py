@@ -14,6 +14,7 @@ from weftline_engine.bookkeeping.admission import (
     check_prompt,
     check_tokens,
 )
+from weftline_engine.bookkeeping.drafting import Drafter
 from weftline_engine.bookkeeping.events import EventLog
 from weftline_engine.bookkeeping.kv.contexts import Context
 from weftline_engine.bookkeeping.output import Output
@@ -31,6 +32,14 @@ class Backend:
     def forget(self, op: str) -> None:
         """An accepted op has ended."""
 
+    def forced(self, op: str) -> Items[int]:
+        """`drafting.Grammar.forced`"""
+        return ()
+
+    def allowed(self, op: str, tokens: Items[int]) -> int:
+        """`drafting.Grammar.allowed`"""
+        return len(tokens)
+
     def save(self, blocks: Items[int]) -> object:
         """`Storage.save`"""
         return ()
@@ -44,7 +53,8 @@ class Backend:
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """An op in flight. `offset` is where its payload ends; the times are seconds of the clock."""
+    """An op in flight. `offset` is where its payload ends; the times are seconds of the clock. It
+    has a `drafter` once a step might have verified drafts of it."""
 
     sequence: Sequence
     context: Context
@@ -52,6 +62,7 @@ class Live:
     offset: int = 0
     started: float | None = None
     filled: float | None = None
+    drafter: Drafter | None = None
 
     @property
     def op(self) -> Op:
@@ -72,6 +83,8 @@ class Live:
             output_tokens=self.sequence.output,
             started=self.started,
             filled=self.filled,
+            drafted_tokens=0 if self.drafter is None else self.drafter.proposed,
+            accepted_tokens=0 if self.drafter is None else self.drafter.accepted,
         )
 
 
@@ -102,6 +115,16 @@ class Ops:
     def of(self, sequence: Sequence) -> Live:
         """The op of a queued sequence."""
         return self._live[sequence.op.id]
+
+    def tokens_of(self, context: str, salt: str) -> Items[int] | None:
+        """The tokens of a context as far as they are known, also while an op makes it. None if this
+        salt has no such context."""
+        found = self._contexts.find(context)
+        if found is None or found.salt != salt:
+            return None
+        live = self._live.get(found.maker)
+        making = live is not None and live.context is found
+        return live.sequence.tokens if making and live is not None else found.tokens
 
     def submit(self, op: Op) -> None:
         """Accept an op, or fail it. A newer attempt replaces an older one, which reports nothing

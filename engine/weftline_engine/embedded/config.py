@@ -41,7 +41,8 @@ class EmbeddedConfig:
     weights are loaded. The default is 0.85 of a GPU's, and on the CPU a third, but at most 65,536
     tokens. It computes on `cores`, so that engines of one machine can share none; empty means all
     cores. `tree_attention` reads the keys and values of a common prefix once a step for all
-    sequences.
+    sequences. `drafting` verifies guesses of several tokens in one step where that pays, and where
+    the model runs in the C decoder.
     """
 
     model: Path
@@ -57,6 +58,7 @@ class EmbeddedConfig:
     load_format: LoadFormat | str = LoadFormat.AUTO
     cores: tuple[int, ...] = ()
     tree_attention: bool = True
+    drafting: bool = True
 
     module: ClassVar[str] = "weftline_engine.transport.host"
 
@@ -110,4 +112,7 @@ class EmbeddedConfig:
                 words += [f"--{option.replace('_', '-')}", str(value)]
         if self.cores:
             words += ["--cores", ",".join(map(str, self.cores))]
-        return words if self.tree_attention else [*words, "--no-tree-attention"]
+        for option in ("tree_attention", "drafting"):
+            if not getattr(self, option):
+                words.append(f"--no-{option.replace('_', '-')}")
+        return words

@@ -21,6 +21,7 @@ from weftline_engine.bookkeeping import (
     SchedulerConfig,
     StepPlan,
 )
+from weftline_engine.bookkeeping.drafting import StepCosts
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import Grammars
 from weftline_engine.embedded.worker import Worker
@@ -66,6 +67,13 @@ class Core:
         """The KV cache, in the layout of the model."""
         return self.worker.cache
 
+    def draft(self, costs: StepCosts | None) -> None:
+        """Verify drafts from now on, in steps that take `costs`; None if these are unknown.
+
+        A row of the model must not depend on the rows beside it.
+        """
+        self.book.draft(costs)
+
     # The verbs of `weftline_engine.api.Engine`; the next step heeds them.
 
     def submit(self, op: Op) -> None:
@@ -100,8 +108,12 @@ class Core:
             self.book.break_off(plan, f"a step failed: {error}")
         return self.book.end_step(plan)
 
-    def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[Sampled]:
+    def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
         ops = self.book.sampling(plan)
-        if ops and self.probe is not None:
-            self.probe(logits_RV, [live.op.id for live in ops])
-        return self.worker.sample(ops, logits_RV)
+        if not ops:
+            return []
+        drafts = [chunk.drafts for chunk in plan.chunks if chunk.samples]
+        if self.probe is not None:
+            rows = zip(ops, drafts, strict=True)
+            self.probe(logits_RV, [live.op.id for live, some in rows for _ in (0, *some)])
+        return self.worker.sample(ops, drafts, logits_RV)

@@ -1,16 +1,19 @@
-"""Turns a planned step into the tensors that the model runs on, and measures at start what such a
-step takes (Parrot's Figure 10)."""
+"""Turns a planned step into the tensors that the model runs on, and measures at start what such
+steps take (Parrot's Figure 10)."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from weftline_engine.api import Kind, Op
+from weftline_engine.bookkeeping.drafting import MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.schedule.scheduler import Chunk, SchedulerConfig, StepPlan
 from weftline_engine.bookkeeping.schedule.sequence import Sequence
 from weftline_engine.embedded.model.base import Model, StepInput
@@ -20,16 +23,23 @@ from weftline_kernels.work_list import Rows, build
 TOKENS = 512
 COUNTS = (1, 4, 16, 64)
 BUDGET_S = 0.5
+# Rows of one sequence, as in a step that verifies drafts, and the length at which a row's attention
+# is compared with that of TOKENS.
+ROWS = (1, 2, 4, 8, MOST_ROWS)
+LONG_TOKENS = 2048
+COSTS_S = 1.0
 REPEATS = 3  # the quickest counts, because noise only adds
 
 
 def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> StepInput:
-    """Pack the chunks of a plan; `rows_R` are the last rows of those that sample."""
-    counts = np.array([chunk.stop - chunk.start for chunk in plan.chunks])
+    """Pack the chunks of a plan. `rows_R` are the rows of those that sample: the last one without
+    its drafts, and those of the drafts."""
+    counts = np.array([chunk.rows for chunk in plan.chunks])
     firsts = np.cumsum(counts) - counts
     tokens = np.fromiter(
         itertools.chain.from_iterable(
-            chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in plan.chunks
+            (*chunk.sequence.tokens[chunk.start : chunk.stop], *chunk.drafts)
+            for chunk in plan.chunks
         ),
         np.int64,
         int(counts.sum()),
@@ -38,7 +48,9 @@ def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> Step
     positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
     pages = np.concatenate(
         [
-            np.asarray(chunk.blocks, np.int64)[np.arange(chunk.start, chunk.stop) // page_size]
+            np.asarray(chunk.blocks, np.int64)[
+                np.arange(chunk.start, chunk.start + chunk.rows) // page_size
+            ]
             for chunk in plan.chunks
         ]
     )
@@ -46,14 +58,19 @@ def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> Step
         Rows(chunk.blocks, int(first), int(count), chunk.start)
         for chunk, first, count in zip(plan.chunks, firsts, counts, strict=True)
     ]
-    samples = np.array([chunk.samples for chunk in plan.chunks])
+    wanted = np.array([1 + len(one.drafts) if one.samples else 0 for one in plan.chunks])
     return StepInput(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         torch.from_numpy(pages * page_size + positions % page_size),
-        torch.from_numpy((firsts + counts - 1)[samples]),
+        torch.from_numpy(np.repeat(firsts + counts - wanted, wanted) + _numbers(wanted)),
         build(parts, page_size, min_blocks_saved=min_blocks_saved),
     )
+
+
+def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0 to n - 1 for each n of `counts`, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 @torch.inference_mode()
@@ -82,19 +99,58 @@ def step_profile(
     return tuple(zip(tokens, itertools.accumulate(seconds, max), strict=False))
 
 
-def _decoding(number: int, length: int, blocks: int) -> Chunk:
-    """The last token of a sequence whose pages are its own."""
+@torch.inference_mode()
+def step_costs(
+    decoder: Model,
+    cache: Tensor,
+    config: SchedulerConfig,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepCosts | None:
+    """What steps of several rows of one sequence take, as those that verify drafts. None if the
+    cache holds no sequence of TOKENS. After COSTS_S seconds no more rows are tried."""
+    size = config.block_size
+    most = min(config.blocks * size, decoder.config.context_limit)
+    if most < TOKENS:
+        return None
+
+    def measure(length: int, rows: int) -> float:
+        chunk = _decoding(0, length, -(-length // size), drafts=rows - 1)
+        return min(_seconds(decoder, cache, config, (chunk,), clock) for _ in range(REPEATS))
+
+    measure(TOKENS, 1)
+    ends = clock() + COSTS_S
+    seconds: list[float] = []
+    for rows in ROWS:
+        seconds.append(measure(TOKENS, rows))
+        if len(seconds) > 1 and clock() > ends:
+            break
+    seconds = list(itertools.accumulate(seconds, max))
+    attend_s = 0.0
+    if most >= LONG_TOKENS:
+        rows = ROWS[len(seconds) - 1]
+        longer = measure(LONG_TOKENS, rows) - measure(LONG_TOKENS, 1) - (seconds[-1] - seconds[0])
+        attend_s = max(0.0, longer / (rows - 1) / (LONG_TOKENS - TOKENS))
+    return StepCosts(tuple(zip(ROWS, seconds, strict=False)), TOKENS, attend_s)
+
+
+def _decoding(number: int, length: int, blocks: int, drafts: int = 0) -> Chunk:
+    """The last token of a sequence whose pages are its own, and drafts in the place of its end."""
     op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
     sequence = Sequence(op, number, tokens=[0] * length)
     pages = tuple(range(number * blocks, (number + 1) * blocks))
-    return Chunk(sequence, length - 1, length, pages, samples=True)
+    stop = length - drafts
+    return Chunk(sequence, stop - 1, stop, pages, samples=True, drafts=(0,) * drafts)
 
 
 def _seconds(
-    decoder: Model, cache: Tensor, config: SchedulerConfig, chunks: tuple[Chunk, ...]
+    decoder: Model,
+    cache: Tensor,
+    config: SchedulerConfig,
+    chunks: tuple[Chunk, ...],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    began = time.perf_counter()
+    began = clock()
     least = decoder.min_blocks_saved
     step = step_input(StepPlan(chunks), config.block_size, min_blocks_saved=least)
     decoder.forward(step, cache)[0, 0].item()  # waits for the device
-    return time.perf_counter() - began
+    return clock() - began

@@ -5,6 +5,8 @@ R = rows whose logits are wanted, V = vocabulary.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from typing import cast
 
@@ -19,7 +21,13 @@ from weftline_engine.bookkeeping import (
     SchedulerConfig,
     StepPlan,
 )
-from weftline_engine.embedded.memory import copy_pages, restore_pages, save_pages, wipe_pages
+from weftline_engine.embedded.memory import (
+    copy_pages,
+    put,
+    restore_pages,
+    save_pages,
+    wipe_pages,
+)
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, Matcher, NoGrammars
 from weftline_engine.embedded.sample.sampler import Sampler
@@ -93,17 +101,54 @@ class Worker(Backend):
         step = step_input(plan, self._block_size, min_blocks_saved=self._min_blocks_saved)
         return self.decoder.forward(step, self.cache)
 
-    def sample(self, ops: Sequence[Live], logits_RV: Tensor) -> list[Sampled]:
-        """The next token of each op, of which `logits_RV` holds a row each."""
-        if not ops:
-            return []
+    def forced(self, op: str) -> Sequence[int]:
+        """The tokens whose bytes the op's constraint leaves no choice about."""
+        matcher = self._matchers.get(op)
+        return () if matcher is None else matcher.forced()
+
+    def allowed(self, op: str, tokens: Sequence[int]) -> int:
+        """How many of these tokens the op's constraint allows, one after the other."""
+        matcher = self._matchers.get(op)
+        return len(tokens) if matcher is None else matcher.allowed(tokens)
+
+    def sample(
+        self, ops: Sequence[Live], drafts: Sequence[Sequence[int]], logits_RV: Tensor
+    ) -> list[list[Sampled]]:
+        """The next tokens of each op: the drafts that equal what is sampled in their place, and the
+        first token that does not.
+
+        `logits_RV` holds a row for each op, and behind it a row for each of its drafts. The rows
+        are sampled in turns, so penalties, constraints and random numbers of a row are those that
+        it would have without drafts.
+        """
         for live in ops:
             if live.op.id not in self._slots:
                 self._begin(live)
+        firsts = list(itertools.accumulate((1 + len(some) for some in drafts), initial=0))
+        found: list[list[Sampled]] = [[] for _ in ops]
+        bad = _not_finite(firsts, logits_RV) if len(logits_RV) > len(ops) else set()
+        active, place = [i for i in range(len(ops)) if i not in bad], 0
+        for i in bad:
+            found[i].append(Sampled(None, {}))
+        while active:
+            # Without drafts all rows are sampled where they are.
+            rows_RV = logits_RV
+            if len(active) < len(logits_RV):
+                rows_RV = logits_RV[put([firsts[i] + place for i in active], logits_RV.device)]
+            for i, sampled in zip(
+                active, self._sample([ops[i] for i in active], place, rows_RV), strict=True
+            ):
+                found[i].append(sampled)
+            active = [i for i in active if _goes_on(found[i][-1], drafts[i], place)]
+            place += 1
+        return found
+
+    def _sample(self, ops: Sequence[Live], place: int, logits_RV: Tensor) -> list[Sampled]:
+        """A token for each op, whose step has given it `place` tokens before."""
         chosen = self.sampler.choose(
             logits_RV,
             [self._slots[live.op.id] for live in ops],
-            [live.sequence.output for live in ops],
+            [live.sequence.output + place for live in ops],
         )
         found = []
         for live, token, logprobs in zip(ops, chosen.tokens, chosen.logprobs, strict=True):
@@ -124,3 +169,17 @@ class Worker(Backend):
         slot = self.sampler.add(params, seed, self._matchers.get(op.id))
         self._slots[op.id] = slot
         self.sampler.begin(slot, params, live.sequence.tokens)
+
+
+def _goes_on(last: Sampled, drafts: Sequence[int], place: int) -> bool:
+    """Whether the next row counts: its draft is the token that was sampled."""
+    accepted = place < len(drafts) and last.token == drafts[place]
+    return accepted and not last.error and not last.ended
+
+
+def _not_finite(firsts: Sequence[int], logits_RV: Tensor) -> set[int]:
+    """The sequences with a row whose logits are not finite. A rejected draft's keys and values stay
+    in the cache until they are overwritten, and 0 times NaN is NaN. Where one logit of a row is
+    not finite, its hidden state was not, and so none is."""
+    rows = (~logits_RV[:, 0].isfinite()).nonzero()[:, 0].tolist()
+    return {bisect.bisect_right(firsts, row) - 1 for row in rows}

@@ -129,6 +129,7 @@ def _options() -> argparse.Namespace:
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
     add("--cores", help="comma-separated CPU cores to run on (default: all)")
     add("--no-tree-attention", action="store_true", help="read shared prefixes once per sequence")
+    add("--no-drafting", action="store_true", help="verify no guesses of the next tokens")
     return parser.parse_args()
 
 

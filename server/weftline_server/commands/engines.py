@@ -43,6 +43,7 @@ class EngineSpec:
     max_running: int | None = None
     cores: tuple[int, ...] = ()
     tree_attention: bool = True
+    drafting: bool = True
     connect: str | None = None
     connect_key_env: str = "WEFTLINE_CONNECT_KEY"
     served: str | None = None
@@ -133,9 +134,8 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
 
 def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:
     """Return `specs` with those optimisations of `names` off that engines implement."""
-    if "tree_attention" not in names:
-        return tuple(specs)
-    return tuple(dataclasses.replace(spec, tree_attention=False) for spec in specs)
+    off = dict.fromkeys(names & {"tree_attention", "drafting"}, False)
+    return tuple(dataclasses.replace(spec, **off) for spec in specs)
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
@@ -189,6 +189,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             max_running=spec.max_running or 64,
             cores=spec.cores,
             tree_attention=spec.tree_attention,
+            drafting=spec.drafting,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

@@ -104,6 +104,8 @@ def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
         "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "output_tokens": sum(usage.output_tokens for usage in usages),
+        "drafted_tokens": sum(usage.drafted_tokens for usage in usages),
+        "accepted_tokens": sum(usage.accepted_tokens for usage in usages),
         "error": None if run.error is None else run.error.type,
         "failed_first": None if run.error is None else run.error.call,
     }

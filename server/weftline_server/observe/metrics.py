@@ -49,6 +49,9 @@ class Metrics:
             "prompt_computed_tokens", "Prompt tokens computed", "model", "engine"
         )
         self._output = counter("output_tokens", "Tokens generated", "model", "engine")
+        self._drafts = counter(
+            "draft_tokens", "Guessed tokens that were verified", "model", "engine", "outcome"
+        )
         self._phases = Histogram(
             "weftline_phase_seconds",
             "Seconds that an output took in each phase",
@@ -80,6 +83,10 @@ class Metrics:
         self._of(self._cached, model, engine).inc(usage.cached_tokens)
         self._of(self._computed, model, engine).inc(usage.prompt_tokens - usage.cached_tokens)
         self._of(self._output, model, engine).inc(usage.output_tokens)
+        if usage.drafted_tokens:
+            rejected = usage.drafted_tokens - usage.accepted_tokens
+            self._of(self._drafts, model, engine, "accepted").inc(usage.accepted_tokens)
+            self._of(self._drafts, model, engine, "rejected").inc(rejected)
         for phase, seconds in phases.items():
             self._of(self._phases, phase, model, criterion).observe(seconds)
 

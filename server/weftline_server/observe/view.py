@@ -121,10 +121,7 @@ def _readers(session: Session) -> dict[str, list[str]]:
 def _call(session: Session, run: TaskRun) -> dict[str, Any]:
     plan, first, last = session.plan, run.primitives[0].id, run.primitives[-1].id
     steps = [_step(session, step) for step in run.steps]
-    total = {
-        name: sum(step[name] or 0 for step in steps)
-        for name in (*_DURATIONS, "prompt_tokens", "cached_tokens", "output_tokens")
-    }
+    total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *_COUNTS)}
     return {
         "call_id": run.task.id,
         "name": run.task.name,
@@ -198,6 +195,7 @@ def _shown(segment: Segment) -> str:
 
 
 _DURATIONS = ("queue_s", "fill_s", "generate_s", "transform_s")
+_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "drafted_tokens", "accepted_tokens")
 
 
 def _step(session: Session, step: Step) -> dict[str, Any]:
@@ -220,9 +218,7 @@ def _step(session: Session, step: Step) -> dict[str, Any]:
         "fill_s": step.fill_s,
         "generate_s": step.generate_s,
         "transform_s": step.transform_s,
-        "prompt_tokens": usage.prompt_tokens if usage else None,
-        "cached_tokens": usage.cached_tokens if usage else None,
-        "output_tokens": usage.output_tokens if usage else None,
+        **{name: getattr(usage, name) if usage else None for name in _COUNTS},
         "finish_reason": None if step.reason is None else step.reason.value,
         "engine": step.engine,
         "node": step.node,

@@ -217,6 +217,7 @@ class PromptKind:
             sampling=sampling,
             salt=salt,
             open=attempt.is_open,
+            references=references(session, primitive),
             hints=hints(session, primitive),
         )
         queued = queued_at(session, primitive, attempt, now)
@@ -252,6 +253,13 @@ class Kinds:
         if isinstance(primitive.body, PromptBody):
             return self.prompts
         return self.steps if isinstance(primitive.body, StepBody) else self._values
+
+
+def references(session: Session, primitive: Primitive) -> tuple[str, ...]:
+    """The contexts of what the session ran last, the newest first: outputs of other variables that
+    the prompt need not contain, such as those of siblings."""
+    recent = (id for id in reversed(session.execution.recent) if id != primitive.id)
+    return tuple(str(PrimitiveId(session.id, id)) for id in recent)
 
 
 def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: float) -> float:

@@ -17,6 +17,9 @@ from weftline_server.session.planning import Planning
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import Variable, VariableState
 
+# Primitives of a session that an op may name as references.
+_MOST_RECENT = 8
+
 
 class IllegalMove(AssertionError):
     """A bug of the server: a state change that the table of allowed moves does not have."""
@@ -33,6 +36,8 @@ class Execution:
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
         self.work_left = 0  # estimated tokens of the primitives that have not ended
+        # The primitives that an engine got last; a later output may repeat what they have said.
+        self.recent: deque[str] = deque(maxlen=_MOST_RECENT)
         self.under_way = 0  # primitives on an engine or on their way to one
 
     def validate(self) -> None:
@@ -118,6 +123,7 @@ class Execution:
         if run.state is RunState.QUEUED:
             self._move(run, RunState.RUNNING)
             self.planning.start(run.id)
+            self.recent.append(run.id)
         run.step.sent, run.step.engine, run.step.node = event.now, event.engine, event.node
         return []
 

@@ -83,6 +83,10 @@ class Contexts:
         """The named context that this op makes or has made."""
         return self._by_op.get(op)
 
+    def find(self, name: str) -> Context | None:
+        """The context of this name, also one that was freed and is still reported."""
+        return self.named.get(name) or self._released.get(name)
+
     def settle(self, context: Context, tokens: Items[int], nodes: Items[Node], count: int) -> None:
         """The context is ready: pin `nodes`, which hold the first `count` of its tokens."""
         context.tokens = tuple(tokens)

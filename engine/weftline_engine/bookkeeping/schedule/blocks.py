@@ -80,6 +80,13 @@ class SequenceBlocks:
             self._replace(sequence, index, node)
         sequence.held.append(node)
 
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the sequence's own blocks behind its last computed token."""
+        used = max(len(sequence.held), -(-sequence.computed // self._size))
+        for block in sequence.blocks[used:]:
+            self._tree.pool.give(block)
+        del sequence.blocks[used:]
+
     def cut(self, sequence: Sequence) -> list[int]:
         """Cut the sequence's unshared blocks out of the tree, and return all such blocks."""
         own = [i for i, node in enumerate(sequence.held) if node.holders == 1]

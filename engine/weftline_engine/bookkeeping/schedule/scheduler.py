@@ -11,7 +11,8 @@ and nothing can deadlock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 
 from weftline_engine.bookkeeping.kv.contexts import Context, Contexts, Storage
 from weftline_engine.bookkeeping.kv.tree import BlockPool, ContextTree
@@ -49,13 +50,23 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute tokens [start, stop) of a sequence in `blocks`; if `samples`, sample the next one."""
+    """Compute tokens [start, stop) of a sequence in `blocks`; if `samples`, sample the next one.
+
+    `drafts` are guesses of the tokens from `stop` on, which are computed behind it and count as the
+    sequence's only after they were verified.
+    """
 
     sequence: Sequence
     start: int
     stop: int
     blocks: tuple[int, ...]
     samples: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many tokens the chunk computes."""
+        return self.stop - self.start + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,11 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     done: tuple[Sequence, ...] = ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every chunk is the last token of an output."""
+        return all(one.samples and one.rows == 1 and one.sequence.filled for one in self.chunks)
 
 
 class Scheduler:
@@ -121,6 +137,30 @@ class Scheduler:
         done = [one for one in self.running if not one.generates and one.complete]
         finished = tuple(one for one in done if id(one) not in self._planned)
         return StepPlan(tuple(chunks), tuple(self._copies), finished)
+
+    def draft(self, plan: StepPlan, drafts: Items[tuple[int, ...]]) -> StepPlan:
+        """The plan with these drafts behind its chunks, as far as there are blocks for them without
+        taking any from a holder."""
+        chunks = []
+        for chunk, some in zip(plan.chunks, drafts, strict=True):
+            if some:
+                room = self._room(chunk.sequence, len(some))
+                blocks = tuple(chunk.sequence.blocks)
+                chunk = replace(chunk, drafts=some[:room], blocks=blocks)
+            chunks.append(chunk)
+        return replace(plan, chunks=tuple(chunks))
+
+    def accept(self, sequence: Sequence) -> None:
+        """The next token is a draft that the step has computed."""
+        assert sequence.computed < len(sequence.tokens), "a draft is accepted before its token"
+        sequence.computed += 1
+
+    def verified(self, sequence: Sequence) -> None:
+        """After the drafts of a step: enter the blocks that the accepted ones filled, and give back
+        those that hold only rejected ones."""
+        if sequence.phase is Phase.RUNNING:
+            self._blocks.enter(sequence, final=True)
+            self._blocks.trim(sequence)
 
     def apply(self, plan: StepPlan) -> None:
         """After the step: enter the blocks that it filled into the tree."""
@@ -240,6 +280,17 @@ class Scheduler:
                 return None
             elif not self.contexts.unpin_oldest():
                 raise AssertionError(f"op {sequence.op.id} does not fit the pool even alone")
+
+    def _room(self, sequence: Sequence, drafts: int) -> int:
+        """Give the sequence blocks for these drafts while there are any without a holder. Returns
+        how many of the drafts have room."""
+        size = self.config.block_size
+        while len(sequence.blocks) * size < sequence.computed + drafts:
+            block = self.tree.take()
+            if block is None:
+                return len(sequence.blocks) * size - sequence.computed
+            sequence.blocks.append(block)
+        return drafts
 
     def _preempt(self, sequence: Sequence) -> None:
         assert id(sequence) not in self._planned, f"op {sequence.op.id} is in this step"

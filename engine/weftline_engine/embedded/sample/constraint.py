@@ -32,6 +32,14 @@ class Matcher(Protocol):
         """Why the output cannot go on; empty while it can."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """The tokens of the bytes that must come next; empty where there is a choice."""
+        ...
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other."""
+        ...
+
 
 class Grammars(Protocol):
     """Compiles constraints, the JSON text of SamplingParams.constraint, and follows outputs."""

@@ -223,6 +223,12 @@ class Slot:
         """Whether it takes a kind of op that has a prompt."""
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
+    def op(self, work: Work) -> api.Op:
+        """The op as this engine gets it: references only if it drafts."""
+        op = work.op_beside(self.latency_tokens)
+        drafts = self.description is not None and self.description.drafts
+        return op if drafts or not op.references else replace(op, references=())
+
     def hold(self, work: Work) -> None:
         """Note that the engine runs this op, or has got more of its prompt."""
         is_new = work.op.id not in self.ops.works

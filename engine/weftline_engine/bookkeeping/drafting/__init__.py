@@ -1,0 +1,19 @@
+"""Drafts: guesses of the next tokens, which a step verifies beside the token that it computes
+anyway."""
+
+from weftline_engine.bookkeeping.drafting.drafting import Drafter, Drafting
+from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, MOST_ROWS, StepCosts
+from weftline_engine.bookkeeping.drafting.lookup import Lookup
+from weftline_engine.bookkeeping.drafting.rates import Guess, Rates, Source
+
+__all__ = [
+    "MOST_DRAFTS",
+    "MOST_ROWS",
+    "Drafter",
+    "Drafting",
+    "Guess",
+    "Lookup",
+    "Rates",
+    "Source",
+    "StepCosts",
+]

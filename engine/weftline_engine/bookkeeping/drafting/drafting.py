@@ -1,0 +1,155 @@
+"""Proposes drafts for the sequences that decode, and learns from what becomes of them.
+
+Candidates are the tokens that the op's constraint forces, and behind them what followed the last
+tokens in the prompt, in the output, in the op's references, and in the last output under the same
+constraint. No draft changes an output: it is accepted where it is the very token that the step
+samples.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weftline_engine.api import MOST_REFERENCES, Op, SamplingParams
+from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, StepCosts, counts
+from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED, Lookup
+from weftline_engine.bookkeeping.drafting.rates import Guess, OutputRate, Rates, Source
+
+# Tokens of a reference that are used, its last ones: an answer is at the end of its context.
+MOST_OF_REFERENCE = 512
+# Constraints whose last output is remembered. They take up to 20 kB each.
+_MOST_REMEMBERED = 64
+
+
+class Grammar(Protocol):
+    """What the constraints of the ops say about the tokens that come next."""
+
+    def forced(self, op: str) -> Sequence[int]:
+        """The tokens whose bytes the op's constraint leaves no choice about."""
+        ...
+
+    def allowed(self, op: str, tokens: Sequence[int]) -> int:
+        """How many of these tokens the op's constraint allows, one after the other."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Drafter:
+    """What drafts know of one op. `guesses` are the candidates of the current step, of which the
+    first `drafted` are verified."""
+
+    op: Op
+    texts: Lookup
+    rate: OutputRate = field(default_factory=OutputRate)
+    guesses: tuple[Guess, ...] = ()
+    drafted: int = 0
+    place: int = 0  # tokens that the current step has generated
+    proposed: int = 0  # tokens verified so far
+    accepted: int = 0  # of these, tokens that are in the output
+
+    @property
+    def sampling(self) -> SamplingParams:
+        assert self.op.sampling is not None, "only generates are drafted"
+        return self.op.sampling
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The tokens to verify in this step."""
+        return tuple(guess.token for guess in self.guesses[: self.drafted])
+
+    def rest(self) -> None:
+        """The step is over."""
+        self.guesses, self.drafted, self.place = (), 0, 0
+
+
+class Drafting:
+    """The drafts of an engine whose steps take `costs`.
+
+    `tokens_of` gives the tokens of a context, by its name and salt, None if there is none.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        grammar: Grammar,
+        tokens_of: Callable[[str, str], Sequence[int] | None],
+    ) -> None:
+        self.rates = Rates()
+        self._costs = costs
+        self._grammar = grammar
+        self._tokens_of = tokens_of
+        self._remembered: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+
+    def start(self, op: Op, tokens: Sequence[int]) -> Drafter:
+        """Begin to draft for an op, whose `tokens` are its prompt and its output so far."""
+        references = [
+            found[-MOST_OF_REFERENCE:]
+            for name in op.references[:MOST_REFERENCES]
+            if (found := self._tokens_of(name, op.salt)) is not None
+        ]
+        if (last := self._remembered.get(_form(op))) is not None:
+            references.insert(0, last)
+        return Drafter(op, Lookup(references, tokens))
+
+    def choose(self, decoding: Iterable[tuple[Drafter, Sequence[int], int]]) -> None:
+        """Set the drafts of a step in which all of these sequences decode: for each its tokens, and
+        how many drafts there is room for. Without gain there are none."""
+        items = list(decoding)
+        lengths = [len(tokens) for _, tokens, _ in items]
+        if not items or not self._costs.can_pay(lengths):
+            return
+        for drafter, tokens, room in items:
+            drafter.texts.grow(tokens)
+            drafter.guesses = self._guess(drafter, min(room, MOST_DRAFTS))
+        chances = [[self.rates.of(guess, one.rate) for guess in one.guesses] for one, _, _ in items]
+        for (drafter, _, _), count in zip(
+            items, counts(lengths, chances, self._costs), strict=True
+        ):
+            drafter.drafted = count
+
+    def heed(self, drafter: Drafter, token: int | None) -> None:
+        """The step has generated this token, behind those of the calls before."""
+        if drafter.place == 0:
+            drafter.proposed += drafter.drafted
+        if drafter.place < len(drafter.guesses):
+            guess = drafter.guesses[drafter.place]
+            true = guess.token == token
+            self.rates.add(guess, true, drafter.rate)
+            drafter.accepted += true and drafter.place < drafter.drafted
+            if not true:
+                drafter.guesses = ()  # the others were about what follows the wrong token
+        drafter.place += 1
+
+    def remember(self, op: Op, output: Sequence[int]) -> None:
+        """An op has ended with this output: others under the same constraint may repeat it."""
+        if (form := _form(op))[1]:
+            self._remembered.pop(form, None)
+            self._remembered[form] = tuple(output[:MOST_OF_REFERENCE])
+            if len(self._remembered) > _MOST_REMEMBERED:
+                self._remembered.popitem(last=False)
+
+    def _guess(self, drafter: Drafter, most: int) -> tuple[Guess, ...]:
+        if most < 1:
+            return ()
+        op, bound = drafter.op.id, drafter.sampling.constraint is not None
+        forced = tuple(self._grammar.forced(op))[:most] if bound else ()
+        guesses = [Guess(token, Source.GRAMMAR) for token in forced]
+        if len(forced) < most:
+            found, matched = drafter.texts.after(forced, most - len(forced))
+            guesses += [
+                Guess(token, Source.LOOKUP, min(matched + place, MOST_MATCHED))
+                for place, token in enumerate(found)
+            ]
+            if bound and found:
+                allowed = self._grammar.allowed(op, [guess.token for guess in guesses])
+                guesses = guesses[: max(allowed, len(forced))]
+        return tuple(guesses)
+
+
+def _form(op: Op) -> tuple[str, str]:
+    """What outputs of the same form have in common; never shared between salts."""
+    constraint = None if op.sampling is None else op.sampling.constraint
+    return op.salt, constraint or ""

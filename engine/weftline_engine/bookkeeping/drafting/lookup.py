@@ -1,0 +1,98 @@
+"""Guesses the next tokens of an output from what followed its last tokens when they stood somewhere
+before: in its prompt, in the output itself, or in a reference.
+
+The pairs of neighbouring tokens are indexed as in LZ77 (Ziv and Lempel 1977): a table leads to the
+last position of a pair, and a chain leads to the earlier ones.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+# Tokens that the index holds at most. They take about 130 bytes each, 1 MB in all. References
+# beyond it are left out, and of a longer prompt the end is indexed.
+MOST_INDEXED = 8192
+# Positions that one guess compares, the latest first, and how far back it compares them. Each
+# comparison takes 1 us, so a guess takes at most about 20.
+_MOST_COMPARED = 8
+MOST_MATCHED = 16
+_PAIR = 2
+_BORDER = -1  # stands between two texts, and is equal to no token
+_NOWHERE = -1
+
+
+class Lookup:
+    """The texts of one output: its references, and its own tokens, which grow."""
+
+    def __init__(self, references: Iterable[Sequence[int]], tokens: Sequence[int]) -> None:
+        self._text: list[int] = []
+        self._last: dict[tuple[int, int], int] = {}  # the position behind a pair's last occurrence
+        self._earlier = array("l")  # by position: the one behind the same pair's occurrence before
+        self.seen = 0  # own tokens that are in the index, or were too many for it
+        room = MOST_INDEXED - min(len(tokens), MOST_INDEXED // 2)
+        for reference in references:
+            self._add(reference[:room])
+            room -= len(reference[:room])
+            self._add((_BORDER,))
+        self.seen = max(0, len(tokens) - (MOST_INDEXED - len(self._text)))
+        self.grow(tokens)
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Index the own tokens that are new: `tokens` are all of them."""
+        self._add(tokens[self.seen :])
+        self.seen = len(tokens)
+
+    def after(self, ahead: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+        """At most `most` tokens that may follow the own ones and `ahead`. Also says how many tokens
+        before them were the same there, 2 to MOST_MATCHED. Without a guess, nothing and 0."""
+        context = (*self._text[-MOST_MATCHED:], *ahead)[-MOST_MATCHED:]
+        if len(context) < _PAIR:
+            return (), 0
+        at = self._last.get((context[-2], context[-1]), _NOWHERE)
+        if at == len(self._text):
+            at = self._earlier[at]  # the pair is the end of the text itself, which nothing follows
+        best, longest = _NOWHERE, 0
+        for _ in range(_MOST_COMPARED):
+            if at == _NOWHERE:
+                break
+            matched = self._matched(context, at)
+            if matched > longest:
+                best, longest = at, matched
+            if longest == len(context):
+                break
+            at = self._earlier[at]
+        if best == _NOWHERE:
+            return (), 0
+        found = self._text[best : best + most]
+        if _BORDER in found:
+            found = found[: found.index(_BORDER)]
+        elif not ahead and best + most > len(self._text):
+            # The text repeats itself, and what follows its end is the repetition.
+            found = (found * most)[:most]
+        return tuple(found), longest if found else 0
+
+    def _matched(self, context: Sequence[int], at: int) -> int:
+        """How many tokens before position `at` are the last ones of `context`."""
+        count = 0
+        for token in reversed(context):
+            at -= 1
+            if at < 0 or self._text[at] != token or token == _BORDER:
+                break
+            count += 1
+        return count
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        text, last, earlier = self._text, self._last, self._earlier
+        if not earlier:
+            earlier.append(_NOWHERE)
+        before = text[-1] if text else _BORDER
+        text.extend(tokens)
+        for token in tokens:
+            at = len(earlier)
+            if before == _BORDER or token == _BORDER:
+                earlier.append(_NOWHERE)
+            else:
+                earlier.append(last.get((before, token), _NOWHERE))
+                last[before, token] = at
+            before = token
