@@ -31,6 +31,10 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]
+
+
 def __getattr__(name: str) -> Any:
     # Lazy, because the server's session imports weftline.protocol where httpx is not installed.
     if name not in _HOME:

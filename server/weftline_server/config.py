@@ -49,6 +49,10 @@ class ServerConfig:
             raise InvalidRequest(
                 f"policy {self.policy!r} is none of {', '.join(POLICIES)}", param="policy"
             )
+        if not 0 <= self.port <= 65_535:
+            raise InvalidRequest(
+                f"{self.port} is no port: use 1 to 65535, or 0 for one that is free", param="port"
+            )
         for name in self.without - OPTIMISATIONS:
             raise InvalidRequest(
                 f"{name!r} cannot be left out: use one of {', '.join(sorted(OPTIMISATIONS))}",

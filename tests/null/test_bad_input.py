@@ -49,7 +49,7 @@ CASES: list[tuple[str, list[dict[str, Any]], int, str, str]] = [
     ("zero tokens", [sampled(max_tokens=0)], 400, "InvalidRequest", "max_tokens"),
     ("negative tokens", [sampled(max_tokens=-5)], 400, "InvalidRequest", "max_tokens"),
     ("top_p", [sampled(top_p=0)], 400, "InvalidRequest", "top_p"),
-    ("unknown model", [{**GOOD, "model": "gpt"}], 404, "UnknownModel", "gpt"),
+    ("unknown model", [{**GOOD, "model": "gpt"}], 404, "UnknownModel", "model"),
     (
         "transform",
         [call("a", "{{output:o}}", o={**OUT, "transforms": [{"op": "eval"}]})],

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import weftline
 from weftline.errors import InvalidRequest
 from weftline_kernels.cpu import Machine, Search, runnable
 from weftline_kernels.cpu.compiler import seal, variant_key
@@ -212,3 +213,8 @@ def test_a_model_that_is_not_there_exits_1(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("weftline: there is no model directory '/no/such/model': give")
+
+
+def test_the_public_names_are_listed() -> None:
+    """They are loaded when they are first used, and `dir` shows them all the same."""
+    assert set(weftline.__all__) <= set(dir(weftline))

@@ -81,5 +81,10 @@ class Description:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The consequences of what the engine lacks, as clauses that follow its name."""
+        """The consequences of what the engine lacks, as clauses that follow its name.
+
+        An engine that takes no prompts lacks nothing: the capabilities are about prompts.
+        """
+        if not {Kind.FILL, Kind.GENERATE} & set(self.kinds):
+            return ()
         return tuple(text for one, text in LACKING.items() if one not in self.capabilities)

@@ -48,10 +48,14 @@ class Server(uvicorn.Server):
             print(f"weftline serves on {self._url}", flush=True)
 
     def _lacking(self) -> Iterator[str]:
-        """Yield a line per engine that lacks a capability, except for the null engine."""
+        """Yield a line for each set of lacking capabilities, except for the null engine."""
+        names: dict[tuple[str, ...], list[str]] = {}
         for engine in state_of(self._app).service.engines:
             if engine.lacks and engine.model != "null":
-                yield f"engine {engine.name} " + "; ".join(engine.lacks)
+                names.setdefault(engine.lacks, []).append(engine.name)
+        for lacks, engines in names.items():
+            what = f"engine {engines[0]}" if len(engines) == 1 else f"each of {', '.join(engines)}"
+            yield f"{what} " + "; ".join(lacks)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second. It may run between any two instructions."""

@@ -123,7 +123,9 @@ class Dispatcher:
         assert name is not None
         if name not in models:
             served = ", ".join(models)
-            raise UnknownModel(f"no engine serves model {name!r}: use one of {served}", param=name)
+            raise UnknownModel(
+                f"no engine serves model {name!r}: use one of {served}", param="model"
+            )
         return name
 
     def resource(self, kind: str, name: str | None) -> str:
