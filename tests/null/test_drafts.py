@@ -100,7 +100,8 @@ def test_a_guess_stood_behind_a_match(
 def test_a_rate_is_learned_from_what_came_true() -> None:
     rates, output = Rates(), OutputRate()
     long, short = Guess(1, Source.LOOKUP, 9), Guess(1, Source.LOOKUP, 2)
-    assert rates.of(long, output) == rates.of(short, output) == pytest.approx(0.3)
+    assert [rates.of(short, output), rates.of(long, output)] == pytest.approx([0.3, 0.7])
+    assert rates.of(Guess(1, Source.GRAMMAR), output) == pytest.approx(0.9)
     for _ in range(200):
         rates.add(long, True, OutputRate())
         rates.add(short, False, OutputRate())
