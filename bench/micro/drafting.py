@@ -162,7 +162,11 @@ def tool(engine: Engine) -> None:
 
 def chat(streams: int) -> Callable[[Engine], None]:
     """Answers to questions that give nothing to repeat."""
-    return lambda engine: engine.ask([_CHATS[i % len(_CHATS)] for i in range(streams)]) and None
+
+    def load(engine: Engine) -> None:
+        engine.ask([_CHATS[i % len(_CHATS)] for i in range(streams)])
+
+    return load
 
 
 LOADS: Mapping[str, Callable[[Engine], None]] = {

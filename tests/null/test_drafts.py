@@ -28,6 +28,7 @@ from weftline_engine.bookkeeping.drafting.gate import LEAST_GAIN, counts
 from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED
 from weftline_engine.bookkeeping.drafting.rates import OutputRate
 from weftline_engine.simulated import Words
+from weftline_server.http.openai.replies import usage_body
 
 # Rows cost nothing, so every draft pays; and rows cost as much as steps, so none does.
 FREE = StepCosts(((1, 1.0), (16, 1.0)))
@@ -100,7 +101,8 @@ def test_a_guess_stood_behind_a_match(
 def test_a_rate_is_learned_from_what_came_true() -> None:
     rates, output = Rates(), OutputRate()
     long, short = Guess(1, Source.LOOKUP, 9), Guess(1, Source.LOOKUP, 2)
-    assert rates.of(long, output) == rates.of(short, output) == pytest.approx(0.3)
+    assert [rates.of(short, output), rates.of(long, output)] == pytest.approx([0.3, 0.7])
+    assert rates.of(Guess(1, Source.GRAMMAR), output) == pytest.approx(0.9)
     for _ in range(200):
         rates.add(long, True, OutputRate())
         rates.add(short, False, OutputRate())
@@ -404,3 +406,23 @@ def test_steps_with_prompts_get_no_drafts() -> None:
     plan = desk.book.plan()
     assert [len(chunk.drafts) for chunk in plan.chunks] == [0, 0]
     assert [chunk.rows for chunk in plan.chunks] == [1, 9]
+
+
+def test_openai_s_usage_counts_drafts_as_predictions() -> None:
+    """Two choices of one prompt: their drafts add up, and accepted ones are part of the output."""
+    usage = api.Usage(
+        prompt_tokens=9,
+        cached_tokens=0,
+        output_tokens=20,
+        started=0.0,
+        filled=0.0,
+        drafted_tokens=8,
+        accepted_tokens=5,
+    )
+    other = replace(usage, drafted_tokens=4, accepted_tokens=4)
+    body = usage_body([usage, other], 2)
+    assert body["completion_tokens"] == 40
+    assert body["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 9,
+        "rejected_prediction_tokens": 3,
+    }

@@ -56,6 +56,16 @@ def test_text_shows_each_phase_in_its_place() -> None:
     )
 
 
+def test_accepted_drafts_are_shown() -> None:
+    """An engine that drafted nothing shows nothing of it."""
+    call = GRAPH["calls"][1]
+    steps = [
+        {**call["steps"][0], "drafted_tokens": drafted, "accepted_tokens": 3} for drafted in (0, 4)
+    ]
+    shown = timeline.bars({"calls": [{**call, "steps": steps}]})
+    assert [bar.note.partition(" out")[2] for bar in shown] == ["", ", 3 of 4 drafts"]
+
+
 def test_the_picture_is_svg_on_one_time_axis() -> None:
     """Widths are in proportion, names are escaped, and every bar has a label."""
     root = ElementTree.fromstring(timeline.svg({"one": GRAPH, "two": {"calls": []}}))

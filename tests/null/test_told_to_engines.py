@@ -13,7 +13,7 @@ from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
-from weftline_engine.api import Hints, Op, Retention
+from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
@@ -224,3 +224,31 @@ def test_how_busy_engines_are_is_measured() -> None:
         assert shares == [pytest.approx(0.5, abs=0.01), pytest.approx(0.0, abs=0.01)]
 
     played(story)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_an_engine_that_drafts_is_told_what_ran_before(
+    drafts: bool, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten siblings run one after the other. Each names the contexts of those before it, the newest
+    first and at most eight. An engine that does not draft gets no names."""
+    start = SimulatedEngine.start
+
+    async def started(engine: SimulatedEngine) -> Description:
+        return replace(await start(engine), drafts=drafts)
+
+    monkeypatch.setattr(SimulatedEngine, "start", started)
+
+    async def story(made: World) -> None:
+        session = made.driver.open("t")
+        for i in range(10):
+            call = step((words(100 * i, 20),), f"part{i}", tokens=5)
+            await made.driver.submit(session, Submit(calls=(call,)))
+            await made.driver.readers.get(session, f"part{i}")
+
+    played(story)
+    ops = [op for name, (op, *_) in said if name == "submit"]
+    contexts = [op.context for op in ops]
+    assert len(ops) == 10
+    for i, op in enumerate(ops):
+        assert op.references == (tuple(reversed(contexts[max(0, i - 8) : i])) if drafts else ())

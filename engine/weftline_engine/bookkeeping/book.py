@@ -69,7 +69,9 @@ class Book:
 
     def draft(self, costs: StepCosts | None) -> None:
         """Verify drafts from now on, in steps that take `costs`; None: do not."""
-        self._drafting = costs and Drafting(costs, self._backend, self.ops.tokens_of)
+        self._drafting = None
+        if costs is not None:
+            self._drafting = Drafting(costs, self._backend, self.ops.tokens_of)
 
     def submit(self, op: Op) -> None:
         """Queue an op. An error in it comes back as `Failed`."""

@@ -134,8 +134,14 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
 
 def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:
     """Return `specs` with those optimisations of `names` off that engines implement."""
-    off = dict.fromkeys(names & {"tree_attention", "drafting"}, False)
-    return tuple(dataclasses.replace(spec, **off) for spec in specs)
+    return tuple(
+        dataclasses.replace(
+            spec,
+            tree_attention=spec.tree_attention and "tree_attention" not in names,
+            drafting=spec.drafting and "drafting" not in names,
+        )
+        for spec in specs
+    )
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:

@@ -12,8 +12,9 @@ from weftline_engine.bookkeeping.drafting.lookup import MOST_MATCHED
 # 100 of each kind count, of one output about the last 10.
 _KEPT = 0.99
 _KEPT_OF_OUTPUT = 0.9
-# What is assumed before anything was observed, and how many observations that is worth.
-_ASSUMED = {False: 0.3, True: 0.9}  # whether a grammar forces the token
+# What is assumed of a grammar's tokens before any was observed, and how many observations an
+# assumption is worth.
+_ASSUMED_FORCED = 0.9
 _WORTH = 8.0
 _WORTH_OF_OUTPUT = 2.0
 _MOST = 0.98  # no guess counts as certain
@@ -77,7 +78,8 @@ class Rates:
 
     def __init__(self) -> None:
         self._rates = [
-            _Rate(_ASSUMED[kind == 0] * _WORTH, _WORTH) for kind in range(MOST_MATCHED + 1)
+            _Rate(_WORTH * (_assumed(kind) if kind else _ASSUMED_FORCED), _WORTH)
+            for kind in range(MOST_MATCHED + 1)
         ]
 
     def of(self, guess: Guess, output: OutputRate) -> float:
@@ -89,3 +91,9 @@ class Rates:
         rate = self._rates[guess.kind]
         output.add(hit, rate.value)
         rate.add(float(hit), 1.0, _KEPT)
+
+
+def _assumed(matched: int) -> float:
+    """A cautious rate for a guess behind this many tokens that agreed. Measured over a refine, two
+    answers from texts and eight chats: 0.45 for 2, 0.61 for 3, 0.69 for 4, and 0.8 to 1 from 6."""
+    return min(0.7, 0.1 * (matched + 1))
