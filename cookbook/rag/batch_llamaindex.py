@@ -16,7 +16,6 @@ from cookbook.rag.library import passages
 from cookbook.rag.retriever import Library
 
 DOCUMENTS = 50
-AT_ONCE = 8
 QUESTIONS = ("What is a session?", "What is a transform?", "What is a context?")
 
 
@@ -24,7 +23,6 @@ def run(side: Side) -> Answer:
     batch = side.llm(criteria="throughput", max_tokens=8)
     summaries = SummaryExtractor(
         llm=batch,
-        num_workers=AT_ONCE,
         show_progress=False,
         prompt_template="{context_str}\n\nWrite a title for this text.",
     )

@@ -254,11 +254,12 @@ class _Sent:
 
     def __init__(self, llm: Any, plan: Plan) -> None:
         self._llm = llm
-        server, run = llm.asking.server, SPANS.run_now(llm)
-        self._own = begin_run(server, None) if run is None else None
+        server, around = llm.asking.server, SPANS.run_now(llm)
+        run = around or begin_run(server, None)
+        self._own = None if around else run
         self.finish: Future[None] = Future()
         self._on_graph = llm.on_graph
-        self.graph = Ahead(plan, llm.parameters(), server, run or self._own, self._take)
+        self.graph = Ahead(plan, llm.parameters(), server, run, self._take)
         self.report = Report(plan, self.graph.variables)
 
     def start(self, with_parts: bool) -> None:
