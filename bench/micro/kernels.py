@@ -1,4 +1,4 @@
-"""Measures the C decoder's products, attention, norms and exp beside torch in float32.
+"""Measures the C decoder's products, norms and exp beside torch in float32.
 
     python -m bench.micro.kernels [--threads 2] [--turns 9]
 
