@@ -4,8 +4,8 @@
 
 Products have the shapes of SmolLM2-135M. Both sides take turns, and each figure is the median of
 the turns, as other programs make single calls slower. "of peak" is the share of the products that
-the cores make in registers, "of memory" of the speed at which they read a large array. One thread is
-measured by its CPU time, so that `--threads 1` also tells something on a busy machine.
+the cores make in registers, "of memory" of the speed at which they read a large array. One thread
+is measured by its CPU time, so that `--threads 1` also tells something on a busy machine.
 """
 
 from __future__ import annotations
