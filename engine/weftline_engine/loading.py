@@ -18,6 +18,7 @@ from weftline_engine.api import Description
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
+from weftline_engine.embedded.budget import budget
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.config import ModelError
@@ -25,7 +26,7 @@ from weftline_engine.embedded.model.decoders import load_decoder, load_on_device
 from weftline_engine.embedded.model.device_model import DeviceModel
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.embedded.sample.constraint import Grammars
-from weftline_engine.embedded.step import step_costs, step_profile
+from weftline_engine.embedded.step import step_cost, step_costs, step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
 
@@ -52,7 +53,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    config = _scheduling(options, device, per_token)
+    config = _scheduling(options, device, decoder, per_token)
     core = Core(
         decoder,
         config,
@@ -93,18 +94,19 @@ def _precision(decoder: Model, asked: str) -> str:
 
 
 def _scheduling(
-    options: argparse.Namespace, device: torch.device, per_token: int
+    options: argparse.Namespace, device: torch.device, decoder: Model, per_token: int
 ) -> SchedulerConfig:
     """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
     tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
-    step = devices.step_tokens(device, options.step_tokens)
+    measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
+    chosen = budget(measured, options.max_running, options.step_tokens)
     try:
         return SchedulerConfig(
             blocks=tokens // options.block_size,
             block_size=options.block_size,
             max_running=options.max_running,
-            step_tokens=step,
-            beside_tokens=devices.beside_tokens(device, step),
+            step_tokens=chosen.step_tokens,
+            beside_tokens=chosen.beside_tokens,
             ahead_beside=devices.ahead_beside(device),
         )
     except ValueError as reason:

@@ -53,7 +53,7 @@ class EmbeddedConfig:
     kv_fraction: float | None = None
     block_size: int = 16
     max_running: int = 64
-    step_tokens: int | None = None  # None: 512 on the CPU, 2,048 on a GPU
+    step_tokens: int | None = None  # None: measured on the CPU, 2,048 on a GPU
     seed: int = 0
     load_format: LoadFormat | str = LoadFormat.AUTO
     cores: tuple[int, ...] = ()

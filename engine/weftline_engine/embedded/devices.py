@@ -15,9 +15,6 @@ from weftline_kernels.jit import HAS_TRITON
 MOST_TOKENS_ON_CPU = 65_536
 # The rest is for activations of a step, partial results of captured graphs, and other processes.
 _FRACTION = {"cpu": 1 / 3, "cuda": 0.85}
-# A chunk of a prompt: long enough to keep the matrix units busy, short enough that the sequences
-# that decode beside it do not wait.
-_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
 def choose(wanted: str, dtype: str) -> torch.device:
@@ -50,22 +47,6 @@ def kv_tokens(device: torch.device, token_bytes: int, fraction: float | None) ->
         return int(torch.cuda.mem_get_info(device)[0] * share) // token_bytes
     tokens = int(_free_memory() * share) // token_bytes
     return tokens if fraction else min(MOST_TOKENS_ON_CPU, tokens)
-
-
-def step_tokens(device: torch.device, wanted: int | None) -> int:
-    """Tokens of a step: the user's number, or the device's default."""
-    return wanted or _STEP_TOKENS[device.type]
-
-
-def beside_tokens(device: torch.device, step: int) -> int:
-    """Prompt tokens in a step in which another application decodes.
-
-    On two cores a step of 96 rows takes 93 ms, one of 512 rows 452 ms. A row costs 9 % more in the
-    small step (4 % more with 128 rows, 16 % with 64), and a decoding sequence gets five tokens
-    instead of one. The mean of ten chains of eight calls ends 17 % earlier (7 % with 128), the last
-    one 5 % later. Simulated chats beside map-reduce end 47 % earlier. Not measured on a GPU.
-    """
-    return min(step, 96) if device.type == "cpu" else step
 
 
 def ahead_beside(device: torch.device) -> bool:

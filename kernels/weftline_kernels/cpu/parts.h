@@ -3,7 +3,6 @@
 
 #include <omp.h>
 
-#include "attention.h"
 #include "rows.h"
 
 /* Lays rows of floats out as the inputs of a product. */
@@ -19,12 +18,6 @@ void weftline_product(const act *x, int64_t rows, int64_t inner, const u16 *weig
     Plain to = {out, 0, width};
 #pragma omp parallel num_threads(threads)
     multiply(x, rows, inner, weights, (width + PANEL - 1) / PANEL, put, &to);
-}
-
-/* Computes the attention of a step to one layer's cache, from the queries in s->qkv. */
-void weftline_attention(const Model *m, const Step *s, int32_t layer) {
-#pragma omp parallel num_threads(s->threads)
-    attend_all(m, s, keys_of(m, s, layer), values_of(m, s, layer));
 }
 
 /* Normalises rows by their root mean square. */

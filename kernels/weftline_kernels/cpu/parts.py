@@ -23,9 +23,7 @@ class Parts:
         self._inputs = library.weftline_inputs
         self._inputs.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._product = library.weftline_product
-        self._product.argtypes = [
-            *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int32)
-        ]
+        self._product.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int32]
         self._norms = library.weftline_norms
         self._norms.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]
         self._exp = library.weftline_exp
@@ -50,7 +48,12 @@ class Parts:
         rows = len(laid)
         out_TX = torch.empty(rows, width)
         self._product(
-            *(laid.data_ptr(), rows, inner, packed.data_ptr(), width, out_TX.data_ptr()),
+            laid.data_ptr(),
+            rows,
+            inner,
+            packed.data_ptr(),
+            width,
+            out_TX.data_ptr(),
             self.threads,
         )
         return out_TX

@@ -24,16 +24,18 @@ INLINE int64_t stride_of(int64_t width) {
 }
 
 /* sums[r] = row r of x times one panel. Every sum is added in the order of `inner` for any number of
- * rows, so a row's result does not depend on the other rows. */
-INLINE void product(const act *x, int64_t inner, const u16 *panel, const int rows, vec sums[][2]) {
+ * rows, so a row's result does not depend on the other rows. Prefetches weights `ahead` of those that
+ * it multiplies. */
+INLINE void product(const act *x, int64_t inner, const u16 *panel, int64_t ahead, const int rows,
+                    vec sums[][2]) {
     int64_t stride = stride_of(inner);
     vec totals[TILE][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (vec){};
     for (int64_t k = 0; k < inner; k += 2, panel += 2 * PANEL) {
         const act *at[TILE];
-        __builtin_prefetch(panel + AHEAD);
-        if (LANES > 8) __builtin_prefetch(panel + AHEAD + PANEL);
+        __builtin_prefetch(panel + ahead);
+        if (LANES > 8) __builtin_prefetch(panel + ahead + PANEL);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = x + r * stride + k;
         pairs(totals, rows, 2, at, panel, panel + PANEL);
@@ -42,12 +44,13 @@ INLINE void product(const act *x, int64_t inner, const u16 *panel, const int row
     for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
 }
 
-typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, vec sums[][2]);
+typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, int64_t ahead,
+                        vec sums[][2]);
 
 /* A copy of the code for each number of rows, so that the sums stay in registers. */
 #define OF(n) static __attribute__((noinline)) void \
-    product##n(const act *x, int64_t inner, const u16 *panel, vec sums[][2]) { \
-        product(x, inner, panel, n, sums); }
+    product##n(const act *x, int64_t inner, const u16 *panel, int64_t ahead, vec sums[][2]) { \
+        product(x, inner, panel, ahead, n, sums); }
 OF(1) OF(2) OF(3)
 #if TILE > 3
 OF(4) OF(5) OF(6)
@@ -128,7 +131,10 @@ INLINE void multiply(const act *x, int64_t rows, int64_t inner, const u16 *weigh
             for (int64_t tile = first; tile < last; tile++) {
                 int64_t row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
                 vec sums[TILE][2];
-                products[count](x + row * stride_of(inner), inner, weights + panel * length, sums);
+                /* The second tile finds its weights in the cache, so it has time for the next panel. */
+                int64_t ahead = LANES == 8 && tile == first + 1 ? length : AHEAD;
+                products[count](x + row * stride_of(inner), inner, weights + panel * length, ahead,
+                                sums);
                 for (int64_t r = 0; r < count; r++) sink(to, row + r, panel, sums[r]);
             }
     }

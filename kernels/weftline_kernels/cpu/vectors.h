@@ -190,7 +190,7 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
 #endif
 }
 
-/* exp of values that are at most 0, with a relative error of at most (2 + |x| / 2) / 2^23. It is 2^n,
+/* exp of values that are at most 0, with a relative error of at most (2 + |x|) / 2^23. It is 2^n,
  * by the exponent's bits, times 2^f, by a series of degree 6. Values below -87 give 0. */
 INLINE vec exp_of(vec x) {
     vec y = larger(all(-126.0f), x * 1.44269504f); /* NaN stays NaN */

@@ -1,0 +1,68 @@
+"""How many tokens a step computes: what a row costs decides it, within stated bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.simulator.calibration import start_from
+from weftline_engine.embedded.budget import (
+    BESIDE_S,
+    STEP_S,
+    Budget,
+    StepCost,
+    budget,
+    cost_of,
+)
+from weftline_engine.embedded.model.decoders import load_decoder
+from weftline_engine.embedded.step import step_cost
+
+AVX512 = StepCost(base_s=0.013, row_s=0.0009)
+
+
+@pytest.mark.parametrize(
+    ("cost", "max_running", "wanted", "expected"),
+    [
+        (AVX512, 64, None, Budget(512, 96)),
+        (StepCost(0.020, 0.0016), 64, None, Budget(300, 50)),
+        (StepCost(0.020, 0.0080), 32, None, Budget(96, 32)),
+        (StepCost(0.020, 0.0080), 8, None, Budget(72, 32)),
+        (StepCost(2.0, 0.1), 8, None, Budget(72, 32)),
+        (AVX512, 600, None, Budget(664, 96)),
+        (AVX512, 64, 80, Budget(80, 80)),
+        (AVX512, 64, 2000, Budget(2000, 96)),
+        (None, 64, None, Budget(2048, 2048)),
+        (None, 64, 256, Budget(256, 256)),
+    ],
+)
+def test_steps_are_sized_by_the_cost_of_a_row(
+    cost: StepCost | None, max_running: int, wanted: int | None, expected: Budget
+) -> None:
+    """Between 64 and 512 rows on a CPU, and room for a prompt beside all sequences that run."""
+    assert budget(cost, max_running, wanted) == expected
+
+
+def test_a_step_keeps_its_bound() -> None:
+    cost = StepCost(0.020, 0.0016)
+    chosen = budget(cost, 64, None)
+    for rows, bound in ((chosen.step_tokens, STEP_S), (chosen.beside_tokens, BESIDE_S)):
+        assert cost.base_s + rows * cost.row_s <= bound < cost.base_s + (rows + 1) * cost.row_s
+
+
+def test_two_steps_tell_the_cost() -> None:
+    """Noise may make the longer step the quicker one; a row's cost stays positive."""
+    found = cost_of(0.02, 0.083, 64)
+    assert found.row_s == pytest.approx(0.001) and found.base_s == pytest.approx(0.019)
+    assert cost_of(0.02, 0.01, 64).row_s > 0
+
+
+def test_the_cost_is_measured_with_the_model(tiny_directory: Path, tmp_path: Path) -> None:
+    """A tiny model is so quick that its steps have the most rows."""
+    found = step_cost(load_decoder(tiny_directory, "float32", 16, tmp_path), 16)
+    assert 0 < found.row_s < 0.01
+    assert found.base_s >= 0
+
+
+def test_the_simulator_has_the_short_steps_of_a_fast_cpu() -> None:
+    assert budget(AVX512, 64, None).beside_tokens == start_from().beside_tokens
