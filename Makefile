@@ -1,7 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-ray demo test test-fast test-vllm test-ray \
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-vllm test-ray \
   test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
   bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
@@ -84,7 +84,24 @@ $(PEER)/.installed:
 	$(PEER)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-bench-engine: install install-bench ## our engine beside vLLM, on the same cores and weights
+# llama.cpp's own server, with its slots, from the sources in the sdist of its Python package. It is
+# built for this machine, in about ten minutes on two cores; CI does not need it.
+LLAMA := .venv-llama
+LLAMA_OFF := UI TESTS EXAMPLES
+install-llama: install $(LLAMA)/.installed ## build llama.cpp's server in .venv-llama, for make bench-engine
+
+$(LLAMA)/.installed:
+	rm -rf $(LLAMA) && mkdir $(LLAMA)
+	$(BIN)/python -m pip download -q --no-deps --no-binary :all: --dest $(LLAMA) llama-cpp-python==0.3.36
+	mkdir $(LLAMA)/source && tar xzf $(LLAMA)/*.tar.gz -C $(LLAMA)/source --strip-components=3 --wildcards '*/vendor/llama.cpp/*'
+	$(PIP) --target $(LLAMA)/lib sentencepiece # what its converter imports beyond ours
+	cmake -S $(LLAMA)/source -B $(LLAMA)/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+	  -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF $(LLAMA_OFF:%=-DLLAMA_BUILD_%=OFF)
+	nice cmake --build $(LLAMA)/build --target llama-server --parallel
+	cp $(LLAMA)/build/bin/llama-server $(LLAMA)/
+	@touch $@
+
+bench-engine: install install-bench ## our engine beside vLLM, and llama.cpp if it is installed
 	$(BIN)/python -m bench.micro.engine $(ARGS)
 
 bench-server: install ## what the server costs by itself, and what admission and retention earn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -27,16 +28,51 @@ class System:
     environment: Mapping[str, str]
 
 
-def weftline(model: Path, home: Path | None = None) -> System:
-    """Our server with its defaults; `home` is where it keeps compiled kernels, if given."""
+def weftline(model: Path, isa: str | None = None, home: Path | None = None) -> System:
+    """Our server with its defaults, or with the kernels of `isa`; `home` is where it keeps compiled
+    kernels, if given."""
     command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
-    return System("weftline", command, {} if home is None else {"WEFTLINE_HOME": str(home)})
+    environment = {} if home is None else {"WEFTLINE_HOME": str(home)}
+    return System("weftline", command, environment | ({"WEFTLINE_ISA": isa} if isa else {}))
 
 
-def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None = None) -> System:
+# Torch, its compiler, oneDNN and MKL obey these. vLLM's own kernels ask the CPU, through functions
+# that the folder's sitecustomize replaces.
+HELD_TO_AVX2: Mapping[str, str] = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "PYTHONPATH": str(Path(__file__).parent / "held_to_avx2"),
+}
+
+
+def obeys_avx2(python: Path) -> bool:
+    """Whether the peer's torch, and what vLLM asks it, use no more than AVX2 when it is held."""
+    ask = (
+        "import torch; print(torch.backends.cpu.get_cpu_capability(), "
+        "torch.cpu._is_avx512_supported(), torch.cpu._is_avx512_bf16_supported())"
+    )
+    held = {**os.environ, **HELD_TO_AVX2}
+    return subprocess.check_output([python, "-c", ask], env=held, text=True) == "AVX2 False False\n"
+
+
+_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+
+
+def vllm(
+    python: Path,
+    model: Path,
+    cores: str,
+    dtype: str,
+    *,
+    drafting: bool = False,
+    isa: str | None = None,
+    cache: Path | None = None,
+) -> System:
     """vLLM with 2 GiB of KV cache, its threads bound to the list `cores`, or to its `auto` choice.
 
-    By default it would keep one of two cores for its HTTP server.
+    By default it would keep one of two cores for its HTTP server. With `drafting` it proposes
+    n-grams of the prompt.
     """
     command = (
         str(python),
@@ -52,6 +88,7 @@ def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None =
         dtype,
         "--max-model-len",
         "4096",
+        *(("--speculative-config", json.dumps(_NGRAM)) if drafting else ()),
     )
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -62,7 +99,34 @@ def vllm(python: Path, model: Path, cores: str, dtype: str, cache: Path | None =
     }
     if cache is not None:
         environment |= {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "i")}
-    return System("vllm", command, environment)
+    if isa == "avx2":
+        environment |= HELD_TO_AVX2
+    return System("vllm-ngram" if drafting else "vllm", command, environment)
+
+
+def llama(folder: Path, model: Path, outtype: str, threads: int) -> System:
+    """llama.cpp's server on weights in f16 or q8_0, with 64 slots and one KV cache for all.
+
+    `folder` is where `make install-llama` built it; the converted weights are kept there.
+    """
+    weights = folder / f"{model.name}-{outtype}.gguf"
+    if not weights.is_file():
+        convert = folder / "source" / "convert_hf_to_gguf.py"
+        asked = (sys.executable, convert, model, "--outtype", outtype, "--outfile", weights)
+        subprocess.run(
+            list(map(str, asked)), env={**os.environ, "PYTHONPATH": str(folder / "lib")}, check=True
+        )
+    arguments = {
+        "--model": weights,
+        "--alias": "default",
+        "--port": "{port}",
+        "--threads": threads,
+        "--parallel": 64,
+        "--ctx-size": 40_960,  # 16 requests on a prefix of 2,000 each hold all of it
+    }
+    words = (str(word) for pair in arguments.items() for word in pair)
+    server = str(folder / "llama-server")
+    return System(f"llama-{outtype.partition('_')[0]}", (server, "--kv-unified", *words), {})
 
 
 class Server:
@@ -76,7 +140,7 @@ class Server:
         self._began = time.perf_counter()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [word.format(port=self.port) for word in system.command],
+                [word.replace("{port}", str(self.port)) for word in system.command],
                 env={**os.environ, **system.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -1,11 +1,15 @@
-"""Compares our engine with vLLM on the same cores and the same bfloat16 weights, over HTTP.
+"""Compares our engine with its peers on the same cores and the same weights, over HTTP.
 
-    make bench-engine [ARGS="--vllm-dtype float32 --part rates"]
+    make bench-engine [ARGS="--peer vllm --peer llama-f16 --isa avx2 --part rates"]
 
-Both servers run all the time and get requests in turns. The CPU time that the idle one and the
+The peers are vLLM, vLLM that drafts n-grams of the prompt, and llama.cpp's server with weights in
+F16 and in Q8_0 (`make install-llama`). vLLM runs in the faster type of the machine. `--isa avx2`
+holds ours and vLLM to AVX2. Q8_0 computes another text, so its row is not a comparison of equals.
+
+All servers run all the time and get requests in turns. The CPU time that the idle ones and the
 machine's other processes use meanwhile is reported. The results are tokens a second and the ratios
-ours / vLLM, medians and quartiles of the repeats; each ratio compares two consecutive runs. They
-are printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
+ours / peer, medians and quartiles of the repeats; each ratio compares runs of one turn. They are
+printed and written to bench/results/DATE-MACHINE/engine.json. `--part NAME` measures a part and
 writes engine-NAME.json.
 """
 
@@ -19,6 +23,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +39,9 @@ from bench.micro._engine_load import (
     Prompts,
     decoding,
 )
-from bench.micro._engine_servers import Server, System, vllm, weftline
+from bench.micro._engine_servers import Server, System, llama, obeys_avx2, vllm, weftline
 from weftline_engine.models import DEFAULT_MODEL, resolve
+from weftline_kernels.cpu import emulates_bfloat16, this_machine
 
 STARTS = "starts"
 
@@ -82,34 +88,41 @@ def served(
         name: {one.name: [] for one in systems} for name in measures
     }
     idle = neighbours = 0.0
-    with Server(systems[0], logs / "0.log") as ours, Server(systems[1], logs / "1.log") as theirs:
-        servers = [ours, theirs]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(one, logs / f"{one.name}.log")) for one in systems]
         for server in servers:
             server.first_answer()
             decoding(server.port, prompts, 8)  # warm
         for turn in range(repeat):
             for name, measure in measures.items():
                 for server in servers if turn % 2 else reversed(servers):
-                    (other,) = (one for one in servers if one is not server)
+                    others = [one for one in servers if one is not server]
                     _rest(servers)
-                    before, own, all_of_them = other.cpu_seconds(), _own(servers), _busy_seconds()
+                    before = sum(one.cpu_seconds() for one in others)
+                    own, all_of_them = _own(servers), _busy_seconds()
                     rate = measure(server.port, prompts)
                     print(f"  {turn} {name} {server.system.name} {rate:.1f}", flush=True)
                     found[name][server.system.name].append(rate)
-                    idle += other.cpu_seconds() - before
+                    idle += sum(one.cpu_seconds() for one in others) - before
                     neighbours += _busy_seconds() - all_of_them - (_own(servers) - own)
         memory = {one.system.name: round(one.resident_mb()) for one in servers}
+    ours = systems[0].name
     summary = {
         "tokens_per_s": {
-            name: {system: quartiles(values) for system, values in both.items()}
-            for name, both in found.items()
+            name: {system: quartiles(values) for system, values in rates.items()}
+            for name, rates in found.items()
         },
         "ratio": {
-            name: quartiles([a / b for a, b in zip(*both.values(), strict=True)])
-            for name, both in found.items()
+            name: {
+                peer.name: quartiles(
+                    [a / b for a, b in zip(rates[ours], rates[peer.name], strict=True)]
+                )
+                for peer in systems[1:]
+            }
+            for name, rates in found.items()
         },
         "resident_mb": memory,
-        "cpu_s_of_the_idle_one": round(idle, 1),
+        "cpu_s_of_the_idle_ones": round(idle, 1),
         "cpu_s_of_neighbours": round(neighbours, 1),
     }
     return summary, found
@@ -133,34 +146,82 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as text: rates, ratios and their quartiles."""
-    lines = [f"{'':18}{'weftline':>10}{'vllm':>10}{'ratio':>8}   quartiles"]
-    for name, ratio in report.get("ratio", {}).items():
-        ours, theirs = (one["median"] for one in report["tokens_per_s"][name].values())
-        lines.append(
-            f"{name:18}{ours:10.1f}{theirs:10.1f}{ratio['median']:8.2f}"
-            f"   {ratio['q1']:.2f} to {ratio['q3']:.2f}"
-        )
+    """The report as text: a row for each measure and peer, with the quartiles of the ratio."""
+    lines = [f"{'':18}{'peer':12}{'weftline':>10}{'peer':>10}{'ratio':>8}   quartiles"]
+    for name, ratios in report.get("ratio", {}).items():
+        rates = {one: found["median"] for one, found in report["tokens_per_s"][name].items()}
+        for peer, ratio in ratios.items():
+            lines.append(
+                f"{name:18}{peer:12}{rates['weftline']:10.1f}{rates[peer]:10.1f}"
+                f"{ratio['median']:8.2f}   {ratio['q1']:.2f} to {ratio['q3']:.2f}"
+            )
     for name, unit in (("cold_start_s", "s"), ("next_start_s", "s"), ("resident_mb", "MB")):
-        if name in report:
-            ours, theirs = report[name].values()
-            lines.append(f"{name:18}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}   {unit}")
+        found = dict(report.get(name, {}))
+        ours = found.pop("weftline", 0.0)
+        for peer, theirs in found.items():
+            lines.append(
+                f"{name:18}{peer:12}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}   {unit}"
+            )
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure, print and write."""
+PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8")
+
+
+def systems_of(options: argparse.Namespace, model: Path, fresh: Path | None = None) -> list[System]:
+    """Ours and the peers; with `fresh`, a folder of empty caches, only those that compile."""
+    home, cache = (fresh / "home", fresh / "cache") if fresh else (None, None)
+    found = [weftline(model, options.isa, home)]
+    for peer in options.peer:
+        if peer.startswith("vllm"):
+            found.append(
+                vllm(
+                    options.vllm,
+                    model,
+                    options.vllm_cores,
+                    options.vllm_dtype,
+                    drafting=peer == "vllm-ngram",
+                    isa=options.isa,
+                    cache=cache,
+                )
+            )
+        elif not fresh:
+            outtype = {"llama-f16": "f16", "llama-q8": "q8_0"}[peer]
+            found.append(llama(options.llama, model, outtype, len(os.sched_getaffinity(0))))
+    return found
+
+
+def read_options() -> argparse.Namespace:
+    """The command line, with its defaults of this machine. Exits if a peer cannot be held."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peer", choices=PEERS, action="append", help="default: those installed")
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--llama", type=Path, default=ROOT / ".venv-llama")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--part", choices=(*MEASURES, STARTS))
+    parser.add_argument("--isa", choices=("avx2",), help="hold ours and vLLM to AVX2")
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     parser.add_argument("--vllm-cores", default=cores, help="vLLM's cores, or auto (default: ours)")
     # On a processor without bfloat16 instructions, torch is slow in bfloat16. There vLLM in float32
     # is faster, although it reads twice the bytes.
-    parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    faster = "float32" if emulates_bfloat16(this_machine()) else "bfloat16"
+    parser.add_argument("--vllm-dtype", choices=("bfloat16", "float32"))
     options = parser.parse_args()
+    options.vllm_dtype = options.vllm_dtype or ("float32" if options.isa else faster)
+    built = (options.llama / "llama-server").is_file()
+    options.peer = options.peer or [one for one in PEERS if built or not one.startswith("llama")]
+    if options.isa:
+        if "avx512f" in this_machine().features and any("llama" in one for one in options.peer):
+            parser.error("llama.cpp cannot be held to AVX2 here: name the other peers with --peer")
+        if not obeys_avx2(options.vllm):
+            parser.error("vLLM's torch does not obey ATEN_CPU_CAPABILITY=avx2")
+    return options
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = read_options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the servers, too
     model = resolve(options.model)
     report: dict[str, Any] = {
@@ -169,18 +230,14 @@ def main() -> None:
         "model": model.name,
         "vllm_cores": options.vllm_cores,
         "vllm_dtype": options.vllm_dtype,
+        "isa": options.isa,
         "tokens": {"prompt": PROMPT, "output": OUTPUT, "shared_output": SHARED_OUTPUT},
         "repeats": options.repeat,
     }
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         if options.part in (None, STARTS):
-            fresh = (
-                weftline(model, scratch / "home"),
-                vllm(
-                    options.vllm, model, options.vllm_cores, options.vllm_dtype, scratch / "cache"
-                ),
-            )
+            fresh = systems_of(options, model, scratch)
             report["cold_start_s"] = starts(fresh, scratch)  # with nothing compiled
             report["next_start_s"] = starts(fresh, scratch)
         measures = {
@@ -190,16 +247,11 @@ def main() -> None:
             for name, measure in some.items()
         }
         if measures:
-            peer = vllm(options.vllm, model, options.vllm_cores, options.vllm_dtype)
-            systems = (weftline(model), peer)
+            systems = systems_of(options, model)
             found, runs = served(systems, model, measures, options.repeat, scratch)
             report |= found
     print(table(report))
-    about = (
-        "engine",
-        options.part,
-        options.vllm_dtype if options.vllm_dtype != "bfloat16" else None,
-    )
+    about = ("engine", options.part, options.isa)
     name, results = "-".join(filter(None, about)), dated(report["machine"])
     if measures:
         write(results / RAW, name, {**stamp(report["machine"]), "runs": runs})

@@ -30,10 +30,10 @@ from weftline_kernels.cpu import (
 )
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
-# Measured with SmolLM2-135M on 2 cores with AVX2, both with bfloat16 weights on disk.
+# Prompts of 500 tokens took 3.3 and 4.0 times as long in torch as with AVX2: SmolLM2, 2 cores.
 _IN_FLOAT32 = (
-    "in float32 because this CPU has no bfloat16 products: twice the memory, and slower than the "
-    "C kernels"
+    "in float32 because this CPU has no bfloat16 products: twice the memory, and prompts take "
+    "about 3 times as long as with the C kernels"
 )
 _IN_BFLOAT16 = "in bfloat16: slower than the C kernels"
 
