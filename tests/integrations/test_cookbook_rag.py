@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cookbook.rag.gain import compare, report
-from cookbook.rag.library import Store, lance, passages
-from cookbook.rag.postgres import postgres
 from tests.integrations.conftest import StartServer
 
+if TYPE_CHECKING:
+    from cookbook.rag.library import Store
+
+# The tests import the recipes, because that takes ten seconds of embeddings and stores: only the
+# worker that runs this file spends them.
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "cookbook" / "rag"
 MAX_LINES = 80
@@ -49,6 +52,8 @@ EXPECTED: dict[str, tuple[int | None, int]] = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
+    from cookbook.rag.library import lance
+
     with lance() as found:
         yield found
 
@@ -58,9 +63,19 @@ def url(start_script: StartServer) -> str:
     return start_script(RULES)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls wait for all searches that run beside them. On a busy machine one takes over 10 ms."""
+    monkeypatch.setattr("langchain_weftline.run.runner.GATHER_S", 10.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe(name: str, store: Store, url: str) -> None:
     """Both sides say the same, by the same calls; on weftline often in fewer requests."""
+    from cookbook.rag.gain import compare, report
+    from cookbook.rag.library import passages
+
     found = compare(import_module(f"cookbook.rag.{name}").run, store, url=url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer.text == plain.answer.text != ""
@@ -84,19 +99,27 @@ def test_a_recipe(name: str, store: Store, url: str) -> None:
 
 def test_postgres_finds_the_same(store: Store) -> None:
     """PostgreSQL with pgvector ranks the passages as LanceDB does."""
+    from cookbook.rag.postgres import postgres
+
     with postgres() as other:
         for query in ("What is a semantic variable?", "How are engines started again?"):
             assert other.search(query, 5) == store.search(query, 5)
 
 
-def test_from_the_command_line() -> None:
-    """As a reader runs it: on servers of its own, which are far away, on the other store."""
-    command = [sys.executable, "-m", "cookbook.rag.naive_llamaindex", "--store", "postgres"]
-    options = ["--rtt-ms", "100", "--", "--engine", "null"]
-    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "sources: concepts.md" in done.stdout
-    counted = re.search(r"^requests +(\d+) +1$", done.stdout, re.MULTILINE)
+def test_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a reader's words: on servers of its own, which are far away, on the other store.
+
+    It runs in this process, which has the imports and the passages' embeddings already.
+    """
+    options = ["--store", "postgres", "--rtt-ms", "100", "--", "--engine", "null"]
+    monkeypatch.setattr("sys.argv", ["naive_llamaindex", *options])
+    monkeypatch.delitem(sys.modules, "cookbook.rag.naive_llamaindex", raising=False)
+    runpy.run_module("cookbook.rag.naive_llamaindex", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "sources: concepts.md" in printed
+    counted = re.search(r"^requests +(\d+) +1$", printed, re.MULTILINE)
     assert counted is not None and int(counted[1]) >= 3
 
 

@@ -172,6 +172,6 @@ async def test_leaving_in_the_middle_of_the_body_is_no_bug(
     assert statuses == [409]
     assert [record.message for record in caplog.records] == []
     whole = {"calls": [call("say", "one{{output:x}}", x="x")], "get": ["x"], "close": True}
-    keyed = dict((name.decode(), value.decode()) for name, value in headers)
+    keyed = {name.decode(): value.decode() for name, value in headers}
     answer = await server.http.post("/v1/submit", json=whole, headers=keyed)
     assert answer.json()["values"] == {"x": "one"}
