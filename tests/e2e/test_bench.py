@@ -82,9 +82,6 @@ def test_the_report_is_drawn_from_the_results(results: Path, tmp_path: Path) -> 
     table = readme.read_text().splitlines()
     assert (table[0], table[-1], "old" in table) == ("one", "two", False)
     assert "| [Map-reduce summary](docs/benchmarks.md#map-reduce-summary) |" in readme.read_text()
-    again = {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
-    write_page(results, tmp_path)
-    assert again == {path.name: path.read_bytes() for path in tmp_path.glob("benchmarks/*.svg")}
 
 
 def test_parts_left_out_in_turn_with_cold_and_warm_caches(results: Path, tmp_path: Path) -> None:

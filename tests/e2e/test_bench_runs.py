@@ -22,7 +22,10 @@ BENCH = [sys.executable, "-m", "weftline_server", "bench"]
 
 
 def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
-    """It takes them only at the first point and round trip, and the pictures leave gaps."""
+    """It takes them only at the first point and round trip, and the pictures leave gaps.
+
+    A page that is drawn again from the same results has the same pictures, byte for byte.
+    """
     words = ["chain_summary", "--null", "--systems", "weftline,openai-weftline"]
     done = subprocess.run([*BENCH, *words, "--folder", str(tmp_path)], capture_output=True)
     assert done.returncode == 0
@@ -35,11 +38,20 @@ def test_a_quick_run_asks_some_systems_once(tmp_path: Path) -> None:
     )  # it was counted, and the prompts have no common paragraph
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| weftline | " in page and "At the sizes of" not in page
+    drawn = pictures(tmp_path)
+    assert drawn
     (tmp_path / "full").mkdir()
     shutil.copy(tmp_path / "chain_summary.json", tmp_path / "full")
     page = write_page(tmp_path, tmp_path).read_text()
+    again = pictures(tmp_path)
+    assert {name: again[name] for name in drawn} == drawn
     assert "## At the sizes of `--scale full`" in page
     assert "with 1 repetition of each workload's first point." in " ".join(page.split())
+
+
+def pictures(folder: Path) -> dict[str, bytes]:
+    """The page's pictures, by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("benchmarks/*.svg")}
 
 
 def test_a_run_in_parts_is_one_run(tmp_path: Path) -> None:
