@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ LONGEST = (
     "integrations/test_docs_llamaindex.py",
     "integrations/test_compile_parsers.py",
 )
+
+
+def pytest_configure() -> None:
+    """Let hypothesis take its time: beside other work a second is not enough for ten examples."""
+    if importlib.util.find_spec("hypothesis") is None:  # machines with a GPU may lack it
+        return
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy machine", suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
