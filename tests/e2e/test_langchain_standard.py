@@ -34,7 +34,9 @@ class TestSmolLM2(suite.TestStandard):
 
     @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
     @pytest.mark.xfail(
-        reason="model quality: free to call a tool or not, it talks about the weather", strict=True
+        reason="model quality: free to call a tool or not, it talks about the weather",
+        raises=AssertionError,  # the suite finds no tool call; any other error is a failure
+        strict=True,
     )
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)

@@ -5,19 +5,22 @@ scripted answers.
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cookbook.rag.gain import compare, report
-from cookbook.rag.library import Store, lance, passages
-from cookbook.rag.postgres import postgres
 from tests.integrations.conftest import StartServer
 
+if TYPE_CHECKING:
+    from cookbook.rag.library import Store
+
+# The tests import the recipes, because that takes ten seconds of embeddings and stores: only the
+# worker that runs this file spends them.
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "cookbook" / "rag"
 MAX_LINES = 80
@@ -51,6 +54,8 @@ EXPECTED: dict[str, tuple[int | None, int]] = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
+    from cookbook.rag.library import lance
+
     with lance() as found:
         yield found
 
@@ -60,9 +65,19 @@ def url(start_script: StartServer) -> str:
     return start_script(RULES)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls wait for all searches that run beside them. On a busy machine one takes over 10 ms."""
+    monkeypatch.setattr("langchain_weftline.run.runner.GATHER_S", 10.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe(name: str, store: Store, url: str) -> None:
     """Both sides give the same answers with the same calls. weftline often needs fewer requests."""
+    from cookbook.rag.gain import compare, report
+    from cookbook.rag.library import passages
+
     found = compare(import_module(f"cookbook.rag.{name}").run, store, url=url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer.text == plain.answer.text != ""
@@ -86,19 +101,27 @@ def test_a_recipe(name: str, store: Store, url: str) -> None:
 
 def test_postgres_finds_the_same(store: Store) -> None:
     """PostgreSQL with pgvector ranks the passages as LanceDB does."""
+    from cookbook.rag.postgres import postgres
+
     with postgres() as other:
         for query in ("What is a semantic variable?", "How are engines started again?"):
             assert other.search(query, 5) == store.search(query, 5)
 
 
-def test_from_the_command_line() -> None:
-    """It runs as a reader would run it: on its own servers behind a delay, with the other store."""
-    command = [sys.executable, "-m", "cookbook.rag.naive_llamaindex", "--store", "postgres"]
-    options = ["--rtt-ms", "100", "--", "--engine", "null"]
-    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "sources: concepts.md" in done.stdout
-    counted = re.search(r"^requests +(\d+) +1$", done.stdout, re.MULTILINE)
+def test_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs with a reader's arguments: on its own servers behind a delay, with the other store.
+
+    It runs in this process, because the imports and the passages' embeddings are here already.
+    """
+    options = ["--store", "postgres", "--rtt-ms", "100", "--", "--engine", "null"]
+    monkeypatch.setattr("sys.argv", ["naive_llamaindex", *options])
+    monkeypatch.delitem(sys.modules, "cookbook.rag.naive_llamaindex", raising=False)
+    runpy.run_module("cookbook.rag.naive_llamaindex", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "sources: concepts.md" in printed
+    counted = re.search(r"^requests +(\d+) +1$", printed, re.MULTILINE)
     assert counted is not None and int(counted[1]) >= 3
 
 

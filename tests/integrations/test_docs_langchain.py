@@ -10,18 +10,23 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integrations.conftest import StartServer
+from tests.integrations.programs import run_here
 from tests.integrations.recording import Recording, recorded
 
 PAGES = Path(__file__).parents[2] / "docs" / "langchain"
 DRAW = runpy.run_path(str(PAGES / "draw.py"))
 REPLIES: dict[str, str] = DRAW["REPLIES"]
 ANSWER = REPLIES["Improve"]
+
+
+Run = Callable[[str, Recording], str]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +41,20 @@ def block(tier: str, language: str) -> str:
     return str(found[0])
 
 
-def run(tier: str, proxy: Recording) -> str:
-    """Return the output of the page's program."""
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a page's program in this process, and returns what it prints."""
+
+    def run(tier: str, proxy: Recording) -> str:
+        monkeypatch.setenv("WEFTLINE_BASE_URL", proxy.url)
+        run_here(DRAW["program"](tier), tmp_path)
+        return capsys.readouterr().out
+
+    return run
+
+
+def run_alone(tier: str, proxy: Recording) -> str:
+    """What the page's program prints as a process of its own, which takes seconds to import."""
     done = subprocess.run(
         [sys.executable, "-c", DRAW["program"](tier)],
         env=os.environ | {"WEFTLINE_BASE_URL": proxy.url},
@@ -62,7 +79,7 @@ def told(bodies: list[Any]) -> str:
     return "\n".join([*lines, *sorted(edges, key=lambda edge: list(calls).index(edge.split()[0]))])
 
 
-def test_t0_sends_messages(url: str) -> None:
+def test_t0_sends_messages(url: str, run: Run) -> None:
     """Three requests each have their rendered text and no field of weftline."""
     with recorded(url) as proxy:
         assert run("t0", proxy) == ANSWER + "\n"
@@ -72,7 +89,7 @@ def test_t0_sends_messages(url: str) -> None:
     assert not any("weftline" in body for body in bodies)
 
 
-def test_t1_sends_provenance(url: str) -> None:
+def test_t1_sends_provenance(url: str, run: Run) -> None:
     """The same three requests have names and edges as well."""
     with recorded(url) as proxy:
         assert run("t1", proxy) == ANSWER + "\n"
@@ -80,11 +97,14 @@ def test_t1_sends_provenance(url: str) -> None:
     assert told(bodies) == block("t1", "text").rstrip("\n")
 
 
-@pytest.mark.parametrize("tier", ["t2", "t3"])
-def test_t2_and_t3_send_one_graph(tier: str, url: str) -> None:
-    """There is one request, and the explanation equals that on the page."""
+@pytest.mark.parametrize(("tier", "alone"), [("t2", False), ("t3", False), ("t2", True)])
+def test_t2_and_t3_send_one_graph(tier: str, alone: bool, url: str, run: Run) -> None:
+    """There is one request, and the explanation equals that on the page.
+
+    T2's threads do not keep a program of its own from ending.
+    """
     with recorded(url) as proxy:
-        assert run(tier, proxy) == block(tier, "text") + ANSWER + "\n"
+        assert (run_alone if alone else run)(tier, proxy) == block(tier, "text") + ANSWER + "\n"
         assert len(proxy.bodies("/v1/submit")) == 1
         assert proxy.bodies("/v1/chat/completions") == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -10,34 +11,57 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core import Settings
 
+from tests.integrations.programs import run_here
 from tests.integrations.recording import recorded
 
 PAGE = Path(__file__).parents[2] / "docs" / "llamaindex.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.fixture
+def own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LlamaIndex's settings are a program's own: empty before it, and forgotten after it."""
+    for field in dataclasses.fields(Settings):
+        monkeypatch.setattr(Settings, field.name, None)
+
+
+@pytest.mark.usefixtures("own_settings")
 @pytest.mark.parametrize(
     ("number", "submits"), [(0, 0), (1, 1), (2, 1)], ids=["before", "after", "synthesizer"]
 )
-def test_program(echo_url: str, number: int, submits: int) -> None:
+def test_program(
+    echo_url: str,
+    number: int,
+    submits: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Each prints something and fails nowhere. On weftline each is one request for a graph."""
     assert len(PROGRAMS) == 3
     with recorded(echo_url) as proxy:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAMS[number]],
-            env=os.environ | {"WEFTLINE_BASE_URL": proxy.url},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        monkeypatch.setenv("WEFTLINE_BASE_URL", proxy.url)
+        run_here(PROGRAMS[number], tmp_path)
+        assert capsys.readouterr().out.strip()
         bodies = proxy.bodies("/v1/submit")
         assert len(bodies) == submits
         assert proxy.bodies("/v1/chat/completions") == []
     if number == 1:
         assert drawn() == sent(bodies[0]["calls"])
+
+
+def test_a_process_of_its_own(echo_url: str) -> None:
+    """The program on weftline ends, and leaves nothing to complain of."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS[1]],
+        env=os.environ | {"WEFTLINE_BASE_URL": echo_url},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def drawn() -> set[tuple[str, str, str]]:
