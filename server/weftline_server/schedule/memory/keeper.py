@@ -241,9 +241,9 @@ class Memory:
             return op
         for context, kept in reversed(one.kept.items()):  # a later one is longer
             count = len(kept.ids)
-            if count and kept.engine == engine and op.tokens[:count] == kept.ids:
-                if len(op.tokens) > count:
-                    return replace(op, parent=context, tokens=op.tokens[count:])
+            is_longer = 0 < count < len(op.tokens)
+            if is_longer and kept.engine == engine and op.tokens[:count] == kept.ids:
+                return replace(op, parent=context, tokens=op.tokens[count:])
         return op
 
     def abandoned(self, context: str) -> list[Verb]:
