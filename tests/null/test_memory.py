@@ -196,7 +196,9 @@ def test_a_context_whose_tokens_are_not_all_known_is_continued_by_content() -> N
     world = World()
     op = make_op("a", "p", 100)
     world.memory.queued(op, "m", True, 0.0)
-    world.memory.paused("e", PrimitiveId("a", "p"), op, make_usage(100), 1.0, tuple(range(9)))
+    world.memory.paused(
+        "e", PrimitiveId("a", "p"), op, make_usage(100), 1.0, tuple(range(100, 109))
+    )
     longer = make_op("a", "goes on", 130)
     assert world.memory.continuing("e", longer) == longer
 

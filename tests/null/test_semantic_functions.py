@@ -77,6 +77,8 @@ async def test_nothing_is_sent_until_a_value_is_asked_for_and_then_all(
     assert await one == "Shout one! "
     assert [c["name"] for c in (await session.graph())["calls"]] == ["shout", "shout"]
     assert await two == "Shout two! "
+    story = [(event["n"], event["event"]) for event in await session.events()]
+    assert story[:2] == [(1, "TasksSubmitted"), (2, "PrimitivePrepared")]
     posts = [request for request in sent.requests if request.startswith("POST")]
     assert posts == ["POST /v1/session", "POST /v1/submit", "POST /v1/get"]
 
