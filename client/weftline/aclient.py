@@ -324,6 +324,12 @@ class AsyncSession(SessionBase[AsyncVariable]):
         answer: dict[str, Any] = await self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
+    async def events(self) -> list[dict[str, Any]]:
+        """The newest events, oldest first: `n`, `t` in seconds, `event`, `about`, `text`."""
+        answer = await self._client._request("GET", f"/v1/session/{self.id}/events")
+        events: list[dict[str, Any]] = answer["events"]
+        return events
+
     async def close(self) -> None:
         """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:

@@ -239,6 +239,12 @@ class Session(SessionBase[Variable]):
         answer: dict[str, Any] = self._client._request("GET", f"/v1/session/{self.id}/graph")
         return answer
 
+    def events(self) -> list[dict[str, Any]]:
+        """The newest events, oldest first: `n`, `t` in seconds, `event`, `about`, `text`."""
+        answer = self._client._request("GET", f"/v1/session/{self.id}/events")
+        events: list[dict[str, Any]] = answer["events"]
+        return events
+
     def close(self) -> None:
         """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:

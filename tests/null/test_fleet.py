@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -450,3 +451,43 @@ def test_metrics_of_one_engine_are_unchanged_and_of_two_told_apart() -> None:
         'v:y{weftline_engine="a"} 2.0',
         'v:y{weftline_engine="b"} 2.0',
     ]
+
+
+async def test_the_tool_s_answer_alone_is_sent_after_a_paused_call(benches: list[Bench]) -> None:
+    """Its engine has the prompt and the output, whose tokens were in its parts. Another attempt on
+    that engine is sent the same."""
+    bench = await started(benches, own=(own := Puppet(kv_tokens=100)))
+
+    async def call(name: str, tokens: tuple[int, ...]) -> None:
+        id = PrimitiveId("s", name)
+        sampling = api.SamplingParams(max_tokens=3, pause_on=("x",))
+        op = api.Op(
+            id=str(id),
+            kind=api.Kind.GENERATE,
+            context=str(id),
+            tokens=tokens,
+            sampling=sampling,
+            hints=api.Hints(application="s"),
+        )
+        bench.dispatcher.enqueue(Work(id, "m", op, bench.now, len(tokens) + 3, stays=True))
+        await settle()
+
+    await call("asks", (1, 2))
+    first = own.ops[0]
+    head: dict[str, Any] = {"op": first.id, "attempt": 0, "sequence": 1, "time": 0.0}
+    await own.say(
+        api.Part(**head, offset=0, tokens=(7,), text="x"),
+        api.Part(**head, offset=1, tokens=(8, 9), text=""),
+    )
+    usage = api.Usage(prompt_tokens=2, cached_tokens=0, output_tokens=3, started=0.0, filled=0.0)
+    await own.say(api.Paused(**head, reason="x", usage=usage))
+    await call("goes on", (1, 2, 7, 8, 9, 5, 6))
+    assert (own.ops[1].parent, own.ops[1].tokens) == (first.context, (5, 6))
+    await call("says otherwise", (1, 2, 7, 8, 3, 5, 6))
+    assert (own.ops[2].parent, own.ops[2].tokens) == (None, (1, 2, 7, 8, 3, 5, 6))
+    failed = api.Failed(
+        op=own.ops[1].id, attempt=0, sequence=1, time=0.0, error="x", message="", retryable=True
+    )
+    await own.say(failed)
+    assert own.ops[3] == replace(own.ops[1], attempt=1)
+    bench.dispatcher.forget("s")

@@ -4,6 +4,8 @@ no clock.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
@@ -170,6 +172,70 @@ def test_a_paused_call_keeps_its_context_until_it_goes_on() -> None:
     world.memory.paused("e", PrimitiveId("a", "late"), late, make_usage(60), 51.0)
     assert world.memory.abandoned("c4") == world.memory.abandoned("nothing") == []
     assert world.memory.abandoned("late") == [Free("e", "late")]
+
+
+def pause(world: World, application: str, name: str, size: int, now: float) -> list[Verb]:
+    """A call that comes into an open gate, writes ten tokens and pauses; what is said then."""
+    op = make_op(application, name, size)
+    world.memory.queued(op, "m", True, now)
+    world.memory.gate.admit("m", 1000, now)
+    id, written = PrimitiveId(application, name), tuple(range(size, size + 10))
+    return world.memory.paused("e", id, op, make_usage(size), now, written)
+
+
+def test_what_follows_a_paused_context_is_sent_after_it() -> None:
+    """Only to the engine that has the context, only if prompt and output are continued token for
+    token, and only as a whole."""
+    world = World()
+    pause(world, "a", "p", 100, 1.0)
+    longer = make_op("a", "goes on", 130)
+    sent = world.memory.continuing("e", longer)
+    assert sent == replace(longer, parent="p", tokens=tuple(range(110, 130)))
+    other = replace(longer, tokens=(*range(105), *range(500, 530)))
+    alike = [make_op("b", "stranger", 130), make_op("a", "equal", 110), other]
+    for op in (*alike, replace(longer, open=True)):
+        assert world.memory.continuing("e", op) == op
+    assert world.memory.continuing("f", longer) == longer
+    pause(world, "a", "q", 150, 2.0)
+    assert world.memory.continuing("e", make_op("a", "latest", 170)).parent == "q"
+    world.memory.closed("a")
+    assert world.memory.continuing("e", longer) == longer
+
+
+def test_a_context_whose_tokens_are_not_all_known_is_continued_by_content() -> None:
+    """The engine counts more tokens than its parts had."""
+    world = World()
+    op = make_op("a", "p", 100)
+    world.memory.queued(op, "m", True, 0.0)
+    world.memory.paused(
+        "e", PrimitiveId("a", "p"), op, make_usage(100), 1.0, tuple(range(100, 109))
+    )
+    longer = make_op("a", "goes on", 130)
+    assert world.memory.continuing("e", longer) == longer
+
+
+def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
+    """The copies have the size of the pool at most: the oldest are dropped first. One that is
+    larger than the pool may just be evicted, as all may where nobody waits."""
+    world = World()
+    assert pause(world, "a", "p", 100, 1.0)[-1] == Retain("e", "p", Retention.EVICTABLE)
+    world.memory.gate.leave("a")
+    world.memory.queued(make_op("waits", "w", 100), "m", True, 2.0)
+
+    def paused(name: str, size: int) -> list[Verb]:
+        op = make_op("a", name, size)
+        return world.memory.paused("e", PrimitiveId("a", name), op, make_usage(size), 3.0)[-2:]
+
+    advice = [Advise("e", name, UNKNOWN_PAUSE_S, None) for name in "tqr"]
+    assert paused("t", 1000) == [advice[0], Retain("e", "t", Retention.EVICTABLE)]
+    assert paused("q", 490) == [advice[1], Retain("e", "q", Retention.SWAP)]
+    assert paused("r", 390) == [advice[2], Retain("e", "r", Retention.SWAP)]
+    assert paused("s", 290) == [
+        Retain("e", "s", Retention.SWAP),
+        Retain("e", "q", Retention.DROP),
+    ]
+    assert world.memory.abandoned("r") == [Free("e", "r")]
+    assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
 
 
 def test_retention_can_be_switched_off() -> None:

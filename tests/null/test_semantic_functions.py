@@ -75,6 +75,8 @@ async def test_all_calls_are_sent_with_the_first_get(session: AsyncSession, sent
     assert await one == "Shout one! "
     assert [c["name"] for c in (await session.graph())["calls"]] == ["shout", "shout"]
     assert await two == "Shout two! "
+    story = [(event["n"], event["event"]) for event in await session.events()]
+    assert story[:2] == [(1, "TasksSubmitted"), (2, "PrimitivePrepared")]
     posts = [request for request in sent.requests if request.startswith("POST")]
     assert posts == ["POST /v1/session", "POST /v1/submit", "POST /v1/get"]
 

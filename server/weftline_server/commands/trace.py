@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the session's events, or print its chart, write the picture, and name its file."""
     with Client(args.base_url) as client:
+        session = Session(client, args.session)
         if args.events:
-            answer = client._request("GET", f"/v1/session/{args.session}/events")
-            print(table(answer["events"]))
+            print(table(session.events()))
             return 0
-        graph = Session(client, args.session).graph()
+        graph = session.graph()
     print(timeline.text(graph))
     picture = args.output or Path(f"{args.session}.svg")
     picture.write_text(timeline.svg({args.session: graph}))

@@ -57,7 +57,7 @@ class Delivery:
             if work is None or event.attempt != work.op.attempt:
                 continue
             if isinstance(event, api.Part):
-                slot.ops.answer(event.op)
+                slot.ops.answer(event.op, event.tokens)
                 self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Paused)):
                 ended = True
@@ -99,14 +99,18 @@ class Delivery:
 
     def _finished(self, slot: Slot, work: Work, event: api.Finished | api.Paused) -> None:
         """Release an op that ended well, or that paused: another op will continue its context."""
+        written = slot.ops.written(work.op.id)
         slot.release(work.op.id)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.
         slot.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
         # Report to the session first, because its waiting calls decide about the context.
         self._sessions.outcome(work.primitive, event)
-        ended = self._memory.paused if isinstance(event, api.Paused) else self._memory.finished
-        verbs = ended(slot.name, work.primitive, work.op, event.usage, self._now())
+        memory, id, op, now = self._memory, work.primitive, work.op, self._now()
+        if isinstance(event, api.Paused):
+            verbs = memory.paused(slot.name, id, op, event.usage, now, written)
+        else:
+            verbs = memory.finished(slot.name, id, op, event.usage, now)
         perform(verbs, self._fleet.slots)
 
     def _failed(self, slot: Slot, work: Work, event: api.Failed) -> None:

@@ -72,7 +72,7 @@ class Rounds:
         work = self._queue.take(op)
         assert work is not None and slot.engine is not None
         slot.hold(work)
-        slot.engine.submit(slot.op(work))
+        slot.engine.submit(self._memory.continuing(slot.name, slot.op(work)))
         if not work.op.open:
             self._sessions.outcome(work.primitive, Sent(slot.name, self._now(), slot.node))
 

@@ -101,6 +101,7 @@ class InHand:
         self.works: dict[str, Work] = {}
         self._cached: dict[str, int] = {}  # op → the tokens that were in the cache when it came
         self._answered: set[str] = set()
+        self._written: dict[str, list[int]] = {}  # the output of each op that may pause
 
     def hold(self, work: Work, known: Collection[str]) -> None:
         """Add an op to an engine that holds the `known` prefixes, or replace it by a
@@ -116,11 +117,19 @@ class InHand:
         if work is not None:
             del self._cached[op]
             self._answered.discard(op)
+            self._written.pop(op, None)
         return work
 
-    def answer(self, op: str) -> None:
-        """Note that a consumer may have seen text of this op."""
+    def answer(self, op: str, tokens: tuple[int, ...] = ()) -> None:
+        """Note that a consumer may have seen text of this op, and these tokens of its output."""
         self._answered.add(op)
+        sampling = self.works[op].op.sampling
+        if sampling is not None and sampling.pause_on:
+            self._written.setdefault(op, []).extend(tokens)
+
+    def written(self, op: str) -> tuple[int, ...]:
+        """Return the output so far of an op that may pause."""
+        return tuple(self._written.get(op, ()))
 
     def is_answered(self, op: str) -> bool:
         """Return whether a consumer may have seen text, so that another attempt could differ."""

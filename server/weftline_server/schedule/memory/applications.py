@@ -59,7 +59,8 @@ class Kept:
     """A context that was not freed. `prompt` and `hash` are its prompt's length and hash.
 
     `tokens` counts what will be read of it. It is kept for a call that the graph knows (`sure`),
-    for a `paused` call that will go on, or for a call that may come.
+    for a `paused` call that will go on, or for a call that may come. Of a paused call `ids` are all
+    token ids of the context, if they are known.
     """
 
     engine: str
@@ -69,6 +70,7 @@ class Kept:
     sure: bool = False
     paused: bool = False
     pinned: bool = False
+    ids: tuple[int, ...] = ()
 
     def begins(self, tokens: Sequence[int]) -> bool:
         """Return whether a prompt is longer than this one and begins with it."""

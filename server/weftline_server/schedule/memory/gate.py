@@ -42,6 +42,10 @@ class Gate:
         """Hold back the calls of an application until it is admitted."""
         self._waiting.setdefault(application.id, application)
 
+    def is_waited_for(self, model: str) -> bool:
+        """Return whether an application waits for room in the model's KV cache."""
+        return any(one.model == model for one in self._waiting.values())
+
     def leave(self, application: str) -> None:
         """Give the room of an application to others."""
         self._inside.pop(application, None)

@@ -9,7 +9,7 @@ it has ended. Memory returns verbs, and the dispatcher performs them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weftline_engine.api import Op, Retention, Usage
@@ -21,6 +21,7 @@ from weftline_server.schedule.memory.applications import (
     prefix_hash,
 )
 from weftline_server.schedule.memory.gate import Gate
+from weftline_server.schedule.memory.host import HostCopies
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
 from weftline_server.schedule.placement import PROMPT_KINDS
 
@@ -115,6 +116,7 @@ class Memory:
         self._admits = "admission" not in without
         self._applications = Applications()
         self._pools = Pools()
+        self._host = HostCopies()
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
     def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
@@ -128,6 +130,7 @@ class Memory:
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
+        self._host.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
@@ -183,8 +186,16 @@ class Memory:
             found.append(Retain(engine, op.context, Retention.EVICTABLE))
         return [*found, *self._bound(one)]
 
-    def paused(self, engine: str, id: PrimitiveId, op: Op, usage: Usage, now: float) -> list[Verb]:
-        """Keep the context of a call that stopped for a tool; the engine may move it meanwhile.
+    def paused(
+        self,
+        engine: str,
+        id: PrimitiveId,
+        op: Op,
+        usage: Usage,
+        now: float,
+        written: tuple[int, ...] = (),
+    ) -> list[Verb]:
+        """Keep the context of a call that stopped for a tool, after it had `written` these tokens.
 
         The tool's time counts as a pause of the application.
         """
@@ -199,9 +210,41 @@ class Memory:
             return [*found, Free(engine, op.context)]
         kept = self._keep(one, engine, id, op, usage.prompt_tokens + usage.output_tokens)
         kept.paused = True
+        if len(op.tokens) + len(written) == kept.tokens:
+            kept.ids = (*op.tokens, *written)
         found.append(Advise(engine, op.context, one.expected_pause_s, None))
-        found.append(Retain(engine, op.context, Retention.EVICTABLE))
-        return found
+        return [*found, *self._put_aside(one, engine, op.context, kept.tokens)]
+
+    def _put_aside(self, one: Application, engine: str, context: str, tokens: int) -> list[Verb]:
+        """Let the engine use the room of a paused context.
+
+        Where an application waits for room, the context will be evicted during the pause. Copying
+        it back is cheaper than computing it, so it goes to host memory. The copies of one engine
+        have the size of its pool at most: the oldest are dropped, and these contexts computed anew.
+        """
+        gone = None
+        if self.gate.is_waited_for(one.model):
+            gone = self._host.add(engine, context, tokens, self._pools.tokens.get(engine, 0))
+        if gone is None:
+            return [Retain(engine, context, Retention.EVICTABLE)]
+        dropped = [Retain(engine, old, Retention.DROP) for old in gone]
+        return [Retain(engine, context, Retention.SWAP), *dropped]
+
+    def continuing(self, engine: str, op: Op) -> Op:
+        """Return the op as `engine` gets it: after a paused context, with what follows it alone.
+
+        The engine then pins that context, and copies it back where it was swapped out. An open op
+        is sent whole, because it is fed by the count of all its tokens.
+        """
+        one = self._applications.find(op.hints.application)
+        if one is None or op.open or op.tokens is None:
+            return op
+        for context, kept in reversed(one.kept.items()):  # a later one is longer
+            count = len(kept.ids)
+            is_longer = 0 < count < len(op.tokens)
+            if is_longer and kept.engine == engine and op.tokens[:count] == kept.ids:
+                return replace(op, parent=context, tokens=op.tokens[count:])
+        return op
 
     def abandoned(self, context: str) -> list[Verb]:
         """Free the context of a paused call that was cancelled; nothing if there is none."""
@@ -275,5 +318,6 @@ class Memory:
             kept = one.kept.pop(context)
             self._made.pop(context, None)
             self._pools.unpin(kept)
+            self._host.forget(kept.engine, context)
             found.append(Free(kept.engine, context))
         return found
