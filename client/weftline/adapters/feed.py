@@ -175,11 +175,12 @@ class Feed:
         done = all(result.value.done() for result in self.results.values())
         if self._is_last and done and not self._is_overdue:
             return  # the session ends by itself, and its connection can be used again
-        if not self._is_last:
+        if self._session.done() or not self._is_last:
+            # For a connection that only breaks off, the server waits a second for its client.
             BACKGROUND.start(self._end())
-        else:
+        if self._is_last:
             for work in self._work:
-                work.cancel()  # the connection closes, and with it the session
+                work.cancel()
 
     async def _follow(self, draft: _Draft) -> None:
         limits = {variable: _Limit(draft.within[variable]) for variable in draft.within}
