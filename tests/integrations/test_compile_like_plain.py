@@ -14,6 +14,7 @@ from langchain_core._api import LangChainBetaWarning
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
 from langchain_core.globals import set_llm_cache
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser
 from langchain_core.prompts.structured import StructuredPrompt
 from langchain_core.runnables import (
@@ -421,3 +422,41 @@ def test_the_global_cache_is_asked_first(echo_url: str) -> None:
         assert len(passed.requests) == 1
     reasons = [step.why for step in explained.in_client if step.step == "ChatWeftline"]
     assert reasons == ["the global LLM cache (set_llm_cache) may have its answer"]
+
+
+def common_python(llm: Any) -> Chain:
+    """What programs do with an answer before the next prompt."""
+    tidied = ASK | llm | TEXT | (lambda text: {"x": text.strip().lower()})
+    listed = tidied | AGAIN | llm | TEXT | (lambda text: text.split(" ", 1))
+    joined = listed | (lambda words: "%s; %s" % (words[0], ", ".join(words)))  # noqa: UP031
+    said = joined | (lambda text: [SystemMessage("Be brief."), HumanMessage("So: " + text)])
+    return said | llm | TEXT
+
+
+@tiers
+async def test_common_python_stays_in_the_graph(tier: str, echo_url: str) -> None:
+    """Methods of texts, `%` and messages: three calls are one request."""
+    expected = common_python(chat_openai(echo_url)).invoke(GIVEN)
+    with recorded(echo_url) as passed:
+        chain = in_tier(tier, passed.url, common_python)
+        assert chain.invoke(GIVEN) == expected
+        assert await chain.ainvoke(GIVEN) == expected
+        assert len(passed.bodies(SUBMIT)) == (2 if tier in ("T2", "T3") else 0)
+        assert len(passed.bodies("/v1/chat/completions")) == (6 if tier in ("T0", "T1") else 0)
+
+
+@tiers
+def test_a_method_that_the_value_lacks_is_pythons_error(
+    tier: str, start_script: StartServer
+) -> None:
+    """A parsed number has no `strip`."""
+
+    def make(llm: Any) -> Chain:
+        number = ASK | llm | JsonOutputParser() | (lambda found: {"x": found["n"].strip()})
+        return number | AGAIN | llm | TEXT
+
+    url = start_script([("", '{"n": 3}')])
+    expected = outcome(lambda: make(chat_openai(url)).invoke(GIVEN))
+    assert expected == (AttributeError, "'int' object has no attribute 'strip'")
+    chain = in_tier(tier, url, make)
+    assert outcome(lambda: chain.invoke(GIVEN)) == expected

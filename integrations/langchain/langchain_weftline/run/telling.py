@@ -119,6 +119,16 @@ class Telling:
             return End(name, error=error)
         return End(name, LLMResult(generations=[made.generations], llm_output=made.llm_output))
 
+    def tell_due(self, known: Known) -> None:
+        """Tell callbacks what has happened, from a thread."""
+        for event in self.due(known):
+            self.tell(event)
+
+    async def atell_due(self, known: Known) -> None:
+        """Tell callbacks what has happened, from a coroutine."""
+        for event in self.due(known):
+            await self.atell(event)
+
     def tell(self, event: Start | End) -> None:
         """Tell callbacks, from a thread."""
         match event:
