@@ -289,9 +289,13 @@ class _Evaluation:
     def _items(self, node: ast.expr) -> Any:
         """What a loop goes over. The views of a dict occur only here."""
         match node:
-            case ast.Call(func=ast.Attribute(attr="items" | "keys" | "values" as view), args=[]):
-                owner = self._value(node.func.value)
-                if type(owner) is dict and not node.keywords:
+            case ast.Call(
+                func=ast.Attribute(value=of, attr="items" | "keys" | "values" as view),
+                args=[],
+                keywords=[],
+            ):
+                owner = self._value(of)
+                if type(owner) is dict:
                     return list(getattr(owner, view)())
         return self._value(node)
 

@@ -17,7 +17,7 @@ from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.schema import StreamEvent
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
-from pydantic import BaseModel
+from langchain_core.utils.pydantic import TypeBaseModel
 
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
@@ -77,10 +77,10 @@ class CompiledChain(Runnable[Input, Output]):
     def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
         return super().get_name(suffix, name=name or f"Compiled{self.chain.get_name()}")
 
-    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_input_schema(self, config: RunnableConfig | None = None) -> TypeBaseModel:
         return self.chain.get_input_schema(config)
 
-    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_output_schema(self, config: RunnableConfig | None = None) -> TypeBaseModel:
         return self.chain.get_output_schema(config)
 
     @property

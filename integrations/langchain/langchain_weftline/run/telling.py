@@ -117,7 +117,7 @@ class Telling:
                 made = result_of(event, form)
         except Exception as error:
             return End(name, error=error)
-        return End(name, LLMResult(generations=[made.generations], llm_output=made.llm_output))
+        return End(name, LLMResult(generations=[[*made.generations]], llm_output=made.llm_output))
 
     def tell_due(self, known: Known) -> None:
         """Tell callbacks what has happened, from a thread."""
