@@ -28,7 +28,7 @@ def test_the_programs_run(
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in printed
     run(second, tmp_path, names)
     printed = capsys.readouterr().out
-    assert "client  what it calls, 'strip', may do anything" in printed
+    assert "client  what it calls, 'center', may do anything" in printed
     run(third, tmp_path, names)
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out
 
