@@ -29,7 +29,7 @@ MAX_ATTRIBUTES, MAX_METHODS = 12, 20
 
 # Attributes and methods of each class that is over a limit, by its folder and name.
 LARGE_CLASSES: Mapping[str, tuple[int, int]] = {
-    "integrations/langchain _Evaluation": (12, 23),  # a method for each node of Python's grammar
+    "integrations/langchain _Evaluation": (12, 30),  # a method for each node of Python's grammar
 }
 
 

@@ -183,7 +183,7 @@ def test_a_call_that_is_not_known_ahead_is_an_ordinary_call(echo_url: str) -> No
     """
     with recorded(echo_url) as passed:
         llm = ChatWeftline(base_url=passed.url)
-        chain = ASK | llm | TEXT | (lambda text: {"x": text.upper()}) | ASK | llm | TEXT
+        chain = ASK | llm | TEXT | (lambda text: {"x": str.upper(text)}) | ASK | llm | TEXT
         expected = chain.invoke({"x": "soup"})
         passed.requests.clear()
         assert accelerate(chain).invoke({"x": "soup"}) == expected

@@ -55,15 +55,15 @@ class Shelf(BaseRetriever):
 @tool
 def shout(text: str) -> str:
     """Say it loud."""
-    return text.upper()
+    return str.upper(text)
 
 
 def opaque(text: str) -> str:
-    return text.strip().title()
+    return str.title(text.strip())
 
 
 async def async_only(text: str) -> str:
-    return text.strip().title()
+    return str.title(text.strip())
 
 
 def ask(llm: ChatWeftline, prompt: ChatPromptTemplate = ASK) -> Chain:
@@ -379,7 +379,7 @@ def boom(value: Any) -> Any:
     [
         lambda llm: ask(llm) | boom | ask(llm),
         lambda llm: RunnableParallel(a=ask(llm), b=ask(llm) | boom, c=ask(llm) | opaque),
-        lambda llm: ask(llm) | (lambda x: {"y": x.strip()}) | ASK | llm,
+        lambda llm: ask(llm) | (lambda x: {"y": str.strip(x)}) | ASK | llm,
         lambda llm: ask(llm) | opaque | RunnablePassthrough.assign(x=ask(llm)),
         lambda llm: ask(llm) | opaque | ChatWeftline(base_url=llm.server_url, model="nonesuch"),
     ],

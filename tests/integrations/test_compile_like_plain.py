@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
+import openai
 import pytest
-from langchain_core.runnables import RunnableParallel
+from langchain_core._api import LangChainBetaWarning
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler, get_usage_metadata_callback
+from langchain_core.globals import set_llm_cache
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser
+from langchain_core.prompts.structured import StructuredPrompt
+from langchain_core.runnables import (
+    ConfigurableField,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
+from pydantic import BaseModel
 
+from langchain_weftline import compile_chain
+
+from .conftest import StartServer, served
 from .recording import recorded
+from .test_accelerate import idle
 from .tiers import AGAIN, ASK, GIVEN, TEXT, TIERS, Chain, chat_openai, chat_weftline, outcome, tiers
 
 SUBMIT = "/v1/submit"
+CLOSED = 'weftline_http_requests_total{method="DELETE"'
 Make = Callable[[Any], Chain]
 
 
@@ -60,3 +83,380 @@ def test_a_refused_submit_is_sent_again_call_by_call(echo_url: str) -> None:
         sent = [[call["name"] for call in body["calls"]] for body in passed.bodies(SUBMIT)]
     assert sorted(sent[0]) == ["a", "a 2", "b"]
     assert sorted(sent[1:]) == [["a"], ["a 2"], ["b"], ["b 2"]]
+
+
+def model_first(llm: Any) -> Chain:
+    return RunnableSequence(llm, TEXT)
+
+
+CALLS: dict[str, Callable[[Chain], Any]] = {
+    "invoke": lambda chain: chain.invoke("Tell of soup", stop=["of"]),
+    "stream": lambda chain: "".join(chain.stream("Tell of soup", stop=["of"])),
+    "batch": lambda chain: chain.batch(["Tell of soup"], stop=["of"]),
+    "bound": lambda chain: chain.bind(stop=["of"]).invoke("Tell of soup"),
+    "logprobs": lambda chain: chain.invoke("Tell of soup", logprobs=True),
+    "unknown": lambda chain: chain.invoke("Tell of soup", nonsense=1),
+}
+
+
+@tiers
+@pytest.mark.parametrize("call", CALLS)
+async def test_call_time_arguments(tier: str, call: str, echo_url: str) -> None:
+    """They reach the model of a compiled chain as they reach a plain one."""
+    expected = outcome(lambda: CALLS[call](model_first(chat_openai(echo_url))))
+    chain = in_tier(tier, echo_url, model_first)
+    assert outcome(lambda: CALLS[call](chain)) == expected
+    if call == "invoke":
+        assert await chain.ainvoke("Tell of soup", stop=["of"]) == "user: Tell "
+        assert await chain.abatch(["Tell of soup"], stop=["of"]) == ["user: Tell "]
+        parts = [part async for part in chain.astream("Tell of soup", stop=["of"])]
+        assert "".join(parts) == "user: Tell "
+
+
+class Town(BaseModel):
+    name: str
+    size: int
+
+
+@pytest.fixture(scope="module")
+def towns_url(start_script: StartServer) -> str:
+    """Answers with a town, with one that lacks a field, or with no JSON."""
+    return start_script(
+        [
+            ("half", '{"name": "Rome"}'),
+            ("none", "It is a town."),
+            ("", '{"name": "Rome", "size": 3}'),
+        ]
+    )
+
+
+def the_town(llm: Any) -> Chain:
+    return ASK | llm.with_structured_output(Town)
+
+
+def the_town_and_the_message(llm: Any) -> Chain:
+    both: Chain = ASK | llm.with_structured_output(Town, include_raw=True)
+    return both | (lambda x: [x["raw"].content, x["parsed"], x["parsing_error"]])
+
+
+def the_town_by_schema(llm: Any) -> Chain:
+    return ASK | llm.with_structured_output(Town.model_json_schema())
+
+
+def a_structured_prompt(llm: Any) -> Chain:
+    with warnings.catch_warnings(action="ignore", category=LangChainBetaWarning):
+        return StructuredPrompt([("human", "Tell of {x}.")], Town) | llm
+
+
+FORMS: list[Make] = [
+    the_town,
+    the_town_and_the_message,
+    the_town_by_schema,
+    a_structured_prompt,
+]
+
+
+@pytest.mark.parametrize("tier", ["T1", "T2", "T3"])
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("asked", ["whole", "half", "none", "short"])
+def test_structured_output(tier: str, make: Make, asked: str, towns_url: str) -> None:
+    """By default it asks for a JSON schema, and fails with ValidationError as ChatOpenAI does."""
+    options = {"max_tokens": 2} if asked == "short" and make is not the_town_by_schema else {}
+    given = {"x": asked}
+    plain = make(chat_openai(towns_url, **options))
+    chain = in_tier(tier, towns_url, make, **options)
+    assert outcome(lambda: chain.invoke(given)) == outcome(lambda: plain.invoke(given))
+    streamed = outcome(lambda: list(plain.stream(given)))
+    assert outcome(lambda: list(chain.stream(given))) == streamed
+
+
+def test_the_prompt_and_the_form_are_those_of_a_plain_call(towns_url: str) -> None:
+    """The graph's call carries the schema that the openai client would send, and no tool."""
+    with recorded(towns_url) as passed:
+        the_town(chat_openai(passed.url)).invoke(GIVEN)
+        in_tier("T3", passed.url, the_town).invoke(GIVEN)
+        [plain], [ours] = passed.bodies("/v1/chat/completions"), passed.bodies(SUBMIT)
+    [call] = ours["calls"]
+    [output] = [p for p in call["placeholders"] if p["in_out"] == "out"]
+    schema = plain["response_format"]["json_schema"]["schema"]
+    assert output["sampling"]["constraint"] == {"json_schema": schema}
+    assert not call.get("tools")
+
+
+def two_models(llm: Any) -> Chain:
+    return RunnableParallel(a=ASK | llm | TEXT, b=AGAIN | llm | TEXT)
+
+
+def assigned(llm: Any) -> Chain:
+    return RunnablePassthrough.assign(y=ASK | llm | TEXT)
+
+
+def comma_list(llm: Any) -> Chain:
+    return ASK | llm | CommaSeparatedListOutputParser()
+
+
+def bad_json(llm: Any) -> Chain:
+    return ASK | llm | JsonOutputParser()
+
+
+def a_message(llm: Any) -> Chain:
+    return ASK | llm
+
+
+def by_key(parts: list[Any]) -> Any:
+    """Of dicts the parts of each key, because keys come in any order; otherwise the parts."""
+    if not all(isinstance(part, dict) for part in parts):
+        return [getattr(part, "content", part) for part in parts]
+    keys = sorted({key for part in parts for key in part})
+    return {key: [part[key] for part in parts if key in part] for key in keys}
+
+
+@pytest.fixture(scope="module")
+def slow_url() -> Iterator[str]:
+    """An echo whose text comes in many parts."""
+    with served("--null-step-s", "0.01") as url:
+        yield url
+
+
+@pytest.mark.parametrize("make", [two_models, assigned, comma_list, bad_json, a_message])
+async def test_streams_in_the_parts_of_the_plain_chain(make: Make, slow_url: str) -> None:
+    """Each key comes as it is generated, and JSON that cannot be read ends the stream quietly."""
+    given = {"x": "a, b, c"}
+    plain = by_key(list(in_tier("T0", slow_url, make).stream(given)))
+    chain = in_tier("T3", slow_url, make)
+    assert joined(by_key(list(chain.stream(given)))) == joined(plain)
+    parts = [part async for part in chain.astream(given)]
+    assert joined(by_key(parts)) == joined(plain)
+    if make in (two_models, assigned, comma_list, a_message):
+        assert len(parts) > 3
+
+
+def joined(parts: Any) -> Any:
+    """Texts that may be cut in other places, joined."""
+    if isinstance(parts, dict):
+        return {key: joined(found) for key, found in parts.items()}
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else parts
+
+
+async def test_streams_through_what_is_around_it(slow_url: str) -> None:
+    """LangGraph's stream of messages sees the tokens of a compiled chain that a node invokes."""
+    graph = pytest.importorskip("langgraph.graph")
+    chain = in_tier("T3", slow_url, a_message)
+    made = graph.StateGraph(graph.MessagesState)
+    made.add_node("say", lambda state: {"messages": [chain.invoke({"x": "soup"})]})
+    made.add_edge(graph.START, "say")
+    app = made.compile()
+    given = {"messages": [("user", "soup")]}
+    chunks = [chunk for chunk, _ in app.stream(given, stream_mode="messages")]
+    assert len(chunks) > 3
+    assert "".join(chunk.content for chunk in chunks) == "user: Tell of soup.\nassistant: "
+
+
+class Heard(BaseCallbackHandler):
+    """What callbacks hear of models, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.runs: set[Any] = set()
+
+    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+        self.runs.add(kwargs["run_id"])
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        texts = [[(message.type, message.content) for message in found] for found in messages]
+        inside = kwargs["parent_run_id"] in self.runs
+        self.told.append(("start", texts, kwargs["invocation_params"], kwargs["options"], inside))
+
+    def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        [[generation]] = response.generations
+        assert generation.message.id.startswith(f"lc_run--{kwargs['run_id']}")
+        output = {key: value for key, value in response.llm_output.items() if key != "id"}
+        said = generation.message
+        self.told.append(("end", said.content, said.usage_metadata, output, generation.text))
+
+    def on_llm_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.told.append(("error", type(error), str(error)))
+
+
+def two_in_a_row(llm: Any) -> Chain:
+    return ASK | llm.with_config(tags=["one"]) | TEXT | AGAIN | llm | TEXT
+
+
+@pytest.mark.parametrize("where", ["config", "model", "both"])
+@pytest.mark.parametrize("make", [two_in_a_row, falls_back])
+async def test_callbacks_hear_of_calls_in_the_server(make: Make, where: str, echo_url: str) -> None:
+    """Starts with messages and parameters, ends with usage and ids, and errors, as plain ones."""
+    told: list[Any] = []
+    for tier, wait in (("T0", False), ("T3", False), ("T3", True)):
+        heard = Heard()
+        callbacks = [] if where == "model" else [heard]
+        options = {} if where == "config" else {"callbacks": [heard]}
+        chain = in_tier(tier, echo_url, make, **options)
+        if wait:
+            await chain.ainvoke(GIVEN, {"callbacks": callbacks})
+        else:
+            chain.invoke(GIVEN, {"callbacks": callbacks})
+        told.append(heard.told)
+    assert told[1] == told[0]
+    assert told[2] == told[0]
+    assert len(told[0]) == 4
+
+
+def test_usage_and_message_fields_are_those_of_a_plain_run(echo_url: str) -> None:
+    """What a message says of itself, and the session of its run besides."""
+    made = []
+    for tier in ("T0", "T3"):
+        with get_usage_metadata_callback() as usage:
+            message = in_tier(tier, echo_url, a_message).invoke(GIVEN)
+        made.append((message, usage.usage_metadata))
+    (plain, plain_usage), (ours, our_usage) = made
+    assert our_usage == plain_usage != {}
+    session = ours.response_metadata.pop("session_id")
+    assert session and ours.id.startswith("lc_run--")
+    for message in (plain, ours):
+        assert message.response_metadata.pop("id").startswith("chatcmpl-")
+        message.id = None
+    assert ours == plain
+
+
+async def test_events_are_those_of_the_plain_chain(echo_url: str) -> None:
+    """`astream_events` tells of each step and each token."""
+    found = []
+    for tier in ("T0", "T3"):
+        chain = in_tier(tier, echo_url, two_in_a_row)
+        events = [event async for event in chain.astream_events(GIVEN, version="v2")]
+        found.append([(event["event"], event["name"]) for event in events])
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("tier", ["T2", "T3"])
+@pytest.mark.parametrize("way", ["cancelled", "closed", "overdue"])
+async def test_the_server_stops_at_once(tier: str, way: str) -> None:
+    """The run closes its session.
+
+    For a connection that only breaks, the server goes on for a second.
+    """
+    with served("--null-mode", "fixed", "--null-step-s", "0.1") as url:
+        options = {"timeout": 0.3} if way == "overdue" else {}
+        chain = in_tier(tier, url, a_message, max_tokens=100, **options)
+        if way == "closed":
+            parts = chain.astream(GIVEN)
+            await anext(parts)
+            await parts.aclose()
+        else:
+            with pytest.raises((TimeoutError, openai.APITimeoutError)):
+                async with asyncio.timeout(0.3 if way == "cancelled" else None):
+                    await chain.ainvoke(GIVEN)
+        assert await idle(url)
+        async with httpx.AsyncClient() as http:
+            lines = (await http.get(f"{url}/metrics")).text.splitlines()
+        closed = [line for line in lines if line.startswith(CLOSED)]
+        assert [line.split()[-1] for line in closed] == ["1.0"]
+
+
+@tiers
+async def test_an_async_function_is_the_one_awaited(tier: str, echo_url: str) -> None:
+    """A lambda with both runs the one that LangChain would run."""
+
+    async def awaited(text: str) -> str:
+        return "awaited"
+
+    def make(llm: Any) -> Chain:
+        return ASK | llm | TEXT | RunnableLambda(lambda text: text + "!", afunc=awaited)
+
+    chain = in_tier(tier, echo_url, make)
+    assert await chain.ainvoke(GIVEN) == "awaited"
+    assert chain.invoke(GIVEN) == "user: Tell of soup.\nassistant: !"
+
+
+@tiers
+def test_texts_that_cannot_be_sent(tier: str, echo_url: str) -> None:
+    """Half of a surrogate pair, and more than the model's context: the errors of a plain call."""
+    chain, plain = in_tier(tier, echo_url, simple), simple(chat_openai(echo_url))
+    for text in ("\ud800", "x" * (5 << 20)):
+        assert outcome(lambda text=text: chain.invoke({"x": text})) == outcome(
+            lambda text=text: plain.invoke({"x": text})
+        )
+
+
+def simple(llm: Any) -> Chain:
+    return ASK | llm | TEXT
+
+
+@tiers
+def test_a_wrong_path_is_not_found(tier: str, echo_url: str) -> None:
+    """A base URL with a wrong path has the status 404."""
+    expected = outcome(lambda: simple(chat_openai(f"{echo_url}/nowhere")).invoke(GIVEN))
+    chain = in_tier(tier, f"{echo_url}/nowhere", simple)
+    assert outcome(lambda: chain.invoke(GIVEN)) == expected
+    assert "404" in expected[1]
+
+
+def test_a_compiled_chain_describes_itself_as_the_chain(echo_url: str) -> None:
+    """Schemas, configurable fields, the graph, prompts, and the arguments of a tool."""
+    plain = ASK | chat_weftline(echo_url).configurable_fields(
+        max_tokens=ConfigurableField(id="length")
+    )
+    compiled = compile_chain(plain)
+    assert compiled.input_schema.model_json_schema() == plain.input_schema.model_json_schema()
+    assert compiled.output_schema.model_json_schema() == plain.output_schema.model_json_schema()
+    assert [spec.id for spec in compiled.config_specs] == ["length"]
+    assert len(compiled.get_graph().nodes) == len(plain.get_graph().nodes)
+    assert compiled.get_prompts() == [ASK]
+    with warnings.catch_warnings(action="ignore", category=LangChainBetaWarning):
+        assert compiled.as_tool(name="a", description="b").args == {
+            "x": {"title": "X", "type": "string"}
+        }
+
+
+def test_the_global_cache_is_asked_first(echo_url: str) -> None:
+    """A second run finds its answer there, and `explain` says that the client has a cache."""
+    with recorded(echo_url) as passed:
+        chain = in_tier("T3", passed.url, simple)
+        set_llm_cache(InMemoryCache())
+        try:
+            explained = chain.explain(GIVEN)
+            assert chain.invoke(GIVEN) == chain.invoke(GIVEN)
+        finally:
+            set_llm_cache(None)
+        assert len(passed.requests) == 1
+    reasons = [step.why for step in explained.in_client if step.step == "ChatWeftline"]
+    assert reasons == ["the global LLM cache (set_llm_cache) may have its answer"]
+
+
+def common_python(llm: Any) -> Chain:
+    """What programs do with an answer before the next prompt."""
+    tidied = ASK | llm | TEXT | (lambda text: {"x": text.strip().lower()})
+    listed = tidied | AGAIN | llm | TEXT | (lambda text: text.split(" ", 1))
+    joined = listed | (lambda words: "%s; %s" % (words[0], ", ".join(words)))  # noqa: UP031
+    said = joined | (lambda text: [SystemMessage("Be brief."), HumanMessage("So: " + text)])
+    return said | llm | TEXT
+
+
+@tiers
+async def test_common_python_stays_in_the_graph(tier: str, echo_url: str) -> None:
+    """Methods of texts, `%` and messages: three calls are one request."""
+    expected = common_python(chat_openai(echo_url)).invoke(GIVEN)
+    with recorded(echo_url) as passed:
+        chain = in_tier(tier, passed.url, common_python)
+        assert chain.invoke(GIVEN) == expected
+        assert await chain.ainvoke(GIVEN) == expected
+        assert len(passed.bodies(SUBMIT)) == (2 if tier in ("T2", "T3") else 0)
+        assert len(passed.bodies("/v1/chat/completions")) == (6 if tier in ("T0", "T1") else 0)
+
+
+@tiers
+def test_a_method_that_the_value_lacks_is_pythons_error(
+    tier: str, start_script: StartServer
+) -> None:
+    """A parsed number has no `strip`."""
+
+    def make(llm: Any) -> Chain:
+        number = ASK | llm | JsonOutputParser() | (lambda found: {"x": found["n"].strip()})
+        return number | AGAIN | llm | TEXT
+
+    url = start_script([("", '{"n": 3}')])
+    expected = outcome(lambda: make(chat_openai(url)).invoke(GIVEN))
+    assert expected == (AttributeError, "'int' object has no attribute 'strip'")
+    chain = in_tier(tier, url, make)
+    assert outcome(lambda: chain.invoke(GIVEN)) == expected

@@ -36,6 +36,7 @@ from tests.integrations.recording import recorded
 
 SOUP, RAIN = "Soup is best when it is hot.", "Rain makes the rivers rise."
 RULES = [
+    ("padded", f"  {SOUP}\n"),
     ("Merge", "Both of them, merged."),
     ("as JSON", '{"title": "The Long Rain", "words": 3}'),
     ("soup", SOUP),
@@ -314,6 +315,15 @@ CASES: dict[str, tuple[Program, list[str]]] = {
     "an f-string in a lambda": (
         lambda m: (tell(m) | RunnableLambda(lambda s: f"Merge: {s} Done.") | m | TEXT).invoke(X),
         [PX, f"user: Merge: {{<={SOUP}}} Done."],
+    ),
+    "a stripped answer": (
+        lambda m: (
+            P | m | TEXT | RunnableLambda(lambda s: f"Merge: {s.strip()} Done.") | m | TEXT
+        ).invoke({"role": "a chef", "topic": "padded soup"}),
+        [
+            "system: You are {role=a chef}. | user: Tell of {topic=padded soup}.",
+            f"user: Merge: {{<={SOUP}}} Done.",
+        ],
     ),
     "message history": (
         history,

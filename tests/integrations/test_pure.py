@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_weftline.lower.pure import apply_pure
@@ -19,6 +20,7 @@ from langchain_weftline.lower.symbols import (
     Fragment,
     Hole,
     Ref,
+    Said,
     Text,
     item_of,
     settled,
@@ -38,6 +40,8 @@ def known(value: Any, values: dict[str, Any]) -> Any:
         return transforms.run(value.form, known(value.ref, values))
     if isinstance(value, Text):
         return "".join(str(known(piece, values)) for piece in value.pieces)
+    if isinstance(value, Said):
+        return value.cls(known(Text(value.pieces), values))
     if isinstance(value, dict):
         return {key: known(item, values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -79,6 +83,19 @@ PURE: list[Callable[[Any], Any]] = [
     lambda x: x["list"] + [*x["list"], (*x["list"], x["a"])],
     lambda x: dict(given=x["given"], a=x["a"]),  # noqa: C408 (people write it)
     lambda x: x["list"][-1],
+    lambda x: x["a"].strip() + x["a"].lower().title() + x["a"].strip("ab"),
+    lambda x: [x["a"].split(","), x["a"].splitlines(), x["a"].replace("a", "bb").split(None, 1)],
+    lambda x: x["json"].get("k"),
+    lambda x: f"{x['json'].get('none', 'given')} {x['given'].get('n')} {x['given'].get('x', 3)}",
+    lambda x: x["json"]["l"][0].strip(),
+    lambda x: "%s of %s, 100%%" % (x["a"], x["json"]) + "%s" % x["a"],  # noqa: UP031
+    lambda x: "{} {n} {{}} {m}".format(x["a"], n=x["list"][0], m=x["json"]),
+    lambda x: "{1} {0}".format(x["a"], 2),  # noqa: UP030
+    lambda x: x["a"] if x["given"]["n"] > 0 and not x["given"].get("no") else "other",
+    lambda x: x["given"]["s"].upper() + x["a"] if "it" in x["given"]["s"] else x["a"],
+    lambda x: [item for number, item in enumerate(x["list"]) if number != 1],
+    lambda x: {key: [x["a"], value] for key, value in x["given"].items() if key in ("n", "s")},
+    lambda x: [HumanMessage(x["a"]), AIMessage(content="!" + x["a"]), SystemMessage("plain")],
     documented,
     decorated.func,
     made_with("~"),
@@ -135,23 +152,33 @@ async def waits(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x["a"].upper(), "'upper', which may do anything"),
+        (lambda x: x["a"].encode(), "'encode', which may do anything"),
+        (lambda x: x["a"].split(""), "no empty separator"),
+        (lambda x: x["a"].startswith("b"), "'startswith', which may do anything"),
+        (lambda x: "a".replace("a", x["a"]), "'replace' looks at a value of the server"),
+        (lambda x: x["given"].items(), "'items', which may do anything"),
+        (lambda x: "{:>9}".format(x["a"]), "a field of its format string has a format"),
+        (lambda x: "{a.real}".format(a=x["a"]), "no plain field 'a.real'"),
+        (lambda x: "%d" % x["a"], "a format other than %s"),  # noqa: UP031
+        (lambda x: HumanMessage(x["a"], name="n"), "HumanMessage has more than a content"),
         (lambda x: print(x), "its name 'print' is no constant"),
         (lambda x: WORDS + x["list"], "its name 'WORDS' is no constant"),
-        (lambda x: [i for i in x["list"] if i], "conditions or several loops"),
+        (lambda x: [i for i in x["list"] if i], "a condition looks at a value of the server"),
+        (lambda x: [i for i in x["list"] for j in "ab"], "comprehension has several loops"),
         (lambda x: [i + "!" for i in x["a"]], "length of a value of the server"),
         (lambda x: [*x["a"]], "it unpacks something that is not a list"),
         (lambda x: dict(**x["given"]), "its Call is not known to be pure"),
         (lambda x: len(x["a"]), "length of a value of the server"),
         (lambda x: f"{x['a']:>9}", "an f-string has a format"),
-        (lambda x: x["a"] if x["list"] else "", "its IfExp is not known to be pure"),
-        (lambda x: x["a"] == "b", "its Compare is not known to be pure"),
+        (lambda x: x["a"] if x["list"] else "", "a condition looks at a value of the server"),
+        (lambda x: x["a"] == "b", "a condition looks at a value of the server"),
         (lambda x: x["given"][x["a"]], "a key or a separator is a value of the server"),
         (lambda x: {x["a"]: 1}, "a key or a separator is a value of the server"),
         (lambda x: x["json"] + "!", "needs a string where it gets a parsed value"),
         (lambda x: f"{[x['a'] + '!']}", "whose quotes depend on its text"),
         (lambda x: x["message"]["k"], "takes item 'k' of a message"),
-        (lambda x: not x, "its UnaryOp is not known to be pure"),
+        (lambda x: not x, "a condition looks at a value of the server"),
+        (lambda x: ~x, "its UnaryOp is not known to be pure"),
         (lambda *x: x, "no source of one plain parameter"),
         (with_default, "no source of one plain parameter"),
         (waits, "no source of one plain parameter"),

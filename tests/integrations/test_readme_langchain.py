@@ -30,6 +30,6 @@ def test_the_programs_run(
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in printed
     run_here(second, tmp_path, names)
     printed = capsys.readouterr().out
-    assert "client  it calls 'strip', which may do anything" in printed
+    assert "client  it calls 'center', which may do anything" in printed
     run_here(third, tmp_path, names)
     assert "user: Sum up in a sentence:\nThe weft crosses the warp." in capsys.readouterr().out

@@ -200,9 +200,10 @@ class Feed:
         ends = self._is_last or self._joins is not None
         if ends and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
-        if not ends:
+        if self._joins is None and (self._session.done() or not self._is_last):
+            # For a connection that only breaks off, the server waits a second for its client.
             BACKGROUND.start(self._end())
-        else:
+        if ends:
             for work in self._work:
                 work.cancel()  # the connection closes, and with it the session or its readers
 

@@ -15,6 +15,7 @@ from weftline.transforms.hits import Texts
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.transforms.messages import ToolCalls
+from weftline.transforms.methods import Get, TextMethod
 from weftline.transforms.objects import Json, Router, Structured, Xml
 from weftline.transforms.plain import Join, Path, Repr, Str, String, Strip
 from weftline.transforms.regexes import Regex, RegexDict
@@ -90,6 +91,8 @@ _ALL: tuple[type[Transform], ...] = (
     Join,
     Strip,
     Texts,
+    TextMethod,
+    Get,
 )
 OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _ALL})
 

@@ -115,7 +115,7 @@ class Flow:
                 return function(value)
             items = [item_of(value, key, step.runnable) for key in function.__reduce__()[1]]
             return items[0] if len(items) == 1 else tuple(items)
-        if has_async:
+        if has_async or function is None:
             raise CannotCompile(step.runnable, "it has an async function")
         made = apply_pure(function, value)
         self._lowering.note(step, "it only moves and joins values", in_server=True)

@@ -17,6 +17,7 @@ from langchain_weftline.lower.symbols import (
     Make,
     Prompt,
     Ref,
+    Said,
     Slot,
     Spec,
     Text,
@@ -121,7 +122,15 @@ class Rendered:
     values: tuple[tuple[str, Tree], ...]
 
 
-Tree = Variable | Constant | Mapped | Listed | Concatenated | Rendered
+@dataclass(frozen=True, slots=True)
+class Worded:
+    """A message of class `cls` with this content."""
+
+    cls: type[Any]
+    content: Concatenated
+
+
+Tree = Variable | Constant | Mapped | Listed | Concatenated | Rendered | Worded
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +181,8 @@ def _variables(tree: Tree) -> Iterator[Variable]:
     elif isinstance(tree, Rendered):
         for _, item in tree.values:
             yield from _variables(item)
+    elif isinstance(tree, Worded):
+        yield from _variables(tree.content)
     elif isinstance(tree, (Listed, Concatenated)):
         for item in tree.items if isinstance(tree, Listed) else tree.parts:
             yield from _variables(item)
@@ -190,6 +201,8 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
         return {key: build(item, values, facts) for key, item in tree.items}
     if isinstance(tree, Concatenated):
         return "".join(build(part, values, facts) for part in tree.parts)
+    if isinstance(tree, Worded):
+        return tree.cls(build(tree.content, values, facts))
     if isinstance(tree, Rendered):
         made = {key: build(item, values, facts) for key, item in tree.values}
         return tree.template.format_prompt(**made)
@@ -264,6 +277,9 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
         return Variable(value.var, is_message=True, is_text=is_text, form=value.form)
     if isinstance(value, Text):
         return Concatenated(tuple(_part(piece, shared) for piece in value.pieces))
+    if isinstance(value, Said):
+        parts = tuple(_part(piece, shared) for piece in value.pieces)
+        return Worded(value.cls, Concatenated(parts))
     if isinstance(value, dict):
         return Mapped(tuple((key, _tree(item, shared)) for key, item in value.items()))
     if isinstance(value, (list, tuple)):

@@ -38,6 +38,7 @@ from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
     Prompt,
+    Said,
     Slot,
     Turn,
     Unknown,
@@ -73,6 +74,9 @@ def messages_as_turns(messages: list[Any], step: object) -> tuple[Turn, ...]:
     for message in messages:
         if isinstance(message, Answer):
             turns.append(Turn("assistant", (Slot("answer", shown(message.text, step)),)))
+        elif isinstance(message, Said):
+            role = next(role for cls, role in _ROLES.items() if message.cls is cls)
+            turns.append(Turn(role, (Slot("content", message.pieces),)))
         elif is_symbolic(message):
             raise CannotCompile(step, "a message is built of a value that the server has")
         else:

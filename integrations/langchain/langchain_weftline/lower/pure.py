@@ -1,8 +1,8 @@
 """Evaluates small pure functions, such as a chain's lambdas, over symbolic values.
 
 It reads their syntax tree, and never calls the user's code. A function is pure if it consists of
-the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `str.join`, comprehensions and a few
-builtins.
+the nodes in `_NODES`: literals, subscripts, f-strings, `+`, `%`, conditions on the client's values,
+comprehensions, methods of texts and dicts, messages, and a few builtins.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ from langchain_weftline.lower.symbols import (
     settled,
     shown,
     string_pieces,
+)
+from langchain_weftline.lower.texts import (
+    COMPARISONS,
+    MESSAGES,
+    formatted,
+    is_exact,
+    method,
+    percent,
+    said,
 )
 
 _BUILTINS = (dict, enumerate, len, list, range, str, tuple, zip)
@@ -101,7 +110,7 @@ class _Evaluation:
             found = self._cells[name].cell_contents
         else:
             found = self._globals.get(name, getattr(builtins, name, None))
-        if type(found) in _CONSTANTS or _is_builtin(found):
+        if type(found) in _CONSTANTS or _is_builtin(found) or any(found is m for m in MESSAGES):
             return found
         raise CannotCompile(self._step, f"its name {name!r} is no constant")
 
@@ -143,9 +152,40 @@ class _Evaluation:
         return slice(*(part and self._concrete(part) for part in parts))
 
     def _unary(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return not self._plain(node.operand)
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return -self._concrete(node.operand)
         raise self._impure(node)
+
+    def _plain(self, node: ast.expr) -> Any:
+        """A value that decides: the client must have it, and no code of the user may look at it."""
+        value = self._value(node)
+        if is_symbolic(value):
+            raise CannotCompile(self._step, "a condition looks at a value of the server")
+        if not is_exact(value):
+            raise CannotCompile(self._step, "a condition looks at an object")
+        return value
+
+    def _choice(self, node: ast.IfExp) -> Any:
+        return self._value(node.body if self._plain(node.test) else node.orelse)
+
+    def _logic(self, node: ast.BoolOp) -> Any:
+        *first, last = node.values
+        for item in first:
+            value = self._plain(item)
+            if bool(value) is isinstance(node.op, ast.Or):
+                return value
+        return self._value(last)
+
+    def _compare(self, node: ast.Compare) -> Any:
+        left = self._plain(node.left)
+        for operator, item in zip(node.ops, node.comparators, strict=True):
+            right = self._plain(item)
+            if not COMPARISONS[type(operator).__name__](left, right):
+                return False
+            left = right
+        return True
 
     def _attribute(self, node: ast.Attribute) -> Any:
         owner = self._value(node.value)
@@ -166,8 +206,10 @@ class _Evaluation:
             pieces += shown(self._value(part.value), self._step, quoted=quoted)
         return settled(pieces)
 
-    def _add(self, node: ast.BinOp) -> Any:
+    def _binary(self, node: ast.BinOp) -> Any:
         left, right = self._value(node.left), self._value(node.right)
+        if isinstance(node.op, ast.Mod) and type(left) is str:
+            return percent(left, right, self._step)
         if not isinstance(node.op, ast.Add):
             raise self._impure(node)
         if isinstance(left, list) and isinstance(right, list):
@@ -179,16 +221,13 @@ class _Evaluation:
         raise self._impure(node)
 
     def _call(self, node: ast.Call) -> Any:
-        if isinstance(node.func, ast.Attribute) and node.func.attr != "join":
-            raise CannotCompile(self._step, f"it calls {node.func.attr!r}, which may do anything")
-        values = [self._value(item) for item in node.args]
+        values = self._arguments(node)
         named = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
         if isinstance(node.func, ast.Attribute):
-            separator = self._concrete(node.func.value)
-            if not isinstance(separator, str) or len(values) != 1 or named:
-                raise self._impure(node)
-            return self._join(separator, values[0])
+            return self._method(node.func, values, named)
         function = self._value(node.func)
+        if any(function is cls for cls in MESSAGES):
+            return said(function, values, named, self._step)
         if not _is_builtin(function):
             raise self._impure(node)
         if function is str and len(values) == 1 and not named:
@@ -198,6 +237,21 @@ class _Evaluation:
         if any(keyword.arg is None for keyword in node.keywords):
             raise self._impure(node)
         return function(*values, **named)
+
+    def _arguments(self, node: ast.Call) -> list[Any]:
+        if any(isinstance(item, ast.Starred) for item in node.args):
+            raise self._impure(node)
+        return [self._value(item) for item in node.args]
+
+    def _method(self, node: ast.Attribute, values: list[Any], named: dict[str, Any]) -> Any:
+        owner = self._value(node.value)
+        if type(owner) is str and node.attr == "format":
+            return formatted(owner, values, named, self._step)
+        if named:
+            raise CannotCompile(self._step, f"it calls {node.attr!r}, which may do anything")
+        if type(owner) is str and node.attr == "join" and len(values) == 1:
+            return self._join(owner, values[0])
+        return method(owner, node.attr, values, self._step)
 
     def _join(self, separator: str, values: Any) -> Any:
         if isinstance(values, Ref):
@@ -216,9 +270,9 @@ class _Evaluation:
     def _each(self, generators: list[ast.comprehension]) -> Iterator[None]:
         """Bind the loop's names to each item in turn."""
         [loop, *more] = generators
-        if more or loop.ifs or loop.is_async:
-            raise CannotCompile(self._step, "its comprehension has conditions or several loops")
-        items = self._value(loop.iter)
+        if more or loop.is_async:
+            raise CannotCompile(self._step, "its comprehension has several loops")
+        items = self._items(loop.iter)
         if isinstance(items, (Ref, Answer, Text)):
             raise self._unknown_length()
         if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
@@ -228,8 +282,22 @@ class _Evaluation:
             if count >= MAX_ITEMS:
                 raise CannotCompile(self._step, f"it loops more than {MAX_ITEMS} times")
             self._bind(loop.target, item)
-            yield
+            if all(self._plain(test) for test in loop.ifs):
+                yield
         self._names = outer
+
+    def _items(self, node: ast.expr) -> Any:
+        """What a loop goes over. The views of a dict occur only here."""
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=of, attr="items" | "keys" | "values" as view),
+                args=[],
+                keywords=[],
+            ):
+                owner = self._value(of)
+                if type(owner) is dict:
+                    return list(getattr(owner, view)())
+        return self._value(node)
 
     def _bind(self, target: ast.expr, item: Any) -> None:
         if isinstance(target, ast.Name):
@@ -251,12 +319,15 @@ def _is_builtin(found: object) -> bool:
 _NODES: Mapping[type[ast.expr], Callable[[_Evaluation, Any], Any]] = MappingProxyType(
     {
         ast.Attribute: _Evaluation._attribute,
-        ast.BinOp: _Evaluation._add,
+        ast.BinOp: _Evaluation._binary,
+        ast.BoolOp: _Evaluation._logic,
         ast.Call: _Evaluation._call,
+        ast.Compare: _Evaluation._compare,
         ast.Constant: _Evaluation._constant,
         ast.Dict: _Evaluation._dict,
         ast.DictComp: _Evaluation._dict_loop,
         ast.GeneratorExp: _Evaluation._list_loop,
+        ast.IfExp: _Evaluation._choice,
         ast.JoinedStr: _Evaluation._f_string,
         ast.List: _Evaluation._list,
         ast.ListComp: _Evaluation._list_loop,

@@ -94,6 +94,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A message of class `cls` whose content is made of constant text and holes."""
+
+    cls: type[Any]
+    pieces: tuple[Fragment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """The text that a template's variable `name` contributes."""
 
@@ -184,7 +192,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, Answer, Text, Prompt))
+    return isinstance(value, (Ref, Answer, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -258,6 +266,14 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
     return pieces
 
 
+_KINDS = {
+    Ref: "parsed value",
+    Answer: "message",
+    Said: "message",
+    Text: "built string",
+    Prompt: "prompt",
+}
+
+
 def _kind(value: Any) -> str:
-    names = {Ref: "parsed value", Answer: "message", Text: "built string", Prompt: "prompt"}
-    return names.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)

@@ -37,6 +37,7 @@ _PARSERS_OWN = (
 )
 _ROUTED = " raised following error:\n"  # a router's parser puts this before the inner message
 _BUILTIN_ERRORS: dict[str, type[Exception]] = {
+    "AttributeError": AttributeError,
     "IndexError": IndexError,
     "KeyError": KeyError,
     "TypeError": TypeError,

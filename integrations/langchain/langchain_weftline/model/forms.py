@@ -96,10 +96,10 @@ def _respond(request: Any) -> Any:
 
 @cache
 def _client() -> openai.OpenAI:
-    transport = httpx.MockTransport(_respond)
+    http: Any = httpx.Client(transport=httpx.MockTransport(_respond))
     return openai.OpenAI(
         base_url="http://weftline/v1",
         api_key="none",
-        http_client=httpx.Client(transport=transport),
+        http_client=http,
         max_retries=0,
     )

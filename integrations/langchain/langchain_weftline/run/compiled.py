@@ -17,7 +17,7 @@ from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.schema import StreamEvent
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
-from pydantic import BaseModel
+from langchain_core.utils.pydantic import TypeBaseModel
 
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
@@ -77,10 +77,10 @@ class CompiledChain(Runnable[Input, Output]):
     def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
         return super().get_name(suffix, name=name or f"Compiled{self.chain.get_name()}")
 
-    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_input_schema(self, config: RunnableConfig | None = None) -> TypeBaseModel:
         return self.chain.get_input_schema(config)
 
-    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_output_schema(self, config: RunnableConfig | None = None) -> TypeBaseModel:
         return self.chain.get_output_schema(config)
 
     @property
@@ -91,14 +91,14 @@ class CompiledChain(Runnable[Input, Output]):
         return self.chain.get_graph(config)
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        if self._tells_tokens(config):
+        if _tells_tokens(self, config):
             return self._accelerated.invoke(input, config, **kwargs)
         return self._call_with_config(self._invoke, input, config, **kwargs)
 
     async def ainvoke(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Output:
-        if self._tells_tokens(config):
+        if _tells_tokens(self, config):
             return await self._accelerated.ainvoke(input, config, **kwargs)
         return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
 
@@ -110,7 +110,7 @@ class CompiledChain(Runnable[Input, Output]):
         One text or message comes from the graph. Anything else, and every stream that callbacks
         hear of, is streamed by LangChain, while the server runs the calls ahead of it.
         """
-        if self._streams_text(input, config, kwargs):
+        if _streams_text(self.chain, input, config, kwargs):
             return self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
         return self._accelerated.stream(input, config, **kwargs)
 
@@ -118,7 +118,7 @@ class CompiledChain(Runnable[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """The result as it is generated, in the parts that the plain chain streams."""
-        if not self._streams_text(input, config, kwargs):
+        if not _streams_text(self.chain, input, config, kwargs):
             return self._accelerated.astream(input, config, **kwargs)
 
         async def inputs() -> AsyncIterator[Input]:
@@ -137,35 +137,12 @@ class CompiledChain(Runnable[Input, Output]):
     def _accelerated(self) -> AcceleratedChain:
         return AcceleratedChain(bound=self.chain, on_graph=self._on_graph)
 
-    def _tells_tokens(self, config: RunnableConfig | None) -> bool:
-        """Whether callbacks want to hear of each token, as LangGraph's stream of messages does."""
-        handlers = get_callback_manager_for_config(ensure_config(config)).handlers
-        if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
-            return True
-        streaming = [model for model in self._models if model.streaming]
-        return any(model.callbacks or listens(handlers) for model in streaming)
-
     @cached_property
     def _models(self) -> list[ChatWeftline]:
         """The models that the chain may call."""
         lowering = Lowering(mode=Mode.EXPLAIN)
         plan(lowering, self.chain, UNKNOWN)
         return lowering.calls.models
-
-    def _streams_text(
-        self, input: Input, config: RunnableConfig | None, options: dict[str, Any]
-    ) -> bool:
-        """Whether the result is one text or message, and no callbacks hear of the model calls."""
-        config = ensure_config(config)
-        if listens(get_callback_manager_for_config(config).handlers):
-            return False
-        lowering = Lowering(mode=Mode.EXPLAIN)
-        made = plan(lowering, self.chain, input, config, options)
-        if any(model.callbacks for model in lowering.calls.models):
-            return False
-        if isinstance(made, Answer):
-            return not made.calls_tools and made.form is None
-        return isinstance(made, Ref) and made.is_text and not made.transforms
 
     def explain(self, input: Input = UNKNOWN) -> Explanation:
         """Which steps run in the server, which in the client, and why. Print the result.
@@ -218,3 +195,31 @@ class CompiledChain(Runnable[Input, Output]):
                 async with aclosing(execution.astream()) as parts:
                     async for part in parts:
                         yield part
+
+
+def _tells_tokens(compiled: CompiledChain, config: RunnableConfig | None) -> bool:
+    """Whether callbacks want to hear of each token, as LangGraph's stream of messages does."""
+    handlers = get_callback_manager_for_config(ensure_config(config)).handlers
+    if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
+        return True
+    streaming = [model for model in compiled._models if model.streaming]
+    return any(model.callbacks or listens(handlers) for model in streaming)
+
+
+def _streams_text(
+    chain: Runnable[Any, Any],
+    input: Input,
+    config: RunnableConfig | None,
+    options: dict[str, Any],
+) -> bool:
+    """Whether the result is one text or message, and no callbacks hear of the model calls."""
+    config = ensure_config(config)
+    if listens(get_callback_manager_for_config(config).handlers):
+        return False
+    lowering = Lowering(mode=Mode.EXPLAIN)
+    made = plan(lowering, chain, input, config, options)
+    if any(model.callbacks for model in lowering.calls.models):
+        return False
+    if isinstance(made, Answer):
+        return not made.calls_tools and made.form is None
+    return isinstance(made, Ref) and made.is_text and not made.transforms

@@ -156,11 +156,11 @@ class Execution:
                     return self._lowered(program.outcome)
                 try:
                     patience = self._patience(inbox.put)
-                    self._tell()
+                    self._telling.tell_due(self._program.known)
                     self._take(inbox.get(timeout=patience))
                 except queue.Empty:
                     self._submit(inbox.put)
-                self._tell()
+                self._telling.tell_due(self._program.known)
 
     async def _adrive(self, inbox: _AsyncInbox) -> Lowered:
         """Run the client's steps, and submit the calls that they need. The rest is returned."""
@@ -188,11 +188,11 @@ class Execution:
                     return self._lowered(program.outcome)
                 try:
                     patience = self._patience(inbox.put)
-                    await self._atell()
+                    await self._telling.atell_due(self._program.known)
                     self._take(await inbox.get(patience))
                 except TimeoutError:
                     self._submit(inbox.put)
-                await self._atell()
+                await self._telling.atell_due(self._program.known)
         finally:
             for task in tasks:
                 task.cancel()
@@ -202,14 +202,6 @@ class Execution:
             self._program.ran(*message)
         else:
             self._program.told(message)
-
-    def _tell(self) -> None:
-        for event in self._telling.due(self._program.known):
-            self._telling.tell(event)
-
-    async def _atell(self) -> None:
-        for event in self._telling.due(self._program.known):
-            await self._telling.atell(event)
 
     def _patience(self, tell: OnMessage) -> float | None:
         """Seconds to wait for a message; None waits forever.
@@ -284,10 +276,10 @@ class Execution:
         self, lowered: Lowered, inbox: queue.SimpleQueue[Message], *, streamed: bool = False
     ) -> Any:
         self._last(lowered, inbox.put)
-        self._tell()
+        self._telling.tell_due(self._program.known)
         while (outcome := self._settled(lowered, streamed)) is None:
             self._take(inbox.get())
-            self._tell()
+            self._telling.tell_due(self._program.known)
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(self._feed.fetch_graph().result())
@@ -295,10 +287,10 @@ class Execution:
 
     async def _await(self, lowered: Lowered, inbox: _AsyncInbox, *, streamed: bool = False) -> Any:
         self._last(lowered, inbox.put)
-        await self._atell()
+        await self._telling.atell_due(self._program.known)
         while (outcome := self._settled(lowered, streamed)) is None:
             self._take(await inbox.get(None))
-            await self._atell()
+            await self._telling.atell_due(self._program.known)
         made = outcome.get()
         if self._on_graph is not None and self._feed is not None:
             self._on_graph(await awaited(self._feed.fetch_graph()))

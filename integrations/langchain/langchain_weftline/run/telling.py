@@ -94,6 +94,8 @@ class Telling:
         """What has happened since the last time, in the order of the calls."""
         while True:
             before = len(self._waiting), len(self._managers)
+            for name in [name for name in self._managers if name in known]:
+                yield self._end(name, known[name])
             for name in list(self._waiting):
                 prompt = settle(self._prompts[name], known)
                 if prompt is None:
@@ -102,8 +104,6 @@ class Telling:
                 if prompt.error is None:
                     made = self._asked[name].model._convert_input(prompt.value)
                     yield Start(name, made.to_messages())
-            for name in [name for name in self._managers if name in known]:
-                yield self._end(name, known[name])
             if before == (len(self._waiting), len(self._managers)):
                 return
 
@@ -117,7 +117,17 @@ class Telling:
                 made = result_of(event, form)
         except Exception as error:
             return End(name, error=error)
-        return End(name, LLMResult(generations=[made.generations], llm_output=made.llm_output))
+        return End(name, LLMResult(generations=[[*made.generations]], llm_output=made.llm_output))
+
+    def tell_due(self, known: Known) -> None:
+        """Tell callbacks what has happened, from a thread."""
+        for event in self.due(known):
+            self.tell(event)
+
+    async def atell_due(self, known: Known) -> None:
+        """Tell callbacks what has happened, from a coroutine."""
+        for event in self.due(known):
+            await self.atell(event)
 
     def tell(self, event: Start | End) -> None:
         """Tell callbacks, from a thread."""

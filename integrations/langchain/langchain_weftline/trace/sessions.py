@@ -36,6 +36,10 @@ class TracedSession(RunSession):
             answers = list(self.answers)
             if not answers:
                 return pieces
+            # Applications often strip what a model says. The value is still that answer's.
+            stripped = ((variable, text, text.strip()) for variable, text in answers)
+            answers = [(name, kept) for name, text, kept in stripped if kept not in ("", text)]
+            answers += self.answers
             return tuple(part for piece in pieces for part in self._trace(piece, answers))
 
     def _trace(self, piece: Piece, answers: list[tuple[str, str]]) -> Iterator[Piece]:
