@@ -74,7 +74,8 @@ class StoreSpec:
 
             table = MemoryTable()  # one for all incarnations of the engine
             return lambda: LocalItems(StoreBackend(self.name, table))
-        path = default_home() / "stores" / f"{self.name}.db" if self.path is None else self.path
+        ending = "lance" if self.store == Store.LANCEDB else "db"
+        path = self.path or default_home() / "stores" / f"{self.name}.{ending}"
         try:
             config = StoreConfig(
                 name=self.name,
