@@ -20,6 +20,7 @@ from llama_index.postprocessor.weftline import WeftlineRerank
 from llama_index.vector_stores.weftline import WeftlineVectorStore
 
 from tests.integrations.conftest import served
+from weftline import Client
 
 TEXTS = ["a red fox", "a blue whale", "a red whale"]
 
@@ -82,6 +83,17 @@ async def test_nodes_are_read_and_deleted(index: VectorStoreIndex) -> None:
     )
     store.delete_nodes([other.node_id])
     assert await store.aget_nodes([other.node_id]) == []
+
+
+def test_documents_of_other_clients_are_nodes() -> None:
+    """A document that the SDK added comes back as a node with its text and metadata."""
+    with Client() as client, client.session() as session:
+        items = [{"id": "o", "text": "a loom", "metadata": {"n": 9}}]
+        session.ingest(session.embed(items), store="default").get()
+    store = WeftlineVectorStore()
+    [node] = store.get_nodes(["o"])
+    assert (node.node_id, node.get_content(), node.metadata) == ("o", "a loom", {"n": 9})
+    store.delete_nodes(["o"])
 
 
 async def test_an_embedding_model() -> None:

@@ -81,5 +81,10 @@ class Description:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The consequences of what the engine lacks, as clauses that follow its name."""
+        """The consequences of what the engine lacks, as clauses that follow its name.
+
+        They are about prompts: an engine that generates nothing lacks none of them.
+        """
+        if Kind.GENERATE not in self.kinds:
+            return ()
         return tuple(text for one, text in LACKING.items() if one not in self.capabilities)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 from langchain_core.documents import Document
@@ -220,11 +219,13 @@ def _items(
     for name, given in (("metadatas", metadatas), ("ids", ids)):
         if given is not None and len(given) != len(texts):
             raise ValueError(f"{len(texts)} texts came with {len(given)} {name}")
-    items = [
-        {"text": text, "metadata": dict(metadata or {}), **({"id": id} if id else {})}
-        for text, metadata, id in zip(texts, metadatas or repeat({}), ids or repeat(None))  # noqa: B905
-    ]
-    return list(items), texts
+    items: list[Item] = []
+    for at, text in enumerate(texts):
+        item: dict[str, Any] = {"text": text, "metadata": dict(metadatas[at] if metadatas else {})}
+        if ids and ids[at]:
+            item["id"] = ids[at]
+        items.append(item)
+    return items, texts
 
 
 def _with_vectors(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.bridge.pydantic import Field, SecretStr, field_validator
-from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     FilterCondition,
@@ -165,6 +165,9 @@ def _equal(filters: MetadataFilters | None) -> Mapping[str, Any]:
 
 
 def _node(item: Mapping[str, Any]) -> BaseNode:
+    """The node of a document. One that another client added has its text and metadata only."""
+    if "_node_content" not in item["metadata"]:
+        return TextNode(id_=item["id"], text=item["text"], metadata=dict(item["metadata"]))
     return metadata_dict_to_node(item["metadata"], text=item["text"])
 
 
