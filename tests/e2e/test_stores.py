@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from weftline_engine.retrieval.memory import MemoryTable
 from weftline_engine.retrieval.pgvector import NotAStore, PgTable
 from weftline_engine.retrieval.sqlite import SqliteTable
 from weftline_engine.retrieval.stores import StoreBackend, Table
+from weftline_server.commands.retrieval import from_tables
 
 LIBRARIES = ("memory", "sqlite", "lancedb", "pgvector")
 
@@ -238,6 +240,31 @@ def test_postgres_is_restarted_in_the_middle(postgres: PostgresServer) -> None:
         else:
             assert len(there) == 300
     table.close()
+
+
+@pytest.mark.parametrize("library", ["lancedb", "pgvector"])
+async def test_a_store_of_the_settings_runs_in_its_own_process(
+    library: str, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database's address comes from the environment variable that the table names."""
+    monkeypatch.setenv("DOCS_DSN", postgres.get_uri())
+    table = {"store": library, "path": str(tmp_path / "docs"), "dsn_env": "DOCS_DSN"}
+    [spec] = from_tables({"store": [table]})
+    engine = spec.factory()()
+    assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")
+    row = vectors.encode(np.ones((1, 3), np.float32))
+    values = []
+    for kind, inputs in {"ingest": {"items": ABC[:1]}, "search": {"k": 1}}.items():
+        given = {"tenant": "process", **row, **inputs}
+        engine.submit(api.Op(id=kind, kind=kind, context=kind, inputs=given))
+        async with asyncio.timeout(60):
+            async for events in engine.events():
+                if ended := [one for one in events if isinstance(one, api.Finished)]:
+                    values.append(ended[0].value)
+                    break
+    await engine.close()
+    assert values[0] == {"ids": ["a"], "count": 1}
+    assert values[1] == {"hits": [[{**ABC[0], "score": pytest.approx(1.0)}]]}
 
 
 def control(postgres: PostgresServer, verb: str) -> None:

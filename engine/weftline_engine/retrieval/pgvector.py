@@ -40,7 +40,8 @@ INSERT = (
 # The distance to a vector of zeros is NaN, which counts as a similarity of 0.
 SEARCH = """
 SELECT id, text, metadata, coalesce(nullif(1 - (vector <=> %s), 'NaN'), 0) AS score
-FROM weftline_documents WHERE tenant = %s AND metadata @> %s ORDER BY score DESC, id LIMIT %s
+FROM weftline_documents WHERE tenant = %s AND metadata @> %s
+ORDER BY score DESC, id COLLATE "C" LIMIT %s
 """
 
 

@@ -67,8 +67,8 @@ class RemoteItems(RemoteEngine):
         try:
             texts = texts_of(op)
             query = query_of(op) if op.kind == RERANK else None
-        except Refused as reason:
-            raise EndpointError("InvalidRequest", str(reason)) from None
+        except Refused as refusal:
+            raise EndpointError("InvalidRequest", str(refusal)) from None
         step = self._config.batch
         parts = [texts[at : at + step] for at in range(0, len(texts), step)]
         try:
@@ -95,7 +95,7 @@ class RemoteItems(RemoteEngine):
 
     async def _part(self, query: str | None, texts: Sequence[str]) -> list[Any]:
         """One vector or score for each text, in their order. Raises EndpointError."""
-        model = {} if self._config.model is None else {"model": self._config.model}
+        model: dict[str, Any] = {} if self._config.model is None else {"model": self._config.model}
         if query is None:
             body = {**model, "input": list(texts), "encoding_format": "float"}
             answer = await self.endpoint.post("/embeddings", body)
@@ -110,7 +110,7 @@ class RemoteItems(RemoteEngine):
 
 def _ordered(rows: object, name: str, count: int) -> list[Any]:
     """The field `name` of each row, by the rows' indices. Raises EndpointError."""
-    found: dict[object, Any] = {}
+    found: dict[int, Any] = {}
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and isinstance(row.get("index"), int) and name in row:
             found[row["index"]] = row[name]

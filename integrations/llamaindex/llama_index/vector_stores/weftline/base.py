@@ -120,7 +120,7 @@ class WeftlineVectorStore(BasePydanticVectorStore):
         return _result(await self.client.aask(self._asked(query)))
 
     def _added(self, nodes: Sequence[BaseNode]) -> list[retrieval.Asked]:
-        items = [
+        items: list[dict[str, Any]] = [
             {
                 "id": node.node_id,
                 "text": node.get_content(metadata_mode=MetadataMode.NONE),
