@@ -85,6 +85,9 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline": (),
     "langchain_weftline": _ADAPTER,
     "llama_index.llms.weftline": _ADAPTER,
+    "llama_index.embeddings.weftline": _ADAPTER,
+    "llama_index.vector_stores.weftline": _ADAPTER,
+    "llama_index.postprocessor.weftline": _ADAPTER,
     "llama_index.response_synthesizers.weftline": (*_ADAPTER, "llama_index.llms.weftline"),
     **_SERVER,
     # The composition root and its parts: the configuration, the wiring, the commands.

@@ -26,6 +26,7 @@ from weftline.http import (
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.resume import StreamedRequest
 from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
+from weftline.steps import Step
 
 
 class Client:
@@ -65,13 +66,22 @@ class Client:
         """Open a session for one run of an application."""
         return Session(self, self._request("POST", "/v1/session")["session_id"])
 
-    def run(self, calls: Sequence[Call], get: Sequence[str], *, graph: bool = False) -> Answer:
-        """Run a whole application with one request: its calls, and the variables to return.
+    def run(
+        self,
+        calls: Sequence[Call],
+        get: Sequence[str],
+        *,
+        steps: Sequence[Step] = (),
+        graph: bool = False,
+    ) -> Answer:
+        """Run a whole application with one request: its calls and steps, and what to return.
 
         The request has its own session, which is closed at its end. Raises the error of the call
         that failed first.
         """
-        body = Submit(calls=tuple(calls), get=tuple(get), graph=graph, close=True)
+        body = Submit(
+            calls=tuple(calls), steps=tuple(steps), get=tuple(get), graph=graph, close=True
+        )
         return Answer.of(self._request("POST", "/v1/submit", body))
 
     def stream(

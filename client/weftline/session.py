@@ -201,13 +201,27 @@ class SessionBase(ABC, Generic[V]):
         source = self._source(query, ())
         return self._add_step(Rerank, texts, transforms, (), query=source, k=k, engine=engine)
 
-    def delete(self, ids: V | Sequence[str], *, store: str, after: Sequence[V] = ()) -> V:
-        """Delete documents of a store by their ids. The value counts them."""
-        return self._add_step(Delete, ids, (), after, store=store)
+    def delete(
+        self,
+        ids: V | Sequence[str] = (),
+        *,
+        store: str,
+        filter: Mapping[str, Any] | None = None,
+        after: Sequence[V] = (),
+    ) -> V:
+        """Delete documents by their ids, and those whose metadata matches `filter`; count them."""
+        return self._add_step(Delete, ids, (), after, store=store, filter=dict(filter or {}))
 
-    def fetch(self, ids: V | Sequence[str], *, store: str, after: Sequence[V] = ()) -> V:
-        """The documents of a store with these ids, in their order; unknown ids are left out."""
-        return self._add_step(Fetch, ids, (), after, store=store)
+    def fetch(
+        self,
+        ids: V | Sequence[str] = (),
+        *,
+        store: str,
+        filter: Mapping[str, Any] | None = None,
+        after: Sequence[V] = (),
+    ) -> V:
+        """The documents with these ids, in their order, then those that match `filter`."""
+        return self._add_step(Fetch, ids, (), after, store=store, filter=dict(filter or {}))
 
     def _add_step(
         self,

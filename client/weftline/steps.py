@@ -142,18 +142,26 @@ class Rerank(StepBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete(StepBase):
-    """Deletes documents of `store` by their ids. The value is {"count": n}."""
+    """Deletes documents of `store` by their ids. The value is {"count": n}.
+
+    With a `filter` it also deletes those whose metadata matches it.
+    """
 
     store: str
     kind: Literal["delete"] = field(default_factory=lambda: "delete")
+    filter: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(StepBase):
-    """The documents of `store` with the given ids, in their order. Unknown ids are left out."""
+    """The documents of `store` with the given ids, in their order. Unknown ids are left out.
+
+    With a `filter` those whose metadata matches it follow, in the order of their ids.
+    """
 
     store: str
     kind: Literal["fetch"] = field(default_factory=lambda: "fetch")
+    filter: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 STEPS: Mapping[str, type[StepBase]] = MappingProxyType(

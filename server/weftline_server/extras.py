@@ -43,6 +43,8 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "sentence-transformers": "sentence_transformers",
             "sqlite-vec": "sqlite_vec",
         },
+        "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
+        "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
         "gpu": {"triton": "triton"},
         "vllm": {"vllm": "vllm"},
         "ray": {"ray": "ray"},

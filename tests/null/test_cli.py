@@ -158,6 +158,28 @@ def test_doctor_judges_an_engine(
     assert (found["runs"], found["why"]) == verdict
 
 
+@pytest.mark.parametrize(
+    ("name", "missing", "verdict"),
+    [
+        ("embedder minilm", "", (True, "")),
+        ("embedder minilm", "retrieval", (False, "run pip install 'weftline[retrieval]'")),
+        ("store lancedb", "lancedb", (False, "run pip install 'weftline[lancedb]'")),
+        ("store sqlite", "lancedb", (True, "")),
+        ("store pgvector", "", (True, "needs the address of a PostgreSQL")),
+    ],
+)
+def test_doctor_judges_embedders_and_stores(
+    name: str, missing: str, verdict: tuple[bool, str]
+) -> None:
+    """Each runs if its extras are installed; else doctor names the command."""
+    extras: dict[str, dict[str, str | None]] = {
+        extra: dict.fromkeys(packages, None if extra == missing else "1.0")
+        for extra, packages in EXTRAS.items()
+    }
+    found = doctor.judge_retrieval(name, extras)
+    assert (found["runs"], found["why"]) == verdict
+
+
 def test_the_extras_are_those_of_pyproject() -> None:
     """doctor looks for the packages that pip installs for an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Answer:
+class Answer:
     """The answer of an op so far. Times are seconds of the monotonic clock."""
 
     started: float
@@ -163,7 +163,7 @@ class RemoteEngine:
         """Send the op, again after each Retry-After, until it is answered or fails."""
         waits = 0
         while True:
-            answer = _Answer(time.monotonic())
+            answer = Answer(time.monotonic())
             try:
                 await self._answer(op, answer)
             except EndpointError as error:
@@ -183,7 +183,7 @@ class RemoteEngine:
                     self._announce(available=True)
                 return
 
-    async def _answer(self, op: api.Op, answer: _Answer) -> None:
+    async def _answer(self, op: api.Op, answer: Answer) -> None:
         """Send one request and emit its pieces as they arrive, then Finished."""
         async for piece in self._pieces(op):
             if answer.filled is None:

@@ -21,6 +21,10 @@ class Refused(Exception):
     """The op cannot be computed, because its input does not fit. The message is for the user."""
 
 
+class Unavailable(Exception):
+    """What computes the op does not answer now. The op may be tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One unit of a batch: what the backend computes, and its length in tokens."""
@@ -157,6 +161,9 @@ class ItemsCore:
         except Refused as reason:
             self._broken(shares, "InvalidRequest", str(reason))
             return
+        except Unavailable as reason:
+            self._broken(shares, "EngineUnavailable", str(reason), retryable=True)
+            return
         except Exception as error:  # a library's error: it ends the op that causes it, no other
             self._broken(shares, "EngineFailed", f"{kind} failed: {error}")
             return
@@ -166,11 +173,13 @@ class ItemsCore:
             self._live[share.op].results += results[at : at + count]
             at += count
 
-    def _broken(self, shares: list[Share], error: str, message: str) -> None:
+    def _broken(
+        self, shares: list[Share], error: str, message: str, *, retryable: bool = False
+    ) -> None:
         """Fail the op of a batch that failed; compute several ops again, each alone."""
         if len(shares) == 1:
             live = self._live.pop(shares[0].op)
-            self._fail(live.op, error, message)
+            self._fail(live.op, error, message, retryable=retryable)
             return
         for share in shares:
             live = self._live[share.op]
@@ -194,8 +203,8 @@ class ItemsCore:
             value=self._backend.finish(live.op, live.results),
         )
 
-    def _fail(self, op: api.Op, error: str, message: str) -> None:
-        self._tell(api.Failed, op, error=error, message=message)
+    def _fail(self, op: api.Op, error: str, message: str, *, retryable: bool = False) -> None:
+        self._tell(api.Failed, op, error=error, message=message, retryable=retryable)
 
     def _tell(self, event: type[api.Event], op: api.Op, **fields: Any) -> None:
         now = self._now()

@@ -52,7 +52,16 @@ def _table(config: StoreConfig) -> Table:
         from weftline_engine.retrieval.memory import MemoryTable
 
         return MemoryTable()
+    if config.store == Store.PGVECTOR:
+        from weftline_engine.retrieval.pgvector import PgTable
+
+        assert config.dsn is not None, "checked by StoreConfig"
+        return PgTable(config.dsn)
     assert config.path is not None, "checked by StoreConfig"
+    if config.store == Store.LANCEDB:
+        from weftline_engine.retrieval.lancedb import LanceTable
+
+        return LanceTable(config.path)
     from weftline_engine.retrieval.sqlite import SqliteTable
 
     return SqliteTable(config.path)

@@ -16,7 +16,7 @@ from weftline_engine import api
 from weftline_engine.retrieval import vectors
 from weftline_engine.retrieval.core import Item, Refused
 from weftline_engine.retrieval.embedder import EMBED, RERANK, query_of, size, texts_of
-from weftline_engine.retrieval.stores import Document
+from weftline_engine.retrieval.stores import MAX_ITEMS, Document
 from weftline_engine.retrieval.vectors import Vectors
 
 DIMENSIONS = 32
@@ -91,9 +91,7 @@ class MemoryTable:
         rows = self._rows.get(tenant, {})
         self._check(rows, len(vector_D))
         found = [
-            (one, _cosine(vector, vector_D))
-            for one, vector in rows.values()
-            if all(one.metadata.get(name) == value for name, value in equal.items())
+            (one, _cosine(vector, vector_D)) for one, vector in rows.values() if _has(one, equal)
         ]
         return sorted(found, key=lambda hit: (-hit[1], hit[0].id))[:k]
 
@@ -107,6 +105,11 @@ class MemoryTable:
         rows = self._rows.get(tenant, {})
         return [rows[id][0] for id in ids if id in rows]
 
+    def matching(self, tenant: str, equal: Mapping[str, Any]) -> list[str]:
+        """The ids of the documents with this metadata."""
+        rows = self._rows.get(tenant, {})
+        return sorted(id for id, (one, _) in rows.items() if _has(one, equal))[:MAX_ITEMS]
+
     def _check(self, rows: Mapping[str, tuple[Document, Vectors]], width: int) -> None:
         for _, vector in rows.values():
             if len(vector) != width:
@@ -115,6 +118,10 @@ class MemoryTable:
                     "embedder that filled it"
                 )
             return
+
+
+def _has(document: Document, equal: Mapping[str, Any]) -> bool:
+    return all(document.metadata.get(name) == value for name, value in equal.items())
 
 
 def _cosine(a_D: Vectors, b_D: Vectors) -> float:

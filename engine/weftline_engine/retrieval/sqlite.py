@@ -16,7 +16,7 @@ import numpy as np
 import sqlite_vec
 
 from weftline_engine.retrieval.core import Refused
-from weftline_engine.retrieval.stores import Document
+from weftline_engine.retrieval.stores import MAX_ITEMS, Document
 from weftline_engine.retrieval.vectors import Vectors
 
 SCHEMA = """
@@ -71,8 +71,7 @@ class SqliteTable:
     ) -> list[tuple[Document, float]]:
         """The nearest documents, by cosine similarity. Equal scores are ordered by id."""
         self._check_width(tenant, len(vector_D), claim=False)
-        where = "".join(" AND json_extract(metadata, ?) = ?" for _ in equal)
-        bound = [part for name, value in equal.items() for part in (_path(name), value)]
+        where, bound = _condition(equal)
         rows = self._db.execute(
             "SELECT id, text, metadata, 1 - vec_distance_cosine(vector, ?) AS score "
             f"FROM documents WHERE tenant = ?{where} ORDER BY score DESC, id LIMIT ?",
@@ -98,6 +97,12 @@ class SqliteTable:
         found = (self._db.execute(query, (tenant, id)).fetchone() for id in ids)
         return [Document(row[0], row[1], json.loads(row[2])) for row in found if row is not None]
 
+    def matching(self, tenant: str, equal: Mapping[str, Any]) -> list[str]:
+        """The ids of the documents with this metadata."""
+        where, bound = _condition(equal)
+        query = f"SELECT id FROM documents WHERE tenant = ?{where} ORDER BY id LIMIT ?"
+        return [row[0] for row in self._db.execute(query, (tenant, *bound, MAX_ITEMS))]
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()
@@ -114,6 +119,12 @@ class SqliteTable:
                 f"the store holds vectors of {row[0]} numbers and got {width}: use the embedder "
                 "that filled it"
             )
+
+
+def _condition(equal: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The end of a WHERE clause for this metadata, and its values."""
+    where = "".join(" AND json_extract(metadata, ?) = ?" for _ in equal)
+    return where, [part for name, value in equal.items() for part in (_path(name), value)]
 
 
 def _path(name: str) -> str:

@@ -57,6 +57,10 @@ class Table(Protocol):
         """The documents with these ids, in the order of `ids`; unknown ids are left out."""
         ...
 
+    def matching(self, tenant: str, equal: Mapping[str, Any]) -> list[str]:
+        """The ids of the documents with this metadata, in their order; at most MAX_ITEMS."""
+        ...
+
 
 class StoreBackend:
     """The backend of a store: one op is one item, so that what an op writes is written as one."""
@@ -100,11 +104,9 @@ class StoreBackend:
         return {"ids": [document.id for document in documents], "count": len(rows)}
 
     def _search(self, op: api.Op) -> dict[str, Any]:
-        k, equal = op.inputs.get("k"), op.inputs.get("filter") or {}
+        k, equal = op.inputs.get("k"), filter_of(op)
         if not isinstance(k, int) or not 1 <= k <= MAX_HITS:
             raise Refused(f"k must be between 1 and {MAX_HITS}")
-        if not isinstance(equal, dict) or not all(map(_is_plain, equal.values())):
-            raise Refused("a filter maps names of metadata to texts, numbers or booleans")
         hits = []
         for vector_D in vectors.decode(op.inputs):
             found = self._table.search(tenant_of(op), vector_D, k, equal)
@@ -112,11 +114,17 @@ class StoreBackend:
         return {"hits": hits}
 
     def _delete(self, op: api.Op) -> dict[str, Any]:
-        return {"count": self._table.delete(tenant_of(op), ids_of(op))}
+        return {"count": self._table.delete(tenant_of(op), self._chosen(op))}
 
     def _fetch(self, op: api.Op) -> dict[str, Any]:
-        found = self._table.fetch(tenant_of(op), ids_of(op))
+        found = self._table.fetch(tenant_of(op), self._chosen(op))
         return {"items": [document.to_json() for document in found]}
+
+    def _chosen(self, op: api.Op) -> list[str]:
+        """The op's ids, and those of the documents that match its filter, if it has one."""
+        equal = filter_of(op)
+        more = self._table.matching(tenant_of(op), equal) if equal else []
+        return list(dict.fromkeys([*ids_of(op), *more]))
 
 
 def documents_of(items: object) -> list[Document]:
@@ -157,6 +165,14 @@ def ids_of(op: api.Op) -> list[str]:
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
         raise Refused(f"{op.kind} takes a list of ids")
     return ids
+
+
+def filter_of(op: api.Op) -> Mapping[str, Any]:
+    """The metadata that documents must have. Raises Refused for values that are not plain."""
+    equal = op.inputs.get("filter") or {}
+    if not isinstance(equal, dict) or not all(map(_is_plain, equal.values())):
+        raise Refused("a filter maps names of metadata to texts, numbers or booleans")
+    return equal
 
 
 def _is_plain(value: object) -> bool:

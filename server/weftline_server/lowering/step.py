@@ -123,7 +123,7 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
             ids = given["in"]
             if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
                 raise InvalidRequest(f"{_named(step)} takes a list of ids", param="in")
-            return {"ids": ids}
+            return {"ids": ids, "filter": step.filter}
         case Merge():
             hits_of(step, given["in"])
             return {}

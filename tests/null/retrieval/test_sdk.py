@@ -56,6 +56,19 @@ async def test_every_step_has_a_method(client: AsyncClient) -> None:
         assert await gone.get() == {"count": 1}
 
 
+async def test_documents_are_read_and_deleted_by_their_metadata(client: AsyncClient) -> None:
+    """A filter adds to the ids. Without ids and a filter nothing is chosen."""
+    items = [{"id": f"d{n}", "text": text, "metadata": {"n": n}} for n, text in enumerate(TEXTS)]
+    async with client.session() as session:
+        indexed = session.ingest(session.embed(items), store="docs")
+        both = session.fetch(["d0"], store="docs", filter={"n": 2}, after=[indexed])
+        assert [item["id"] for item in await both.get()] == ["d0", "d2"]
+        assert await session.delete(store="docs").get() == {"count": 0}
+        assert await session.delete(store="docs", filter={"n": 1}).get() == {"count": 1}
+        left = session.fetch(["d0", "d1", "d2"], store="docs")
+        assert [item["id"] for item in await left.get()] == ["d0", "d2"]
+
+
 async def test_a_variable_of_another_session_is_refused(client: AsyncClient) -> None:
     async with client.session() as first, client.session() as second:
         with pytest.raises(InvalidRequest, match="a variable of another session"):

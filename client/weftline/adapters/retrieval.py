@@ -1,0 +1,159 @@
+"""What the adapters' embedders, vector stores and rerankers ask of a server: one submit each.
+
+Each request has a session of its own, which the server closes after the answer.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.server import Server
+from weftline.errors import InvalidRequest
+from weftline.steps import Delete, Embed, Fetch, Ingest, Rerank, Search, Source, Step
+
+T = TypeVar("T")
+
+EMBEDDED, ANSWER = "embedded", "answer"  # the variables of a submit
+
+# One submit holds at most this many characters or numbers of a vector, because the server refuses
+# bodies of more than 8 MiB. A number takes 6 characters of base64, and a character up to 4 bytes.
+MAX_CHARS = 1_000_000
+MAX_NUMBERS = 1_000_000
+
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The steps of one submit. The last one writes the variable ANSWER."""
+
+    steps: tuple[Step, ...]
+
+
+def embed(texts: Sequence[str], engine: str | None) -> Asked:
+    """The vectors of texts; `vectors_of` reads the answer."""
+    return Asked((Embed(in_=Source(value=list(texts)), out=ANSWER, engine=engine),))
+
+
+def add(items: Sequence[Item], store: str, engine: str | None) -> Asked:
+    """Embeds items and adds them to a store."""
+    source = Source(value=[dict(item) for item in items])
+    ingest = Ingest(in_=Source(var=EMBEDDED), out=ANSWER, store=store)
+    return Asked((Embed(in_=source, out=EMBEDDED, engine=engine), ingest))
+
+
+def add_embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]], store: str) -> Asked:
+    """Adds items with the vectors that the client has."""
+    value = embedded([dict(item) for item in items], vectors)
+    return Asked((Ingest(in_=Source(value=value), out=ANSWER, store=store),))
+
+
+def find(
+    query: str, store: str, engine: str | None, k: int, filter: Mapping[str, Any] | None
+) -> Asked:
+    """Embeds a query and finds the nearest documents."""
+    search = Search(
+        in_=Source(var=EMBEDDED), out=ANSWER, store=store, k=k, filter=dict(filter or {})
+    )
+    return Asked((Embed(in_=Source(value=query), out=EMBEDDED, engine=engine), search))
+
+
+def find_near(
+    vector: Sequence[float], store: str, k: int, filter: Mapping[str, Any] | None
+) -> Asked:
+    """Finds the documents that are nearest to a vector that the client has."""
+    value = {**embedded([{"text": ""}], [vector]), "single": True}
+    source = Source(value=value)
+    return Asked((Search(in_=source, out=ANSWER, store=store, k=k, filter=dict(filter or {})),))
+
+
+def delete(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> Asked:
+    """Deletes documents by their ids, and those whose metadata matches a filter."""
+    source = Source(value=list(ids))
+    return Asked((Delete(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
+
+
+def fetch(ids: Sequence[str], store: str, filter: Mapping[str, Any] | None = None) -> Asked:
+    """Documents by their ids, and those whose metadata matches a filter."""
+    source = Source(value=list(ids))
+    return Asked((Fetch(in_=source, out=ANSWER, store=store, filter=dict(filter or {})),))
+
+
+def rerank(query: str, texts: Sequence[str], k: int | None, engine: str | None) -> Asked:
+    """The best `k` texts: items with their `index` in `texts` and a `score`, the best first."""
+    items = [{"text": text, "index": at} for at, text in enumerate(texts)]
+    step = Rerank(
+        in_=Source(value=items), query=Source(value=query), out=ANSWER, k=k, engine=engine
+    )
+    return Asked((step,))
+
+
+def embedded(items: Sequence[Item], vectors: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Items and vectors as the value of an embed step. Raises InvalidRequest for unequal widths."""
+    widths = {len(vector) for vector in vectors}
+    if len(widths) != 1 or len(items) != len(vectors):
+        raise InvalidRequest(
+            f"{len(items)} texts came with {len(vectors)} vectors of widths {sorted(widths)}: "
+            "all vectors must have one width",
+            param="vectors",
+        )
+    numbers = array("f", (number for vector in vectors for number in vector))
+    text = base64.b64encode(numbers.tobytes()).decode()
+    return {"items": list(items), "vectors": text, "dimensions": widths.pop(), "single": False}
+
+
+def vectors_of(value: Mapping[str, Any]) -> list[list[float]]:
+    """The vectors of an embed step's value."""
+    numbers, width = array("f"), value["dimensions"]
+    numbers.frombytes(base64.b64decode(value["vectors"]))
+    return [numbers[at : at + width].tolist() for at in range(0, len(numbers), width)]
+
+
+def portions(texts: Sequence[str], width: int = 0) -> list[slice]:
+    """Slices of `texts`, each small enough for one submit; one slice where all of them fit.
+
+    `width` counts the numbers of each text's vector, where the client sends it.
+    """
+    found, start, chars = [], 0, 0
+    most_items = MAX_NUMBERS // width if width else len(texts)
+    for at, text in enumerate(texts):
+        if at > start and (chars + len(text) > MAX_CHARS or at - start >= max(1, most_items)):
+            found.append(slice(start, at))
+            start, chars = at, 0
+        chars += len(text)
+    return [*found, slice(start, len(texts))] if texts else []
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """A server's embedders, rerankers and stores, from any thread and any event loop."""
+
+    server: Server = field(repr=False)
+
+    def ask(self, asked: Asked) -> Any:
+        """The answer. Raises the error of the step that failed first."""
+        return BACKGROUND.run(self._ask(asked))
+
+    async def aask(self, asked: Asked) -> Any:
+        """Like `ask`, for a coroutine."""
+        return await _result(self._ask(asked))
+
+    async def _ask(self, asked: Asked) -> Any:
+        client = await BACKGROUND.client(self.server)
+        answer = await client.run((), (ANSWER,), steps=asked.steps)
+        return answer.values[ANSWER]
+
+
+async def _result(work: Coroutine[Any, Any, T]) -> T:
+    """The result of work on the background loop, which is cancelled with this wait."""
+    future = BACKGROUND.start(work)
+    try:
+        return await awaited(future)
+    except BaseException:
+        future.cancel()
+        raise

@@ -1,0 +1,146 @@
+"""An embedder or a reranker behind HTTP: /embeddings as OpenAI's, or /rerank as Jina's.
+
+The texts of an op go out in requests of `batch` texts, several at once. The endpoint forms its own
+batches of them, as vLLM and Text Embeddings Inference do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weftline_engine import api
+from weftline_engine.openai.breaker import BreakerConfig
+from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
+from weftline_engine.openai.remote import Answer, RemoteEngine
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.core import Refused
+from weftline_engine.retrieval.embedder import RERANK, query_of, size, texts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """An endpoint that computes one `kind`. `endpoint.url` ends before /embeddings or /rerank.
+
+    `model` is its name at the endpoint; None leaves the choice to it. The endpoint must take
+    `batch` texts at once; 32 is the default of Text Embeddings Inference.
+    """
+
+    name: str
+    kind: str
+    endpoint: EndpointConfig
+    model: str | None = None
+    batch: int = 32
+    requests: int = 8  # at once
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+
+
+class RemoteItems(RemoteEngine):
+    """An `api.Engine` that sends texts to an endpoint, and returns vectors or scores."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        super().__init__(config.breaker)
+        self._config = config
+        self._free = asyncio.Semaphore(config.requests)
+
+    async def start(self) -> api.Description:
+        """Send one text. Raises EngineDied if the endpoint does not answer as it should."""
+        self._endpoint = Endpoint(self._config.endpoint)
+        try:
+            await self._part("weft" if self._config.kind == RERANK else None, ["weft"])
+        except EndpointError as error:
+            await self._endpoint.close()
+            where = self._config.endpoint.url
+            raise api.EngineDied(f"{self._config.name} at {where} did not start: {error}") from None
+        return api.Description(
+            model=self._config.name, kinds=(self._config.kind,), capabilities=(), max_running=1024
+        )
+
+    async def _answer(self, op: api.Op, answer: Answer) -> None:
+        """Send the op's texts in parts, and emit Finished. Raises EndpointError."""
+        try:
+            texts = texts_of(op)
+            query = query_of(op) if op.kind == RERANK else None
+        except Refused as refusal:
+            raise EndpointError("InvalidRequest", str(refusal)) from None
+        step = self._config.batch
+        parts = [texts[at : at + step] for at in range(0, len(texts), step)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._limited(query, part)) for part in parts]
+        except* EndpointError as errors:
+            raise _first(errors) from None
+        rows = [row for task in tasks for row in task.result()]
+        usage = api.Usage(
+            prompt_tokens=sum(map(size, texts)),
+            cached_tokens=0,
+            output_tokens=0,
+            started=answer.started,
+            filled=time.monotonic(),
+        )
+        head = self._outbox.head(op.id, op.attempt)
+        value = _value(op.kind, rows)
+        reason = api.FinishReason.STOP
+        self._outbox.put(api.Finished(**head, reason=reason, usage=usage, value=value))
+
+    async def _limited(self, query: str | None, texts: Sequence[str]) -> list[Any]:
+        async with self._free:
+            return await self._part(query, texts)
+
+    async def _part(self, query: str | None, texts: Sequence[str]) -> list[Any]:
+        """One vector or score for each text, in their order. Raises EndpointError."""
+        model: dict[str, Any] = {} if self._config.model is None else {"model": self._config.model}
+        if query is None:
+            body = {**model, "input": list(texts), "encoding_format": "float"}
+            answer = await self.endpoint.post("/embeddings", body)
+            return [_vector(row) for row in _ordered(answer.get("data"), "embedding", len(texts))]
+        body = {**model, "query": query, "documents": list(texts), "top_n": len(texts)}
+        answer = await self.endpoint.post("/rerank", body)
+        scores = _ordered(answer.get("results"), "relevance_score", len(texts))
+        if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in scores):
+            raise _wrong("scores that are not numbers")
+        return scores
+
+
+def _ordered(rows: object, name: str, count: int) -> list[Any]:
+    """The field `name` of each row, by the rows' indices. Raises EndpointError."""
+    found: dict[int, Any] = {}
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and isinstance(row.get("index"), int) and name in row:
+            found[row["index"]] = row[name]
+    if sorted(found) != list(range(count)):
+        raise _wrong(f"{len(found)} results with {name!r} for {count} texts")
+    return [found[at] for at in range(count)]
+
+
+def _vector(row: object) -> vectors.Vectors:
+    try:
+        vector = np.asarray(row, dtype=np.float32)
+    except (TypeError, ValueError):
+        vector = np.zeros(0, np.float32)
+    if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
+        raise _wrong("a vector that is not a list of numbers")
+    return vector
+
+
+def _value(kind: str, rows: Sequence[Any]) -> dict[str, Any]:
+    if kind == RERANK:
+        return {"scores": [float(row) for row in rows]}
+    if len({len(row) for row in rows}) > 1:
+        raise _wrong("vectors of different widths")
+    return vectors.encode(np.stack(rows)) if rows else {"vectors": "", "dimensions": 1}
+
+
+def _first(errors: ExceptionGroup[EndpointError]) -> EndpointError:
+    first = errors.exceptions[0]
+    return first if isinstance(first, EndpointError) else _first(first)
+
+
+def _wrong(what: str) -> EndpointError:
+    return EndpointError("EngineFailed", f"the endpoint sent {what}", broken=True)

@@ -1,0 +1,47 @@
+"""WeftlineEmbeddings: LangChain's embeddings by an embedder of the server."""
+
+from __future__ import annotations
+
+from langchain_core.embeddings import Embeddings
+from pydantic import Field
+
+from langchain_weftline.retrieval.place import Place
+from weftline.adapters import retrieval
+
+
+class WeftlineEmbeddings(Place, Embeddings):
+    """Embeds with the server's embedder `model`; without a name the server takes its first one.
+
+    Start the server with `weftline serve --embedder minilm`, for example. Then:
+
+        embeddings = WeftlineEmbeddings()
+        embeddings.embed_query("What carries the weft?")
+
+    Requests of all callers share the embedder's batches. Errors are those of `weftline.errors`.
+    """
+
+    model: str | None = Field(default=None)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        vectors: list[list[float]] = []
+        for part in retrieval.portions(texts):
+            value = self.server.ask(retrieval.embed(texts[part], self.model))
+            vectors += retrieval.vectors_of(value)
+        return vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a text."""
+        return self.embed_documents([text])[0]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        vectors: list[list[float]] = []
+        for part in retrieval.portions(texts):
+            value = await self.server.aask(retrieval.embed(texts[part], self.model))
+            vectors += retrieval.vectors_of(value)
+        return vectors
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """The vector of a text."""
+        return (await self.aembed_documents([text]))[0]

@@ -1,0 +1,55 @@
+"""WeftlineRerank: a document compressor that orders documents by a reranker of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.callbacks import Callbacks
+from langchain_core.documents import BaseDocumentCompressor, Document
+from pydantic import Field
+
+from langchain_weftline.retrieval.place import Place
+from weftline.adapters import retrieval
+
+SCORE = "relevance_score"  # the metadata that holds a document's score, as Cohere's class has it
+
+
+class WeftlineRerank(Place, BaseDocumentCompressor):
+    """Keeps the `top_n` documents that fit the query best, the best first.
+
+    Use it with ContextualCompressionRetriever. An embedder reranks too, by the similarity of
+    tokens. `top_n` of None keeps all documents.
+    """
+
+    model: str | None = Field(default=None)
+    top_n: int | None = Field(default=3, gt=0)
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """The best documents; each has its score as `relevance_score` in its metadata."""
+        if not documents:
+            return []
+        return _chosen(documents, self.server.ask(self._asked(documents, query)))
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """The best documents; each has its score as `relevance_score` in its metadata."""
+        if not documents:
+            return []
+        return _chosen(documents, await self.server.aask(self._asked(documents, query)))
+
+    def _asked(self, documents: Sequence[Document], query: str) -> retrieval.Asked:
+        texts = [document.page_content for document in documents]
+        return retrieval.rerank(query, texts, self.top_n, self.model)
+
+
+def _chosen(documents: Sequence[Document], ranked: Sequence[dict[str, Any]]) -> list[Document]:
+    found = []
+    for item in ranked:
+        document = documents[item["index"]]
+        metadata = {**document.metadata, SCORE: item["score"]}
+        found.append(document.model_copy(update={"metadata": metadata}))
+    return found

@@ -1,0 +1,5 @@
+"""Embeddings by an embedder of a weftline server."""
+
+from llama_index.embeddings.weftline.base import WeftlineEmbedding
+
+__all__ = ["WeftlineEmbedding"]

@@ -1,0 +1,179 @@
+"""WeftlineVectorStore: a LlamaIndex vector store in a weftline server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.bridge.pydantic import Field, SecretStr, field_validator
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    FilterCondition,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+
+from weftline.adapters import Retrieval, retrieval
+from weftline.adapters.server import Server, default_api_key, default_base_url
+
+
+def _api_key() -> SecretStr | None:
+    key = default_api_key()
+    return None if key is None else SecretStr(key)
+
+
+class WeftlineVectorStore(BasePydanticVectorStore):
+    """A store of the server, by its name.
+
+    Start the server with `weftline serve --embedder minilm --store sqlite:docs.db`, for example.
+
+        context = StorageContext.from_defaults(vector_store=WeftlineVectorStore())
+        VectorStoreIndex.from_documents(documents, context, embed_model=WeftlineEmbedding())
+
+    It keeps texts and metadata, so an index can be opened again with
+    `VectorStoreIndex.from_vector_store`. Filters are equalities that all must hold.
+    """
+
+    stores_text: bool = True
+    store: str = Field(default="default")
+    base_url: str = Field(default_factory=default_base_url, validate_default=True)
+    api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
+    timeout: float | None = Field(default=600.0, gt=0)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name in saved settings."""
+        return "WeftlineVectorStore"
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _without_v1(cls, url: Any) -> Any:
+        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
+
+    @property
+    def client(self) -> Retrieval:
+        """The server that keeps the store."""
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        return Retrieval(Server(self.base_url, key, timeout_s=self.timeout))
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes with their embeddings, or replace those with equal ids."""
+        return [id for asked in self._added(nodes) for id in self.client.ask(asked)["ids"]]
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes with their embeddings, or replace those with equal ids."""
+        answers = [await self.client.aask(asked) for asked in self._added(nodes)]
+        return [id for answer in answers for id in answer["ids"]]
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Delete the nodes of a document."""
+        self.client.ask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Delete the nodes of a document."""
+        await self.client.aask(retrieval.delete((), self.store, {"ref_doc_id": ref_doc_id}))
+
+    def delete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        """Delete nodes by their ids; those that match the filters if there are no ids."""
+        ids, equal = self._chosen(node_ids, filters)
+        self.client.ask(retrieval.delete(ids, self.store, equal))
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        """Delete nodes by their ids; those that match the filters if there are no ids."""
+        ids, equal = self._chosen(node_ids, filters)
+        await self.client.aask(retrieval.delete(ids, self.store, equal))
+
+    def get_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """Nodes by their ids; those that match the filters if there are no ids."""
+        ids, equal = self._chosen(node_ids, filters)
+        return list(map(_node, self.client.ask(retrieval.fetch(ids, self.store, equal))))
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """Nodes by their ids; those that match the filters if there are no ids."""
+        ids, equal = self._chosen(node_ids, filters)
+        return list(map(_node, await self.client.aask(retrieval.fetch(ids, self.store, equal))))
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The nodes that are nearest to the query's embedding, the best first."""
+        return _result(self.client.ask(self._asked(query)))
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The nodes that are nearest to the query's embedding, the best first."""
+        return _result(await self.client.aask(self._asked(query)))
+
+    def _added(self, nodes: Sequence[BaseNode]) -> list[retrieval.Asked]:
+        items: list[dict[str, Any]] = [
+            {
+                "id": node.node_id,
+                "text": node.get_content(metadata_mode=MetadataMode.NONE),
+                "metadata": node_to_metadata_dict(node, remove_text=True),
+            }
+            for node in nodes
+        ]
+        vectors = [node.get_embedding() for node in nodes]
+        sizes = [item["text"] + item["metadata"]["_node_content"] for item in items]
+        parts = retrieval.portions(sizes, len(vectors[0]) if vectors else 0)
+        return [retrieval.add_embedded(items[part], vectors[part], self.store) for part in parts]
+
+    def _asked(self, query: VectorStoreQuery) -> retrieval.Asked:
+        if query.mode != VectorStoreQueryMode.DEFAULT or query.query_embedding is None:
+            raise ValueError("a WeftlineVectorStore searches by an embedding, in the default mode")
+        if query.doc_ids or query.node_ids:
+            raise ValueError("a WeftlineVectorStore searches all nodes: use a filter, not ids")
+        equal = _equal(query.filters)
+        return retrieval.find_near(query.query_embedding, self.store, query.similarity_top_k, equal)
+
+    @staticmethod
+    def _chosen(
+        ids: list[str] | None, filters: MetadataFilters | None
+    ) -> tuple[list[str], Mapping[str, Any]]:
+        equal = _equal(filters)
+        if ids and equal:
+            raise ValueError("a WeftlineVectorStore takes ids or filters, not both")
+        return ids or [], equal
+
+
+def _equal(filters: MetadataFilters | None) -> Mapping[str, Any]:
+    """Metadata by name. Raises ValueError for any other filter than equalities that all hold."""
+    if filters is None:
+        return {}
+    if filters.condition not in (FilterCondition.AND, None):
+        raise ValueError("a WeftlineVectorStore takes filters that all must hold")
+    found: dict[str, Any] = {}
+    for one in filters.legacy_filters():
+        if found.setdefault(one.key, one.value) != one.value:
+            raise ValueError(f"two filters give {one.key!r} different values")
+    return found
+
+
+def _node(item: Mapping[str, Any]) -> BaseNode:
+    """The node of a document. One that another client added has its text and metadata only."""
+    if "_node_content" not in item["metadata"]:
+        return TextNode(id_=item["id"], text=item["text"], metadata=dict(item["metadata"]))
+    return metadata_dict_to_node(item["metadata"], text=item["text"])
+
+
+def _result(hits: Sequence[Mapping[str, Any]]) -> VectorStoreQueryResult:
+    return VectorStoreQueryResult(
+        nodes=list(map(_node, hits)),
+        similarities=[hit["score"] for hit in hits],
+        ids=[hit["id"] for hit in hits],
+    )

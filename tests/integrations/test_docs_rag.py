@@ -1,0 +1,57 @@
+"""The page docs/rag.md: its programs run, and its settings are settings of the server."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.conftest import served
+from weftline_engine.retrieval.config import Store
+from weftline_server.commands.retrieval import EmbedderSpec, RerankerSpec, StoreSpec, from_tables
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rag.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """An echoing model, an embedder without weights and a store in memory."""
+    with served("--embedder", "null", "--store", "memory") as url:
+        yield url
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["langchain", "llamaindex", "sdk"])
+def test_a_program_finds_the_text(
+    program: str,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The model echoes its prompt, which holds the text that fits the question, and no other."""
+    monkeypatch.setenv("WEFTLINE_BASE_URL", url)
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    runpy.run_path(str(path))
+    printed = capsys.readouterr().out
+    assert "The shuttle carries the weft." in printed and "tension" not in printed
+
+
+def test_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each table makes an engine's factory."""
+    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    specs = from_tables(tomllib.loads(text))
+    assert [type(spec) for spec in specs] == [
+        *[EmbedderSpec] * 2,
+        RerankerSpec,
+        *[StoreSpec] * 3,
+    ]
+    assert {spec.store for spec in specs if isinstance(spec, StoreSpec)} == set(Store) - {"memory"}
+    monkeypatch.setenv("DOCS_DSN", "postgresql://")
+    for spec in specs:
+        assert callable(spec.factory())

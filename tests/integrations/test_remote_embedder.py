@@ -1,0 +1,109 @@
+"""An embedder and a reranker behind HTTP. A weftline server is the endpoint of another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.integrations.conftest import served
+from tests.integrations.recording import recorded
+from weftline import Client
+from weftline.errors import InvalidRequest
+from weftline_engine import api
+from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval.memory import vector_of
+from weftline_engine.retrieval.remote import RemoteConfig, RemoteItems
+from weftline_server.commands.retrieval import from_tables
+
+TEXTS = ["a red fox", "a blue whale", "a red whale", "a loom", "a shuttle"]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with served("--embedder", "null") as url:
+        yield url
+
+
+async def value(engine: RemoteItems, kind: str, **inputs: Any) -> api.Event:
+    engine.submit(api.Op(id=kind, kind=kind, context=kind, inputs=inputs))
+    async with asyncio.timeout(30):
+        async for events in engine.events():
+            for event in events:
+                if isinstance(event, (api.Finished, api.Failed)):
+                    return event
+    raise AssertionError("the engine ended")
+
+
+def test_a_server_embeds_and_reranks_at_another(endpoint: str, tmp_path: Path) -> None:
+    """Its tables name the endpoint; texts go out in requests of two."""
+    config = tmp_path / "weftline.toml"
+    with recorded(endpoint) as proxy:
+        tables = f'connect = "{proxy.url}/v1"\nmodel = "null"\nbatch = 2\n'
+        config.write_text(
+            f'[[embedder]]\nname = "far"\n{tables}\n[[reranker]]\nname = "judge"\n{tables}'
+        )
+        with (
+            served("--config", str(config)) as url,
+            Client(url) as client,
+            client.session() as session,
+        ):
+            found = vectors.decode(session.embed(TEXTS, engine="far").get())
+            top = session.rerank(TEXTS, "blue whale", k=1, engine="judge").get()
+        assert np.allclose(found, [vector_of(text) for text in TEXTS])
+        assert [one["text"] for one in top] == ["a blue whale"]
+        sent = [body["input"] for body in proxy.bodies("/v1/embeddings")]
+        assert sorted(map(len, sent)) == [1, 1, 2, 2], "one text at the start, then five"
+        assert all(body["model"] == "null" for body in proxy.bodies("/v1/rerank"))
+
+
+async def test_an_endpoint_that_is_not_there_is_said() -> None:
+    config = EndpointConfig(url="http://127.0.0.1:9/v1")
+    engine = RemoteItems(RemoteConfig(name="far", kind="embed", endpoint=config))
+    with pytest.raises(api.EngineDied, match=r"far at http://127.0.0.1:9/v1 did not .*reach"):
+        await engine.start()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "the endpoint sent 0 results with 'embedding' for 1 texts"),
+        ([{"index": 0, "embedding": ["x"]}], "a vector that is not a list of numbers"),
+        ([{"index": 0, "embedding": [float("nan")]}], "a vector that is not a list of numbers"),
+        ([{"index": 1, "embedding": [1.0]}], "1 results with 'embedding' for 1 texts"),
+    ],
+)
+async def test_an_answer_that_is_wrong_fails_the_op(data: list[Any], message: str) -> None:
+    """The first answer is right. The second one is not, and never becomes a vector."""
+    answers = [[{"index": 0, "embedding": [1.0]}], data]
+
+    async def embeddings(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer key"
+        return web.json_response({"data": answers.pop(0)})
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embeddings)
+    async with TestServer(app) as server:
+        there = EndpointConfig(url=str(server.make_url("/v1")), key="key")
+        engine = RemoteItems(RemoteConfig(name="far", kind="embed", endpoint=there))
+        await engine.start()
+        failed = await value(engine, "embed", texts=["a"])
+        assert isinstance(failed, api.Failed) and failed.error == "EngineFailed"
+        assert message in failed.message
+        refused = await value(engine, "embed", texts="a")
+        assert isinstance(refused, api.Failed) and refused.error == "InvalidRequest"
+        await engine.close()
+
+
+def test_settings_that_do_not_fit() -> None:
+    for table in ({"connect": "host:8000"}, {"connect": "http://host", "batch": 0}):
+        [spec] = from_tables({"embedder": [table]})
+        with pytest.raises(InvalidRequest):
+            spec.factory()
