@@ -254,7 +254,8 @@ async def test_a_store_of_the_settings_runs_in_its_own_process(
     assert (await engine.start()).kinds == ("ingest", "search", "delete", "fetch")
     row = vectors.encode(np.ones((1, 3), np.float32))
     values = []
-    for kind, inputs in {"ingest": {"items": ABC[:1]}, "search": {"k": 1}}.items():
+    ops: dict[str, dict[str, Any]] = {"ingest": {"items": ABC[:1]}, "search": {"k": 1}}
+    for kind, inputs in ops.items():
         given = {"tenant": "process", **row, **inputs}
         engine.submit(api.Op(id=kind, kind=kind, context=kind, inputs=given))
         async with asyncio.timeout(60):
