@@ -283,3 +283,34 @@ def test_the_breaker() -> None:
     assert breaker.state is BreakerState.CLOSED
     assert [breaker.failed(8), breaker.failed(8), breaker.failed(8)] == [False, False, True]
     assert breaker.until == 9.0
+
+
+async def test_a_large_prompt_arrives_whole(tmp_path: Path) -> None:
+    """It has two million characters. aiohttp warns of bodies that it must send at once."""
+    long = "word " * 400_000
+    async with started(tmp_path, streams("a")) as (engine, endpoint):
+        text, end = await ending(engine, replace(chat(), messages=(("user", long),)))
+        assert text == "a" and isinstance(end, api.Finished)
+        assert endpoint.requests[0]["messages"] == [{"role": "user", "content": long}]
+
+
+class Broken(OpenAIEngine):
+    """An engine with a bug in its requests."""
+
+    async def _answer(self, op: api.Op, answer: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+async def test_a_bug_ends_its_op(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The op fails, so that its session does not wait for ever."""
+    async with Endpoint(streams("a")).on(tmp_path / "e") as socket:
+        engine = Broken(config(socket))
+        await engine.start()
+        _, end = await ending(engine, chat())
+        assert isinstance(end, api.Failed)
+        assert (end.error, end.message) == (
+            "EngineFailed",
+            "the request failed (ZeroDivisionError)",
+        )
+        assert "a request of op op failed" in caplog.text
+        await engine.close()

@@ -6,6 +6,7 @@ It knows nothing of ops. It sends a request body and returns JSON objects.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -16,6 +17,7 @@ import aiohttp
 
 MOST_EVENT = 1 << 20  # bytes of one server-sent event; 20 alternatives per token take 4 KB
 MOST_BODY = 8 << 20  # bytes of a response that is not streamed
+LARGE_BODY = 1 << 20  # bytes of a request; sending more at once would hold the event loop
 MOST_REFUSAL = 64 << 10  # bytes of an error response
 LONGEST_PAUSE_S = 30.0  # a longer Retry-After counts as a refusal
 # Seconds to keep an idle connection. uvicorn, and so vLLM, closes one after 5 s.
@@ -150,8 +152,14 @@ class Endpoint:
         body: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        sent: bytes | io.BytesIO | None = None
+        if body is not None:
+            sent = json.dumps(body).encode()
+            headers = {"Content-Type": "application/json", **(headers or {})}
+            if len(sent) > LARGE_BODY:
+                sent = io.BytesIO(sent)  # aiohttp then sends it in pieces
         return self._http.request(
-            method, self._url + path, json=body, headers=headers, allow_redirects=False
+            method, self._url + path, data=sent, headers=headers, allow_redirects=False
         )
 
     @asynccontextmanager

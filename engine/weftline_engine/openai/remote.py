@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import TypedDict
 from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
+
+log = logging.getLogger("weftline.openai")
 
 MOST_WAITS = 3  # how often an op waits for a Retry-After before it fails
 PAUSE_S = 0.2  # seconds before an op fails as retryable; doubles with each attempt
@@ -158,6 +161,10 @@ class RemoteEngine:
         if self._tasks.get(op.id) is task:
             del self._tasks[op.id]
             self._ops.pop(op.id, None)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            # Whatever it is, the op must end: its session would wait for ever.
+            log.error("a request of op %s failed", op.id, exc_info=bug)
+            self.fail(op, "EngineFailed", f"the request failed ({type(bug).__name__})")
 
     async def _run(self, op: api.Op) -> None:
         """Send the op, again after each Retry-After, until it is answered or fails."""
