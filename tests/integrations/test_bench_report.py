@@ -44,7 +44,7 @@ def test_the_page_shows_results_from_outside_the_harness() -> None:
     lines = others.simulation(simulated)
     assert "| copilot | 8 users | 250 ms | 2.50 s | 2.40 s | -4% |" in lines
     assert "| 64 | app | 9 | 2.00 s | 3.00 s | 30% | 80% |" in lines
-    assert "takes 20 ms, plus" in " ".join(lines) and "3 µs for each token" in " ".join(lines)
+    assert "takes 20 ms, plus" in " ".join(lines) and "adds 3 µs." in " ".join(lines)
     found = {"seconds": {"median": 1.5}, "times_faster": {"median": 2.0}}
     rows = [{"case": "refine", "delay_ms": 250, "systems": {"weftline": found}}]
     assert "| refine | 250 ms | weftline | 1.5 s | 2.00 |" in others.llamaindex({"rows": rows})

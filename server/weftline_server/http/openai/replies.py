@@ -158,20 +158,22 @@ def usage_body(usages: Sequence[Usage], choices: int) -> dict[str, Any]:
 
     A prompt counts once, whatever its number of answers. Its `cached_tokens` are the fewest of its
     calls, which are the first call's: the others also read what the first one computed. The
-    prediction tokens are the engine's drafts.
+    prediction tokens are the engine's drafts; without drafts there is no such field.
     """
     prompts = [usages[at : at + choices] for at in range(0, len(usages), choices)]
     prompt = sum(same[0].prompt_tokens for same in prompts)
     cached = sum(min(one.cached_tokens for one in same) for same in prompts)
     output = sum(one.output_tokens for one in usages)
-    accepted = sum(one.accepted_tokens for one in usages)
-    return {
+    body: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(one.drafted_tokens for one in usages) - accepted,
-        },
     }
+    if drafted := sum(one.drafted_tokens for one in usages):
+        accepted = sum(one.accepted_tokens for one in usages)
+        body["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
+    return body
