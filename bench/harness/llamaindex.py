@@ -22,8 +22,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
     The plain LLM is ours with early sending and provenance switched off, which makes it a client of
     OpenAI's chat endpoint. LlamaIndex's own needs an older openai package than LangChain's.
     """
-    is_ours = stage.way is Way.COMPILED  # its graphs report every call, so no handler watches them
-    watched = CallbackManager([] if is_ours else [_Watch(stage)])
+    watched = CallbackManager([_Watch(stage)])
     llm = Weftline(
         base_url=stage.url,
         temperature=0,
@@ -32,7 +31,6 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         additional_kwargs={"ignore_eos": True},
         ahead=stage.way in (Way.ACCELERATED, Way.COMPILED),
         provenance=stage.way in (Way.CHAT_WEFTLINE, Way.ACCELERATED),
-        on_graph=stage.take_graph if is_ours else None,
     )
     options: dict[str, Any] = {
         "llm": llm,
@@ -40,7 +38,7 @@ def synthesizer(stage: Stage, mode: str, tokens: int, helper: PromptHelper) -> B
         "prompt_helper": helper,
         "callback_manager": watched,
     }
-    if is_ours:
+    if stage.way is Way.COMPILED:
         return WeftlineSynthesizer(**options)
     return get_response_synthesizer(**options)
 

@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable
 
-from bench.harness.systems import System
+from bench.harness.systems import System, Way
 from bench.harness.texts import Texts
 from bench.harness.workload import Scale
 
@@ -81,10 +81,15 @@ class Stage:
         self.prompts: list[str] = []  # of the calls that LangChain makes itself
         self._began = time.perf_counter()
 
-    def llm(self, tokens: int) -> BaseChatModel:
-        """A greedy chat model that answers exactly `tokens` tokens."""
+    def llm(self, tokens: int, *, compiled: bool = True) -> BaseChatModel:
+        """A greedy chat model that answers exactly `tokens` tokens.
+
+        Its calls are recorded by a callback, unless it is for a chain that this system compiles.
+        There the server's graph tells of them, and a callback would make the values travel.
+        """
         model = self._system.llm(self.url, tokens)
-        model.callbacks = [_Watch(self.now, self.prompts)]
+        if not compiled or self.way is not Way.COMPILED:
+            model.callbacks = [_Watch(self.now, self.prompts)]
         return model
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:

@@ -25,7 +25,7 @@ async def run(stage: Stage, point: Point) -> None:
         texts.document(f"tool {stage.seed} {i}", scale.tokens(RESULT)) for i in range(turns - 1)
     ]
     role = texts.document(f"role {stage.seed}", scale.tokens(SYSTEM))
-    graph = agent(stage.llm(scale.tokens(OUTPUT)), results, [0.0] * len(results))
+    graph = agent(stage.llm(scale.tokens(OUTPUT), compiled=False), results, [0.0] * len(results))
     messages = [SystemMessage(role), HumanMessage("Do your work.")]
     async with stage.app("agent") as app:
         end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})

@@ -96,7 +96,7 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
 async def run(stage: Stage, point: Point) -> None:
     """Start all agents at once; each has its own context and pauses."""
     turns = turns_of(stage.scale)
-    llm = stage.llm(stage.scale.tokens(OUTPUT))
+    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
 
     async def one(number: int) -> None:
         rng = random.Random(f"{stage.seed} {number}")
