@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +17,8 @@ from weftline.adapters.background import BACKGROUND, Chain, awaited
 from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Call, InOut, Submit
+from weftline.protocol import MAX_ERROR_CHARS, Call, InOut, SetVariable, StepError, Submit
+from weftline.steps import ClientStep
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -74,6 +75,7 @@ class _Draft:
     """
 
     calls: tuple[Call, ...]
+    steps: tuple[ClientStep, ...]
     watch: tuple[str, ...]
     parts: bool
     graph: bool
@@ -88,16 +90,22 @@ class _Draft:
             session_id=self.joins or session,
             open=self.joins is not None,
             calls=self.calls,
+            steps=self.steps,
             watch=self.watch,
             parts=self.parts,
             graph=self.graph,
             close=self.close,
         )
 
-    def alone(self, call: Call) -> _Draft:
-        """A submit of one of the calls, which follows all that the call makes."""
+    def alone(self, call: Call, made: Set[str]) -> _Draft:
+        """A submit of one of the calls, which follows all that the call makes.
+
+        The client's steps that it reads go with it, unless they have `made` their output before.
+        """
         watch = tuple(_variables(call, InOut.OUT))
-        return replace(self, calls=(call,), watch=watch, graph=False, close=False)
+        reads = set(_variables(call, InOut.IN)) - made
+        steps = tuple(step for step in self.steps if step.out in reads)
+        return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
 
 
 class _Limit:
@@ -141,13 +149,14 @@ class Feed:
         calls: Sequence[Call],
         watch: Sequence[str],
         *,
+        steps: Sequence[ClientStep] = (),
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and follow the variables of `watch`.
+        """Submit `calls` and the client's own `steps`, and follow the variables of `watch`.
 
         `parts` asks for texts as they are generated, and `graph` for the session's graph at the
         end. A submit with `close` is the run's last one: the server then closes the session.
@@ -163,6 +172,7 @@ class Feed:
 
         draft = _Draft(
             calls=tuple(calls),
+            steps=tuple(steps),
             watch=tuple(watch),
             parts=parts,
             graph=graph,
@@ -173,6 +183,16 @@ class Feed:
             within=within,
         )
         self._work.append(BACKGROUND.start(self._follow(draft)))
+
+    def set(self, variable: str, value: Any) -> Future[None]:
+        """Set the output of a step of the client."""
+        return BACKGROUND.start(self._set(variable, SetVariable(value=value)))
+
+    def fail(self, variable: str, error: BaseException) -> Future[None]:
+        """Fail the output of a step of the client, and with it what reads it."""
+        message = str(error)[:MAX_ERROR_CHARS]
+        why = StepError(code=type(error).__name__[:128], message=message)
+        return BACKGROUND.start(self._set(variable, SetVariable(error=why)))
 
     def fetch_graph(self) -> Future[dict[str, Any]]:
         """The session's graph: the one that the last submit brings, or else the present one."""
@@ -284,8 +304,8 @@ class Feed:
         made: set[str] = set()
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
-                alone = draft.alone(call)
-                made.update(alone.watch)
+                alone = draft.alone(call, made)
+                made.update(alone.watch, (step.out for step in alone.steps if step.out))
                 for variable in alone.watch:  # the server runs only what somebody reads
                     self.results.setdefault(variable, Result())
                 reads = _variables(call, InOut.IN)
@@ -298,7 +318,7 @@ class Feed:
         if not self._session.done():
             return  # all were refused
         if rest := tuple(name for name in draft.watch if name not in made):
-            reading = replace(draft, calls=(), watch=rest, graph=False, close=False)
+            reading = replace(draft, calls=(), steps=(), watch=rest, graph=False, close=False)
             await self._push(reading, self._session.result(), limits)
         if draft.close:
             if draft.graph:
@@ -367,6 +387,10 @@ class Feed:
         session = (await BACKGROUND.client(self._server)).session()
         session.id = await awaited(self._session)
         return session
+
+    async def _set(self, variable: str, body: SetVariable) -> None:
+        session = await awaited(self._session)
+        await (await BACKGROUND.client(self._server)).set(session, variable, body)
 
     async def _fetch_graph(self) -> dict[str, Any]:
         return await (await self._session_client()).graph()

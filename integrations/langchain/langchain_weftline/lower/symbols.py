@@ -76,6 +76,34 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Local:
+    """What a step of the client will return. The client keeps the object, as its variable `var`.
+
+    `part` takes what is meant out of the object; None means all of it. The server gets only the
+    texts of it that prompts show: `texts` has the variable of each, and how it is made.
+    """
+
+    var: str
+    part: Make | None = None
+    label: str = ""
+    texts: dict[tuple[str, str], tuple[str, Make]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def item(self, name: str, part: Make) -> Local:
+        """A part of the object, which `name` tells from its other parts."""
+        return Local(self.var, part, name, self.texts)
+
+    def text(self, show: Callable[[Any], str]) -> Ref:
+        """The variable of the text that `show` makes: `format` or `repr`."""
+        key, part = (self.label, show.__name__), self.part
+        if key not in self.texts:
+            make = show if part is None else lambda value: show(part(value))
+            self.texts[key] = f"{self.var}.{len(self.texts)}", make
+        return Ref(self.texts[key][0])
+
+
+@dataclass(frozen=True, slots=True)
 class Hole:
     """A place in a text that holds `ref`, shown as it is or by the transform `str` or `repr`."""
 
@@ -192,7 +220,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, Answer, Text, Said, Prompt))
+    return isinstance(value, (Ref, Answer, Local, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -206,6 +234,8 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, 
         return (Hole(value, () if value.is_text and not quoted else (form,)),)
     if isinstance(value, Text) and not quoted:
         return value.pieces
+    if isinstance(value, Local):
+        return (Hole(value.text(repr if quoted else format)),)
     if isinstance(value, dict):
         items = [
             (*shown(key, step, quoted=True), ": ", *shown(item, step, quoted=True))
@@ -269,6 +299,7 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 _KINDS = {
     Ref: "parsed value",
     Answer: "message",
+    Local: "value of the client",
     Said: "message",
     Text: "built string",
     Prompt: "prompt",
