@@ -17,7 +17,7 @@ from weftline.adapters.background import BACKGROUND, Chain, awaited
 from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import MAX_ERROR_CHARS, Call, InOut, SetVariable, StepError, Submit
+from weftline.protocol import Call, InOut, Submit
 from weftline.steps import ClientStep
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
@@ -127,17 +127,18 @@ class _Limit:
 class Feed:
     """The submits of one run to one session, and the results of their variables.
 
-    Its methods may be called from any thread. `results` holds the result of each watched variable.
+    Its methods may be called from any thread. `results` holds the result of each watched variable,
+    and `session` the server's id of the session, once the server has named it.
     A feed that `joins` a session, by the id that the run chose for it, does not end it.
     """
 
     def __init__(
         self, server: Server, on_settled: OnSettled | None = None, joins: str | None = None
     ) -> None:
-        self._server = server
+        self.server = server
         self._on_settled = on_settled
         self._joins = joins
-        self._session: Future[str] = Future()
+        self.session: Future[str] = Future()
         self._is_last = False
         self._is_overdue = False
         self._work: list[Future[None]] = []
@@ -184,16 +185,6 @@ class Feed:
         )
         self._work.append(BACKGROUND.start(self._follow(draft)))
 
-    def set(self, variable: str, value: Any) -> Future[None]:
-        """Set the output of a step of the client."""
-        return BACKGROUND.start(self._set(variable, SetVariable(value=value)))
-
-    def fail(self, variable: str, error: BaseException) -> Future[None]:
-        """Fail the output of a step of the client, and with it what reads it."""
-        message = str(error)[:MAX_ERROR_CHARS]
-        why = StepError(code=type(error).__name__[:128], message=message)
-        return BACKGROUND.start(self._set(variable, SetVariable(error=why)))
-
     def fetch_graph(self) -> Future[dict[str, Any]]:
         """The session's graph: the one that the last submit brings, or else the present one."""
         return self.graph if self._is_last else BACKGROUND.start(self._fetch_graph())
@@ -204,7 +195,7 @@ class Feed:
 
     def when_opened(self, then: Callable[[str], None]) -> None:
         """Call `then` with the server's id of the session, once the server has named it."""
-        self._session.add_done_callback(
+        self.session.add_done_callback(
             lambda named: then(named.result()) if named.exception() is None else None
         )
 
@@ -220,7 +211,7 @@ class Feed:
         ends = self._is_last or self._joins is not None
         if ends and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
-        if self._joins is None and (self._session.done() or not self._is_last):
+        if self._joins is None and (self.session.done() or not self._is_last):
             # For a connection that only breaks off, the server waits a second for its client.
             BACKGROUND.start(self._end())
         if ends:
@@ -255,14 +246,14 @@ class Feed:
         Raises the earlier error where `draft` only reads what those calls would have made.
         """
         while draft.joins is None:
-            opening = self._session
+            opening = self.session
             try:
                 return await awaited(opening)
             except WeftlineError:
                 if not draft.calls:
                     raise
-                if self._session is opening:
-                    self._session = Future()
+                if self.session is opening:
+                    self.session = Future()
                     return None
         return None
 
@@ -277,7 +268,7 @@ class Feed:
 
         Raises the error of a stream that breaks off.
         """
-        client = await BACKGROUND.client(self._server)
+        client = await BACKGROUND.client(self.server)
         began = False
         try:
             pushed = client.watch(draft.submit(session), max_retries=draft.max_retries)
@@ -315,11 +306,11 @@ class Feed:
                 if error is not None:
                     refused |= dict.fromkeys(alone.watch, error)
                     self._fail(alone.watch, error, opened=True)
-        if not self._session.done():
+        if not self.session.done():
             return  # all were refused
         if rest := tuple(name for name in draft.watch if name not in made):
             reading = replace(draft, calls=(), steps=(), watch=rest, graph=False, close=False)
-            await self._push(reading, self._session.result(), limits)
+            await self._push(reading, self.session.result(), limits)
         if draft.close:
             if draft.graph:
                 with suppress(WeftlineError):
@@ -331,7 +322,7 @@ class Feed:
     ) -> WeftlineError | None:
         """Submit, and go on when the server has accepted it. Returns the error of a refusal."""
         accepted = asyncio.Event()
-        session = self._session.result() if self._session.done() else None
+        session = self.session.result() if self.session.done() else None
 
         async def push() -> WeftlineError | None:
             try:
@@ -354,13 +345,13 @@ class Feed:
     def _take(self, event: Event) -> None:
         match event:
             case Submitted(session):
-                if not self._session.done():
-                    self._session.set_result(session)
+                if not self.session.done():
+                    self.session.set_result(session)
             case Part(variable, text):
                 if not self.results[variable].value.done():  # a part may come after its limit
                     self.results[variable].add(text)
-            case Value(variable, value, facts) if self._session.done():
-                told = {**facts, "session_id": self._session.result()}
+            case Value(variable, value, facts) if self.session.done():
+                told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
             case Value() | Failed():
                 self._settle(event)
@@ -378,19 +369,15 @@ class Feed:
         self, variables: Sequence[str], error: WeftlineError, *, opened: bool = False
     ) -> None:
         """Fail what has not settled. Unless `opened`, no further submit waits for the session."""
-        if not opened and not self._session.done():
-            self._session.set_exception(error)
+        if not opened and not self.session.done():
+            self.session.set_exception(error)
         for variable in variables:
             self._settle(Failed(variable, error))
 
     async def _session_client(self) -> AsyncSession:
-        session = (await BACKGROUND.client(self._server)).session()
-        session.id = await awaited(self._session)
+        session = (await BACKGROUND.client(self.server)).session()
+        session.id = await awaited(self.session)
         return session
-
-    async def _set(self, variable: str, body: SetVariable) -> None:
-        session = await awaited(self._session)
-        await (await BACKGROUND.client(self._server)).set(session, variable, body)
 
     async def _fetch_graph(self) -> dict[str, Any]:
         return await (await self._session_client()).graph()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from weftline.protocol import Call, InOut
+from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.feed import Feed
+from weftline.computations import outcome_of
+from weftline.protocol import Call, InOut, SetVariable
 from weftline.steps import MAX_NAME, ClientStep
 
 Origin = Callable[[str], tuple[str, tuple[str, ...]]]
@@ -46,6 +51,21 @@ class Promises:
             if inputs & found:
                 found.update(outputs)
                 yield from outputs
+
+
+def keep(feed: Feed, variable: str, value: Any) -> Future[None]:
+    """Set the output of a step of the client."""
+    return BACKGROUND.start(_set(feed, variable, SetVariable(value=value)))
+
+
+def fail(feed: Feed, variable: str, error: BaseException) -> Future[None]:
+    """Fail the output of a step of the client, and with it what reads it."""
+    return BACKGROUND.start(_set(feed, variable, outcome_of(error)))
+
+
+async def _set(feed: Feed, variable: str, body: SetVariable) -> None:
+    client = await BACKGROUND.client(feed.server)
+    await client.set(await awaited(feed.session), variable, body)
 
 
 def own_inputs(calls: Iterable[Call]) -> Iterator[str]:

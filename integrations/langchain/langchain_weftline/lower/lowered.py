@@ -244,8 +244,8 @@ def finish(
     return Lowered(calls, _tree(result, shared), server)
 
 
-def with_texts(draft: Draft, texts: Mapping[str, str]) -> Draft:
-    """`draft`, with the `texts` of variables that the client knows in place of the variables."""
+def with_texts(draft: Draft, texts: Mapping[str, Mapping[str, str]]) -> Draft:
+    """`draft`, with the `texts` of variables that the client has set in place of the variables."""
 
     def known(piece: str | Hole) -> str | Hole:
         if isinstance(piece, str) or piece.ref.var not in texts:
@@ -267,11 +267,6 @@ def with_texts(draft: Draft, texts: Mapping[str, str]) -> Draft:
         for turn in draft.turns
     )
     return replace(draft, turns=turns)
-
-
-def reads_of(draft: Draft) -> Iterator[str]:
-    """The variables that the prompt of `draft` holds."""
-    return (hole.ref.var for hole in Prompt(draft.turns).holes())
 
 
 def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:

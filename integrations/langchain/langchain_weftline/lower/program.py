@@ -183,6 +183,15 @@ class Program:
         """Whether the client itself makes this variable."""
         return name.partition(".")[0] in self._promised
 
+    def texts(self) -> dict[str, Mapping[str, str]]:
+        """The texts of steps of the client that have run: sets by variable."""
+        sets = {name: event for name, event in self.known.items() if "." in name}
+        return {
+            name: event.value
+            for name, event in sets.items()
+            if isinstance(event, Value) and self.is_own(name)
+        }
+
     def origin(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The step that makes one of the client's own variables, and the variables it reads."""
         job = self._promised[name.partition(".")[0]]
@@ -203,8 +212,9 @@ class Program:
 
     def _look(self, waiting: Part | Job) -> None:
         """Let a part or a step go on if all its variables are ready, or one has failed."""
-        outcome = settle(self._waiting[waiting], self.known)
-        if outcome is None:
+        tree = self._waiting.get(waiting)
+        outcome = None if tree is None else settle(tree, self.known)
+        if outcome is None:  # or an event that this one caused has let it go on
             return
         del self._waiting[waiting]
         if isinstance(waiting, Part):
@@ -231,9 +241,10 @@ class Program:
     def _show(self, job: Job, outcome: Outcome) -> None:
         """Make the texts of a step's output that prompts show."""
         assert job.promise is not None, "only a promise is shown before it is kept"
-        for name, make in list(job.promise.texts.values()):
-            if name not in self.known:
-                self.told(_event(name, _made(make, outcome)))
+        shown = job.promise.shown
+        for number in range(shown.closed, len(shown.sets)):
+            shown.closed += 1
+            self.told(_event(f"{job.promise.var}.{number}", _made(shown.sets[number], outcome)))
 
     def _end(self, part: Part, outcome: Outcome) -> None:
         if part.parent is None:
@@ -242,9 +253,11 @@ class Program:
             self._ready.append((part.parent, all_ended))
 
 
-def _made(make: Make, outcome: Outcome) -> Outcome:
+def _made(texts: Mapping[str, Make], outcome: Outcome) -> Outcome:
+    if outcome.error is not None:
+        return outcome
     try:
-        return outcome if outcome.error is not None else Outcome(make(outcome.value))
+        return Outcome({key: make(outcome.value) for key, make in texts.items()})
     except Exception as error:  # showing an object calls its class
         return Outcome(error=error)
 

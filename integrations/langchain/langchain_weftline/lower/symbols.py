@@ -75,32 +75,49 @@ class Answer:
         return Ref(self.var)
 
 
+@dataclass(eq=False, slots=True)
+class Shown:
+    """The texts of one step's output that prompts show, in sets: each set is one variable.
+
+    A set is `closed` when its value is made. Texts that are asked for later are another set.
+    """
+
+    sets: list[dict[str, Make]] = field(default_factory=list)
+    closed: int = 0
+
+    def add(self, key: str, make: Make) -> int:
+        """The number of the set that has the text `key`."""
+        for number, texts in enumerate(self.sets):
+            if key in texts:
+                return number
+        if self.closed == len(self.sets):
+            self.sets.append({})
+        self.sets[-1][key] = make
+        return len(self.sets) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Local:
     """What a step of the client will return. The client keeps the object, as its variable `var`.
 
-    `part` takes what is meant out of the object; None means all of it. The server gets only the
-    texts of it that prompts show: `texts` has the variable of each, and how it is made.
+    `part` takes what is meant out of the object, and `name` tells it from other parts; None means
+    all of it. The server gets only the texts of the object that prompts show.
     """
 
     var: str
     part: Make | None = None
-    label: str = ""
-    texts: dict[tuple[str, str], tuple[str, Make]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    name: str = ""
+    shown: Shown = field(default_factory=Shown, compare=False, repr=False)
 
     def item(self, name: str, part: Make) -> Local:
         """A part of the object, which `name` tells from its other parts."""
-        return Local(self.var, part, name, self.texts)
+        return Local(self.var, part, name, self.shown)
 
     def text(self, show: Callable[[Any], str]) -> Ref:
-        """The variable of the text that `show` makes: `format` or `repr`."""
-        key, part = (self.label, show.__name__), self.part
-        if key not in self.texts:
-            make = show if part is None else lambda value: show(part(value))
-            self.texts[key] = f"{self.var}.{len(self.texts)}", make
-        return Ref(self.texts[key][0])
+        """The text that `show` makes: `format` or `repr`."""
+        key, part = f"{show.__name__} {self.name}".rstrip(), self.part
+        number = self.shown.add(key, show if part is None else lambda value: show(part(value)))
+        return Ref(f"{self.var}.{number}", ({"op": "path", "keys": [key]},))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +289,8 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
     if last.get("op") != "path":
-        return value.then({"op": "path", "keys": [key]})
+        of_texts = last.get("op") == "text" and type(key) is int  # a part of a split text
+        return value.then({"op": "path", "keys": [key]}, is_text=of_texts)
     deeper = {"op": "path", "keys": [*last["keys"], key]}
     return Ref(value.var, (*before, deeper), is_text=False)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, closing
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -18,27 +16,17 @@ from typing import Any, Self
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_weftline.lower.lowered import (
-    Draft,
-    Lowered,
-    Variable,
-    finish,
-    raw_calls,
-    with_texts,
-)
+from langchain_weftline.lower.lowered import Lowered, Variable
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program, settle
+from langchain_weftline.lower.program import Outcome, Program, settle
 from langchain_weftline.lower.steps import Step
 from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
-from langchain_weftline.model.patience import Deadlines
+from langchain_weftline.run.submits import Message, OnMessage, Submits
 from langchain_weftline.run.telling import Telling
 from langchain_weftline.run.workers import Tasks, Threads
-from weftline.adapters import Feed, Promises, Result, awaited
-from weftline.adapters.promises import own_inputs
-from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Call
-from weftline.watching import Value
+from weftline.adapters import Result, awaited
+from weftline.http import OnGraph
 
 # While steps of the client still run, the calls of other parts wait this long, so that one request
 # can submit several.
@@ -46,8 +34,6 @@ GATHER_S = 0.01
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
-Message = Event | tuple[Job, Outcome]
-OnMessage = Callable[[Message], None]
 Settled = Callable[[], Outcome | None]
 
 
@@ -64,15 +50,11 @@ class Execution:
     ) -> None:
         self._config = config
         self._on_graph = on_graph
-        self._lowering = Lowering()
-        self._program = Program(self._lowering.step(Step(chain, config, (), options), input))
+        lowering = Lowering()
+        self._program = Program(lowering.step(Step(chain, config, (), options), input))
         self._telling = Telling()
-        self._told_of: tuple[str, ...] = ()  # variables that callbacks need
-        self._feed: Feed | None = None
-        self._watched: set[str] = set()
-        self._promises = Promises()
+        self._submits = Submits(lowering, self._program, self._telling, graph=on_graph is not None)
         self._gathered = False  # the wait for more calls is over
-        self._deadlines = Deadlines()
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +65,8 @@ class Execution:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._feed is not None:
-            self._feed.close()
+        if self._submits.feed is not None:
+            self._submits.feed.close()
 
     def run(self) -> Any:
         """The chain's result."""
@@ -102,7 +84,7 @@ class Execution:
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         with Threads(self._config, inbox.put) as threads:
             lowered = self._drive(inbox, threads)
-            result = self._streamed(lowered, inbox.put)
+            result = self._submits.streamed(lowered, inbox.put)
             if result is None:
                 yield _whole(lowered, self._wait(lowered, inbox, threads, streamed=True))
                 return
@@ -115,8 +97,7 @@ class Execution:
                 yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:
             yield end
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(self._feed.fetch_graph().result())
+        self._show_graph()
 
     async def arun(self) -> Any:
         """The chain's result."""
@@ -134,7 +115,7 @@ class Execution:
         inbox = _AsyncInbox()
         with Tasks(self._config, inbox.put) as tasks:
             lowered = await self._adrive(inbox, tasks)
-            result = self._streamed(lowered, inbox.put)
+            result = self._submits.streamed(lowered, inbox.put)
             if result is None:
                 yield _whole(lowered, await self._await(lowered, inbox, tasks, streamed=True))
                 return
@@ -145,19 +126,18 @@ class Execution:
                     yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:
             yield end
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await awaited(self._feed.fetch_graph()))
+        await self._ashow_graph()
 
     def _drive(self, inbox: queue.SimpleQueue[Message], threads: Threads) -> Lowered:
         """Run the client's steps, and submit the calls that they need. The rest is returned."""
         program = self._program
         while True:
             threads.start(program.advance(), program)
-            self._keep(inbox.put)
+            self._submits.keep(inbox.put)
             if program.can_go_on:
                 continue
             if program.outcome is not None:
-                return self._lowered(program.outcome)
+                return self._submits.rest(program.outcome)
             self._telling.tell_due(program.known)
             try:
                 self._take(inbox.get(timeout=self._patience(inbox.put)))
@@ -170,11 +150,11 @@ class Execution:
         program = self._program
         while True:
             await tasks.start(program.advance(), program)
-            self._keep(inbox.put)
+            self._submits.keep(inbox.put)
             if program.can_go_on:
                 continue
             if program.outcome is not None:
-                return self._lowered(program.outcome)
+                return self._submits.rest(program.outcome)
             await self._telling.atell_due(program.known)
             try:
                 self._take(await inbox.get(self._patience(inbox.put)))
@@ -195,116 +175,15 @@ class Execution:
         promises. When there are none, the calls are submitted.
         """
         program = self._program
-        if not self._lowering.calls.drafts and self._watched >= set(program.wanted()):
+        if not self._submits.is_due:
             return None
         if program.running and not self._gathered:
             return GATHER_S
         if program.promise():
             return 0
         self._gathered = False
-        self._submit(tell)
+        self._submits.submit(tell)
         return None
-
-    def _keep(self, tell: OnMessage) -> None:
-        """Send the texts that the client's steps have made, and that submitted calls wait for."""
-        known = self._program.known
-        for name in self._promises.due(known):
-            event = known[name]
-            if isinstance(event, Lost):
-                assert self._feed is not None, "a submitted call waits for the text"
-                self._feed.fail(name, event.error)
-                for reader in self._promises.readers(name):
-                    self._program.told(Lost(reader, event.error))
-            elif isinstance(event, Value):
-                self._set(name, event.value, tell)
-
-    def _set(self, name: str, text: str, tell: OnMessage) -> None:
-        assert self._feed is not None, "a submitted call waits for the text"
-
-        def sent(setting: Future[None]) -> None:
-            if setting.cancelled() or (error := setting.exception()) is None:
-                return
-            for reader in self._promises.readers(name):
-                tell(Lost(reader, error))
-
-        self._feed.set(name, text).add_done_callback(sent)
-
-    def _submit(self, tell: OnMessage) -> None:
-        """Submit the calls found so far, and watch the variables that parts of the chain need."""
-        drafts, self._lowering.calls.drafts = self._lowering.calls.drafts, []
-        drafts = self._with_texts(drafts)
-        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
-        wanted = [name for name in needed if self._is_to_watch(name)]
-        if drafts and not wanted:
-            wanted = [draft.var for draft in drafts]
-        self._send(raw_calls(drafts), wanted, tell)
-
-    def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
-        heard = self._telling.add(drafts, self._lowering.calls.asked)
-        self._told_of = (*heard, *self._telling.reads())
-        return self._told_of
-
-    def _lowered(self, outcome: Outcome) -> Lowered:
-        calls = self._lowering.calls
-        drafts = self._with_texts(calls.drafts)
-        wanted = self._program.wanted()
-        return finish(drafts, outcome.get(), calls.server, self._heard, wanted)
-
-    def _with_texts(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Drafts with the texts of the client's steps that have run."""
-        known = self._program.known.items()
-        texts = {
-            name: event.value
-            for name, event in known
-            if isinstance(event, Value) and self._program.is_own(name) and "." in name
-        }
-        return [with_texts(draft, texts) for draft in drafts] if texts else list(drafts)
-
-    def _is_to_watch(self, name: str) -> bool:
-        known = name in self._program.known or name in self._watched
-        return not known and not self._program.is_own(name)
-
-    def _last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
-        """Submit the remaining calls, and watch the remaining variables of the result."""
-        wanted = self._program.wanted()
-        needed = dict.fromkeys([*lowered.variables(), *self._told_of, *wanted])
-        watch = [name for name in needed if self._is_to_watch(name)]
-        if lowered.calls or watch:
-            graph = self._on_graph is not None
-            self._send(lowered.calls, watch, tell, parts=parts, graph=graph, close=True)
-
-    def _send(
-        self, calls: Sequence[Call], watch: Sequence[str], tell: OnMessage, **how: bool
-    ) -> None:
-        self._watched.update(watch)
-        if self._feed is None:
-            server = self._lowering.calls.server
-            assert server is not None, "a variable has a call, and a call has a model"
-            self._feed = Feed(server, tell)
-        own = [name for name in own_inputs(calls) if self._program.is_own(name)]
-        steps = self._promises.owe(calls, own, self._program.origin)
-        patience, now = self._lowering.calls.patience, time.monotonic()
-        self._deadlines.submitted(calls, patience, now, later=own)
-        outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
-        retries = [patience[name].retries for name in outputs if name in patience]
-        self._feed.send(
-            calls,
-            watch,
-            steps=steps,
-            max_retries=max(retries, default=MAX_RETRIES),
-            within=self._deadlines.left(watch, now),
-            **how,
-        )
-
-    def _streamed(self, lowered: Lowered, tell: OnMessage) -> Result | None:
-        """Submit the calls of a result that is streamed. None where it is not one text."""
-        final = lowered.streamable()
-        if final is None or final.var in self._program.known:
-            return None
-        self._last(lowered, tell, parts=True)
-        assert self._feed is not None, "an unknown variable is watched"
-        return self._feed.results[final.var]
 
     def _wait(
         self,
@@ -314,10 +193,9 @@ class Execution:
         *,
         streamed: bool = False,
     ) -> Any:
-        self._last(lowered, inbox.put)
+        self._submits.last(lowered, inbox.put)
         made = self._serve(inbox, threads, lambda: self._settled(lowered, streamed)).get()
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(self._feed.fetch_graph().result())
+        self._show_graph()
         return made
 
     def _serve(
@@ -327,7 +205,7 @@ class Execution:
         program = self._program
         while True:
             threads.start(program.advance(), program)
-            self._keep(inbox.put)
+            self._submits.keep(inbox.put)
             self._telling.tell_due(program.known)
             if program.can_go_on:
                 continue
@@ -338,11 +216,10 @@ class Execution:
     async def _await(
         self, lowered: Lowered, inbox: _AsyncInbox, tasks: Tasks, *, streamed: bool = False
     ) -> Any:
-        self._last(lowered, inbox.put)
+        self._submits.last(lowered, inbox.put)
         outcome = await self._aserve(inbox, tasks, lambda: self._settled(lowered, streamed))
         made = outcome.get()
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await awaited(self._feed.fetch_graph()))
+        await self._ashow_graph()
         return made
 
     async def _aserve(self, inbox: _AsyncInbox, tasks: Tasks, settled: Settled) -> Outcome:
@@ -350,7 +227,7 @@ class Execution:
         program = self._program
         while True:
             await tasks.start(program.advance(), program)
-            self._keep(inbox.put)
+            self._submits.keep(inbox.put)
             await self._telling.atell_due(program.known)
             if program.can_go_on:
                 continue
@@ -368,6 +245,14 @@ class Execution:
     def _steps_over(self) -> Outcome | None:
         """A first outcome for a run that is streamed: all steps of the client have run."""
         return Outcome() if self._program.is_served else self._program.lost
+
+    def _show_graph(self) -> None:
+        if self._on_graph is not None and self._submits.feed is not None:
+            self._on_graph(self._submits.feed.fetch_graph().result())
+
+    async def _ashow_graph(self) -> None:
+        if self._on_graph is not None and self._submits.feed is not None:
+            self._on_graph(await awaited(self._submits.feed.fetch_graph()))
 
     def _settled(self, lowered: Lowered, streamed: bool) -> Outcome | None:
         return settle(lowered.result, self._program.known, lowered.calls, streamed=streamed)
