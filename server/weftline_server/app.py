@@ -40,7 +40,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
 
     app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
     app.state = ServerState(config, service, metrics)
-    app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
+    app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     for router in (
         sessions.router,
