@@ -79,7 +79,7 @@ class Driver:
         try:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
-            self.registry.forget(session)
+            self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
 
@@ -91,6 +91,7 @@ class Driver:
             self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
+        self.registry.expire(self._now())
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""

@@ -49,13 +49,17 @@ class Session:
         self.opened = now
         self.stays = stays
         self.touched = now  # when a client last named it
-        self.closed = False
+        self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
         self.execution = Execution(without, self.spent)
         self.watch = Watch(self.execution)
         self._remembered: deque[ev.SessionEvent] = deque(maxlen=MOST_REMEMBERED)
         self._handled = 0  # events
         self._told_left = 0  # the work left that the queued primitives were last told
+
+    @property
+    def closed(self) -> bool:
+        return self.ended is not None
 
     @property
     def graph(self) -> Graph:
@@ -194,7 +198,7 @@ class Session:
         return self.execution.settled(variable, event.now)
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
-        self.closed = True
+        self.ended = event.now
         actions: list[ev.Action] = []
         for task in self.tasks.values():
             if task.live:
