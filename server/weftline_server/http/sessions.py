@@ -54,12 +54,12 @@ async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> di
 async def set_variable(
     session_id: str, variable: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
-    """Give a variable its value; calls that waited for it start."""
+    """Give a variable its value, or an error; what waited for it starts, or fails with it."""
     session = service.find(tenant, session_id)
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
-    service.set(session, variable, body.value)
-    return {"semantic_var_id": variable, "status": "ready"}
+    service.set(session, variable, body)
+    return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
 @router.delete("/{session_id}/variable/{variable}")
