@@ -39,7 +39,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
 
     app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
     app.state = ServerState(config, service, metrics)
-    app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
+    app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     for module in (sessions, calls, completions, retrieval, health):
         app.include_router(module.router)

@@ -47,19 +47,19 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
     close, leaves = body.close or named is None, body.open
     try:
-        answer = _submitted(session, await service.submit(session, body))
+        response = _submitted(session, await service.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
                 session.watch.check(variable, wait=False)
             close = leaves = False
-            return EventStream(sse_or_error(_whole_run(service, runs, session, body, answer)))
+            return EventStream(sse_or_error(_whole_run(service, runs, session, body, response)))
         if body.get:
-            answer["values"] = await or_disconnect(request, _values(service, session, body.get))
+            response["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
-            answer["graph"] = graph_view(session, service.engines)
+            response["graph"] = graph_view(session, service.engines)
         close = body.close
-        runs.answered(session)
-        return JSONResponse(answer)
+        runs.responded(session)
+        return JSONResponse(response)
     finally:
         if leaves:
             runs.leave(session)
@@ -68,12 +68,12 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
 
 
 async def _whole_run(
-    service: Service, runs: Runs, session: Session, body: Submit, answer: dict[str, Any]
+    service: Service, runs: Runs, session: Session, body: Submit, response: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """A `submitted` event, the events of the stream or the watch, and the graph if asked for."""
     try:
-        yield sse("submitted", answer)
-        runs.answered(session)
+        yield sse("submitted", response)
+        runs.responded(session)
         if body.stream is None:
             events = _watch(service, session, body.watch, parts=body.parts)
         else:

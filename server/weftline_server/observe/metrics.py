@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from weftline_server.runtime.service import Service
-from weftline_server.schedule.engines.slot import EngineState
+from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
 
@@ -155,7 +155,7 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # the answer to a request that raised before it sent one
+        status = 500  # the response to a request that raised before it sent one
 
         async def counted(message: Message) -> None:
             nonlocal status

@@ -205,7 +205,7 @@ class Driver:
 
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The waiting primitives whose hints have changed, with their present hints."""
-        return self._replanned.take()
+        return self._replanned.drain()
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""

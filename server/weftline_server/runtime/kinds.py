@@ -26,7 +26,7 @@ from weftline_server.lowering.step import (
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
-from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.engines.member import Work
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
