@@ -271,11 +271,11 @@ def test_a_result_goes_to_the_call_that_started_it() -> None:
     turn.see(2, "id2", "search", '{"query": "cut off"')
     turn.see(3, "id3", "search", "{}")
     assert begun == [("search", {"query": "a", "n": 1}), ("note", {}), ("search", {})]
-    assert started.take("id0", "search", {"query": "a", "n": 1}) == "result"
-    assert started.take("id0", "search", {"query": "a", "n": 1}) is None
-    assert started.take("id1", "note", {}) is None
-    assert started.take("id3", "search", {"query": "b"}) is None, "another call"
-    assert started.take("id3", "search", {}) is None, "its result was dropped"
+    assert started.claim("id0", "search", {"query": "a", "n": 1}) == "result"
+    assert started.claim("id0", "search", {"query": "a", "n": 1}) is None
+    assert started.claim("id1", "note", {}) is None
+    assert started.claim("id3", "search", {"query": "b"}) is None, "another call"
+    assert started.claim("id3", "search", {}) is None, "its result was dropped"
 
 
 def test_functions_beyond_the_limit_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class StartedTools(Generic[T]):
             while len(self._waiting) > MOST_WAITING:
                 self._waiting.popitem(last=False)
 
-    def take(self, id: str | None, name: str, arguments: Mapping[str, Any]) -> T | None:
+    def claim(self, id: str | None, name: str, arguments: Mapping[str, Any]) -> T | None:
         """The result of the tool that was started for this very call; None if there is none."""
         with self._lock:
             found = self._waiting.pop(id or "", None)

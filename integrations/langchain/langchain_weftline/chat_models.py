@@ -326,7 +326,7 @@ class ChatWeftline(DescribedChat):
         default_chunk_class: type,
         base_generation_info: dict[str, Any] | None,
     ) -> ChatGenerationChunk | None:
-        StreamedAnswer.take(chunk)
+        StreamedAnswer.hear(chunk)
         generation = super()._convert_chunk_to_generation_chunk(
             chunk, default_chunk_class, base_generation_info
         )

@@ -29,7 +29,7 @@ class StreamedAnswer:
         self._finish: str | None = None
 
     @staticmethod
-    def take(chunk: Mapping[str, Any]) -> None:
+    def hear(chunk: Mapping[str, Any]) -> None:
         """Take a chunk, if the model call of now puts its answer together."""
         if (answer := _ANSWER.get()) is not None:
             answer._take(chunk)

@@ -107,7 +107,7 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
 
     def _with_result(self, request: Any, is_async: bool = False) -> Any:
         call, tool = request.tool_call, request.tool
-        running = self._started.take(call.get("id"), call["name"], call["args"])
+        running = self._started.claim(call.get("id"), call["name"], call["args"])
         if running is None or not self._is_eligible(tool):
             return request
         if isinstance(running, Future):
