@@ -14,7 +14,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool
 from langchain_core.tracers.base import BaseTracer
 from langgraph.checkpoint.memory import InMemorySaver
@@ -162,7 +162,8 @@ def test_a_streamed_agent_starts_tools_too(url: str) -> None:
 
     def streamed(agent: Any, state: Any, config: Any) -> Any:
         made = list(agent.stream(state, config, stream_mode=["messages", "values"]))
-        chunks.append([one[0].content for kind, one in made if kind == "messages"])
+        said = [one[0] for kind, one in made if kind == "messages"]
+        chunks.append([one.content for one in said if isinstance(one, AIMessageChunk)])
         return made[-1][1]
 
     chunks: list[Any] = []
