@@ -59,10 +59,6 @@ class Session:
         self._told_left = 0  # the work left that the queued primitives were last told
 
     @property
-    def closed(self) -> bool:
-        return self.ended is not None
-
-    @property
     def graph(self) -> Graph:
         return self.execution.graph
 
