@@ -37,7 +37,7 @@ class Heard(BaseCallbackHandler):
             self.answers.append(response.generations[0][0].text)
 
 
-def outcome(act: Callable[[], Any]) -> tuple[str, str, Heard]:
+def outcome(act: Callable[[Heard], Any]) -> tuple[str, str, Heard]:
     """The result, or the exception, and what callbacks heard."""
     heard = Heard()
     try:
