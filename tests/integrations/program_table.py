@@ -334,6 +334,17 @@ def json_that_is_none(llm: Any) -> Chain:
     return ask(llm, "{x} is no JSON") | JsonOutputParser()
 
 
+@program({"x": "NaN"}, (1, 1), (1, 1))
+def json_with_nan(llm: Any) -> Chain:
+    return fenced(llm, '{{"share": {x}, "half": "\\ud83d"}}') | JsonOutputParser()
+
+
+@program({"x": "NaN"}, (2, 2), (2, 2))
+def nan_for_each(llm: Any) -> Chain:
+    read = fenced(llm, "[{x}, 1.0]") | JsonOutputParser()
+    return read | RunnableLambda(str).map() | (lambda made: ", ".join(made)) | ask(llm, "{y}")
+
+
 # --- steps of the client
 
 
