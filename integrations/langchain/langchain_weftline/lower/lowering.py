@@ -16,6 +16,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
@@ -42,6 +43,7 @@ class Lowering:
         self._note = note
         self.mode = mode
         self.calls = Calls(self, mint)
+        self._classic = Classic(self)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
         self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
@@ -67,6 +69,8 @@ class Lowering:
 
     def _handler(self, runnable: Any) -> Handler | None:
         handler = self._handlers.get(_class_of(runnable))
+        if handler is None:
+            handler = self._classic.handler(type(runnable))
         if handler is None and has_transform(type(runnable)):
             handler = self.calls.parser
         if handler is None and isinstance(runnable, BasePromptTemplate):

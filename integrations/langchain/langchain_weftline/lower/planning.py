@@ -9,6 +9,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePick
 
@@ -85,7 +86,7 @@ def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
 
 def _known_part(value: Any) -> Any:
     """`value`, with UNKNOWN in place of the parts whose classes could run code when shown."""
-    if is_plain(value):
+    if is_plain(value) or (type(value) is Document and is_plain(value.metadata)):
         return value
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {key: _known_part(item) for key, item in value.items()}
