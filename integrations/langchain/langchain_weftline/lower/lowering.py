@@ -20,6 +20,7 @@ from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
@@ -97,7 +98,8 @@ class Lowering:
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""
         if self._note is not None:
-            self._note(Note(step.path, name_of(step.runnable), in_server, why))
+            place = place_of(step.runnable)
+            self._note(Note(step.path, name_of(step.runnable), in_server, why, place))
 
     def opened(self, value: Any) -> Steps:
         """A list or an object of the server as a list or dict of its items.
