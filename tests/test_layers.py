@@ -31,6 +31,7 @@ FOLDERS = (
 CONTRACT = (
     "weftline.errors",
     "weftline.ids",
+    "weftline.predicates",
     "weftline.protocol",
     "weftline.sampling",
     "weftline.steps",
