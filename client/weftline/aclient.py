@@ -130,9 +130,22 @@ class AsyncClient:
                 if (said := event_of(event)) is not None:
                     yield said
 
+    async def set(self, session: str, variable: str, body: SetVariable) -> None:
+        """Set or fail a variable of a session. Raises AlreadySet."""
+        await self._request("PUT", f"/v1/session/{session}/variable/{variable}", body)
+
     async def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
+
+    async def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Your open sessions and those closed a short time ago, the last opened first.
+
+        A row names the session, its state, its calls by state, and its tokens so far.
+        """
+        answer = await self._request("GET", f"/v1/sessions?limit={limit}")
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
 
     async def context_limits(self) -> dict[str, int]:
         """The number of tokens in the context of each served model, the default model first."""

@@ -102,6 +102,15 @@ class Client:
         """The served models, the default one first."""
         return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
 
+    def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Your open sessions and those closed a short time ago, the last opened first.
+
+        A row names the session, its state, its calls by state, and its tokens so far.
+        """
+        answer = self._request("GET", f"/v1/sessions?limit={limit}")
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
+
     def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)

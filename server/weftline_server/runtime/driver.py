@@ -80,7 +80,7 @@ class Driver:
         try:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
-            self.registry.forget(session)
+            self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
 
@@ -92,6 +92,7 @@ class Driver:
             self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
+        self.registry.expire(self._now())
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""

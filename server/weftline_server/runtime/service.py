@@ -97,6 +97,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.registry = driver.registry
         self._sweeper: asyncio.Task[None] | None = None
         self.draining = False  # no new work is taken
         self.start_error: Exception | None = None

@@ -51,7 +51,7 @@ class Session:
         self.opened = now
         self.stays = stays
         self.touched = now  # when a client last named it
-        self.closed = False
+        self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
         self.execution = Execution(without, self.spent)
         self.watch = Watch(self.execution)
@@ -193,7 +193,7 @@ class Session:
         return self.execution.settled(variable, event.now)
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
-        self.closed = True
+        self.ended = event.now
         actions: list[ev.Action] = []
         for task in self.tasks.values():
             if task.live:
