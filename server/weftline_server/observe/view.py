@@ -124,6 +124,7 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
     total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *_COUNTS)}
     return {
         "call_id": run.task.id,
+        "owner": run.task.owner or None,
         "name": run.task.name,
         "model": run.task.resource,
         "state": run.state.value,
@@ -155,6 +156,7 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
 
     return {
         "step_id": run.task.id,
+        "owner": run.task.owner or None,
         "kind": primitive.kind,
         "name": run.task.name,
         "resource": run.task.resource,
@@ -165,9 +167,10 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
         "depth": session.plan.depth.get(primitive.id),
         "objective": session.plan.objective.get(primitive.id),
         "engine": None if step is None else step.engine,
+        "finish_reason": None if step is None or step.reason is None else step.reason.value,
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
-        "queued_s": None if step is None else since_open(step.queued),
+        "queued_s": None if not run.steps else since_open(run.steps[0].queued),
         "started_s": None if usage is None else since_open(usage.started),
         "finished_s": None if step is None else since_open(step.finished),
     }
