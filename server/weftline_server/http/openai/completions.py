@@ -98,7 +98,7 @@ class _Running:
         if self.own:
             self.service.close(self.session)
             return
-        if not self.session.closed:
+        if self.session.ended is None:
             for task in self.tasks:
                 self.service.cancel(self.session, task.id)
         self.runs.leave(self.session)
