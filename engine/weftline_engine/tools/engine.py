@@ -1,8 +1,8 @@
 """ToolEngine: runs tools, each call in a process of its own that a zygote forks.
 
-An op of kind "tool" names its tool, and has the call's arguments as `inputs`. An open op has the
-name only; its arguments, a JSON object, are fed as text while the model writes them, and the last
-part says that the call is complete. Whatever a tool does, the op finishes with an observation.
+An op of kind "tool" names its tool in `inputs`. Its `text` is the JSON object of the call's
+arguments. More of it is fed to an open op while the model writes it, and the last part says that
+the call is complete. Whatever a tool does, the op finishes with an observation.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class ToolEngine:
             return
         call = _Running(op, spec, time.monotonic())
         self._running[op.id] = call
-        if not op.open:
-            self._add(call, json.dumps(op.inputs.get("arguments") or {}), last=True)
+        self._add(call, op.text or "", last=not op.open)
         if op.open and spec["effects"] == "once":
             return  # it begins when the model's turn has ended, with its last part
         call.work = asyncio.get_running_loop().create_task(self._work(call))

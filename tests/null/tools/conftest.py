@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,9 @@ class Calls:
         """Submit a call, or the open op of one without arguments."""
         id = id or f"s/{next(self._numbers)}"
         self.ended[id] = asyncio.get_running_loop().create_future()
-        inputs = {"tool": name, **({} if arguments is None else {"arguments": arguments})}
-        self.engine.submit(
-            api.Op(
-                id=id,
-                kind="tool",
-                context=id,
-                attempt=attempt,
-                inputs=inputs,
-                open=arguments is None,
-            )
-        )
+        text = None if arguments is None else json.dumps(arguments)
+        op = api.Op(id=id, kind="tool", context=id, inputs={"tool": name})
+        self.engine.submit(replace(op, attempt=attempt, text=text, open=text is None))
         return id
 
     async def value(self, id: str) -> dict[str, Any]:
