@@ -16,6 +16,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
     "affinity",
     "drafting",
+    "early_tools",
     "prefill_early",
     "retention",
     "tree_attention",
