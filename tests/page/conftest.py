@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from weftline import Client
 from weftline.local import local_server
 
-ACTION_MS = 15_000  # the longest wait for something that the page should show
+ACTION_MS = 60_000  # the longest wait for something that the page should show
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +21,7 @@ def browser() -> Iterator[Browser]:
     """Chromium of the system: playwright's own build cannot be installed without its download."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium is not None, "the page is tested in Chromium: run `apt-get install chromium`"
+    expect.set_options(timeout=ACTION_MS)
     with sync_playwright() as playwright:
         # Root may not use Chromium's own sandbox; the page under test is ours.
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -6,7 +6,7 @@ inputs that ended last. So shortening a task beside the path does not shorten th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -60,9 +60,10 @@ def critical_path(session: Session) -> list[Part]:
 def critical_view(session: Session) -> dict[str, Any]:
     """The path as JSON: task ids in order, seconds by cause, and what they say in a sentence."""
     parts = critical_path(session)
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     for part in parts:
-        total.update(part.seconds)
+        for cause, seconds in part.seconds.items():
+            total[cause] += seconds
     return {
         "tasks": [part.task for part in parts],
         "seconds": {cause: total[cause] for cause in WORDS if total[cause] > 0},
@@ -102,7 +103,7 @@ def _seconds(session: Session, run: TaskRun, since: float) -> dict[str, float]:
     """
     by_client = any(variable not in session.graph.producer for variable in run.task.reads)
     gap = "client" if by_client else "server"
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     came = max(since, run.submitted)
     spent["client"] = came - since
     at = came
@@ -112,7 +113,8 @@ def _seconds(session: Session, run: TaskRun, since: float) -> dict[str, float]:
         at = max(at, step.queued)
         phases = step.phases if run.task.call is not None else None
         if phases is not None:
-            spent.update(phases)
+            for cause, seconds in phases.items():
+                spent[cause] += seconds
         elif step.finished is not None:
             kind = run.task.primitives[0].kind
             spent["client" if kind == "client" else "step"] += step.finished - step.queued
