@@ -396,14 +396,6 @@ def a_function_that_fails(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}") | refuse
 
 
-@program({"x": "soup"}, (2, 2), (2, 1))
-def half_a_character(llm: Any) -> Chain:
-    def cut(text: str) -> str:
-        return "\ud83d"  # the first half of an emoji
-
-    return ask(llm, "Tell of {x}") | cut | ask(llm, "Again: {y}")
-
-
 @program({"x": "soup"}, (2, 2), (2, 2))
 def a_guard(llm: Any) -> Chain:
     return ask(llm, "Tell of {x}") | RunnablePassthrough(len) | ask(llm, "Again: {y}")

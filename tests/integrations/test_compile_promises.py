@@ -105,6 +105,19 @@ def test_the_exception_is_the_users_own(echo_url: str) -> None:
         until(lambda: len(proxy.requests) > 1)
 
 
+def test_a_text_that_no_request_can_carry(echo_url: str) -> None:
+    """Half of an emoji cannot be encoded: the plain chain's exception, and no endless wait."""
+
+    def cut(text: str) -> str:
+        return str.upper("\ud83d" + text)
+
+    llm = model(echo_url)
+    chain = ask(llm) | cut | ask(llm, "Again: {y}")
+    for way in (chain, compile_chain(chain)):
+        with pytest.raises(UnicodeEncodeError):
+            way.invoke("soup")
+
+
 def test_a_failure_that_a_fallback_deals_with(echo_url: str) -> None:
     """The failed step does not fail the run, and what the run raises later is its own."""
 
