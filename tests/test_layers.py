@@ -29,6 +29,7 @@ FOLDERS = (
 )
 
 CONTRACT = (
+    "weftline.children",
     "weftline.errors",
     "weftline.ids",
     "weftline.protocol",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -101,12 +102,29 @@ class Core:
         try:
             self.worker.copy(plan)
             if plan.chunks:
-                logits_RV = self.worker.forward(plan)
-                self.book.apply(plan)
-                self.book.take(plan, self._sample(plan, logits_RV))
-        except (RuntimeError, MemoryError) as error:
+                self._compute(plan)
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
             self.book.break_off(plan, f"a step failed: {error}")
         return self.book.end_step(plan)
+
+    def _compute(self, plan: StepPlan) -> None:
+        """Compute a step. If the model fails on it, compute its halves, so that only the sequences
+        that fail alone end.
+
+        The halves run in order, because a sequence may read blocks that one before it fills.
+        """
+        try:
+            logits_RV = self.worker.forward(plan)
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
+            if len(plan.chunks) == 1:
+                self.book.break_off(plan, f"a step failed: {error}")
+                return
+            middle = len(plan.chunks) // 2
+            for chunks in (plan.chunks[:middle], plan.chunks[middle:]):
+                self._compute(replace(plan, chunks=chunks))
+            return
+        self.book.apply(plan)
+        self.book.take(plan, self._sample(plan, logits_RV))
 
     def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
         ops = self.book.sampling(plan)

@@ -14,11 +14,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Protocol
 
+from weftline.children import die_with
 from weftline_engine import api
 from weftline_engine.transport import wire
+
+BEAT_S = 0.5  # seconds between two signs of life
 
 
 def main() -> None:
@@ -54,21 +58,58 @@ class Steps(Protocol):
     def step(self) -> list[api.Event]: ...
 
 
-def connect(fd: int) -> tuple[socket.socket, queue.SimpleQueue[wire.Message]]:
-    """The socket to the parent, and the queue of the verbs that a thread reads from it."""
-    connection = socket.socket(fileno=fd)
+class Connection:
+    """The socket to the parent. Two threads send on it: the engine's events, and signs of life."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self._sending = threading.Lock()
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of `data`, and nothing of another thread in between."""
+        with self._sending:
+            self.socket.sendall(data)
+
+
+def connect(fd: int) -> tuple[Connection, queue.SimpleQueue[wire.Message]]:
+    """The connection to the parent, and the queue of the verbs that a thread reads from it."""
+    die_with(os.getppid())
+    connection = Connection(fd)
     # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection.socket, verbs), daemon=True).start()
     return connection, verbs
 
 
-def serve(core: Steps, connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
+class Progress:
+    """When the engine's main thread last began a step, and whether it waits for work."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    @property
+    def time(self) -> float:
+        """The last sign of progress, in seconds of the monotonic clock: now while it waits."""
+        since = self._since
+        return time.monotonic() if since is None else since
+
+    def waits(self) -> None:
+        self._since = None
+
+    def goes_on(self) -> None:
+        self._since = time.monotonic()
+
+
+def serve(core: Steps, connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Run step after step. Sleep while there is no work."""
+    progress = Progress()
+    threading.Thread(target=_beat, args=(connection, progress), daemon=True).start()
     while True:
         if not core.busy:
+            progress.waits()
             _perform(core, verbs.get())
+        progress.goes_on()
         while not verbs.empty():
             _perform(core, verbs.get())
         events = core.step()
@@ -77,6 +118,16 @@ def serve(core: Steps, connection: socket.socket, verbs: queue.SimpleQueue[wire.
                 connection.sendall(wire.encode(events))
             except ConnectionError:
                 sys.exit(0)  # the parent has ended
+
+
+def _beat(connection: Connection, progress: Progress) -> None:
+    """Tell the parent every BEAT_S that this process runs, and since when its step does."""
+    while True:
+        try:
+            connection.sendall(wire.encode([wire.Heartbeat(progress.time)]))
+        except OSError:
+            return  # the parent has ended, which the listening thread notices
+        time.sleep(BEAT_S)
 
 
 def _perform(core: Steps, verb: wire.Message) -> None:

@@ -33,8 +33,23 @@ class PromptBefore:
 
     @property
     def chars(self) -> int:
-        """Its length in characters, without the template's own text."""
-        return len(self.text) + sum(len(turn.content or "") for turn in self.messages or ())
+        """About its length in characters: tools, calls of tools and turns are text too."""
+        turns = sum(_turn_chars(turn) for turn in self.messages or ())
+        return len(self.text) + turns + sum(map(_tool_chars, self.tools))
+
+
+# What a chat template writes around a turn, and about the length of a tool with its schema.
+_TURN_CHARS = 20
+_TOOL_CHARS = 500
+
+
+def _turn_chars(turn: Turn) -> int:
+    calls = sum(len(c.function.name) + len(c.function.arguments) for c in turn.tool_calls)
+    return _TURN_CHARS + len(turn.content or "") + calls
+
+
+def _tool_chars(tool: Tool) -> int:
+    return _TOOL_CHARS + len(tool.function.description or "")
 
 
 def segments_before(call: Call, output: str) -> tuple[Segment, ...]:

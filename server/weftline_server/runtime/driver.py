@@ -14,8 +14,9 @@ from weftline.protocol import Submit
 from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
+from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody, lower_call
-from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import LOCAL, lower_step
 from weftline_server.prompt.prompter import Payload
@@ -26,6 +27,7 @@ from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, StepKind, 
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
+from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
@@ -36,6 +38,7 @@ from weftline_server.session.task import TaskRun
 log = logging.getLogger("weftline.driver")
 
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
+TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
 
 class TaskObserver(Protocol):
@@ -59,8 +62,10 @@ class Driver:
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        prompts = PromptKind(dispatcher.prompter, registry.salt, without)
-        self._kinds = Kinds(prompts, StepKind(registry.salt), ValueKind(registry.salt))
+        self._workers = Workers()
+        prompts = PromptKind(dispatcher.prompter, registry.salt, without, self._workers)
+        steps = StepKind(registry.salt, self._workers)
+        self._kinds = Kinds(prompts, steps, ValueKind(registry.salt))
         self._early = EarlyFill(dispatcher, prompts, clock)
         self._fills_early = "prefill_early" not in without
         self._prepared: dict[PrimitiveId, Payload] = {}
@@ -97,13 +102,21 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
+        specs = costly_specs(submit)
+        await self._workers.check(session.tenant, specs)
         # The model is decided here, so that the graph names it and equal prompts hash alike.
-        tasks = tuple(
-            lower_call(verified(session, call), self.dispatcher.model(call.model))
-            for call in submit.calls
-        ) + tuple(lower_step(step, _resource(self.dispatcher, step)) for step in submit.steps)
+        tasks: list[Task] = []
+        sources, begun = Sources(session), 0
+        for call in submit.calls:
+            tasks.append(lower_call(sources.verified(call), self.dispatcher.model(call.model)))
+            begun += TURN_PARTS // TURN_CALLS + len(call.placeholders)
+            if begun >= TURN_PARTS:
+                begun = 0
+                await asyncio.sleep(0)
+        for step in submit.steps:
+            tasks.append(lower_step(step, _resource(self.dispatcher, step)))
         await self.start(session, tasks, detach=submit.detach)
-        return tasks
+        return tuple(tasks)
 
     async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
@@ -203,6 +216,14 @@ class Driver:
         session = self.registry.by_id(application)
         return session is not None and session.execution.under_way > 0
 
+    def restarts(self, id: PrimitiveId) -> bool:
+        """Forget the text of a primitive that is to run again; False if a client has some of it."""
+        session = self.registry.by_id(id.session)
+        if session is None or not session.execution.may_restart(id.primitive):
+            return False
+        self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
+        return True
+
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The waiting primitives whose hints have changed, with their present hints."""
         return self._replanned.take()
@@ -244,22 +265,23 @@ class Driver:
         self.apply(session, event)
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
-        """Make the value, in another thread if that takes long, and tell the session."""
-        make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
+        """Make the value, elsewhere if that takes long, and tell the session."""
+        made = self._kinds.of(primitive).result(session, primitive, finished)
+        if isinstance(made, Transformed):
+            self.apply(session, _finished(primitive, finished, made))
+            return
+        making = made
 
         async def elsewhere() -> None:
-            made = await asyncio.get_running_loop().run_in_executor(None, make)
-            self.apply(session, _finished(primitive, finished, made))
+            self.apply(session, _finished(primitive, finished, await making))
 
-        if is_slow:
-            self._contained.spawn(session, elsewhere())
-        else:
-            self.apply(session, _finished(primitive, finished, make()))
+        self._contained.spawn(session, elsewhere())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves."""
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
+        await self._workers.close()
         await self._contained.settle()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +18,8 @@ from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import Rounds
 from weftline_server.schedule.sessions import Sent, Sessions
+
+log = logging.getLogger("weftline.dispatcher")
 
 EXPIRE_EVERY_S = 1.0
 
@@ -193,7 +196,10 @@ class Dispatcher:
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            self.expire()
+            try:
+                self.expire()
+            except Exception:  # without this task no call would ever expire again
+                log.exception("the calls without an engine could not be searched")
             if self._queue:
                 self._rounds.soon()  # a call may have waited so long that it may start now
 

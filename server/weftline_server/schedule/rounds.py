@@ -11,6 +11,7 @@ from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.placement import place
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
+from weftline_server.schedule.suspects import alone, is_suspect
 
 
 class Rounds:
@@ -47,10 +48,15 @@ class Rounds:
         models = _by_model(ready)
         self._admit(models)
         gate = self._memory.gate
+        suspects, closed = alone(self._queue, ready)
+        for op, slot in suspects:
+            self._send(op, slot)
+        ready = [slot for slot in ready if slot.name not in closed]
         queue = [
             work.item
             for work in self._queue
-            if gate.may_start(work.op.hints.application) or not work.item.has_prompt
+            if (gate.may_start(work.op.hints.application) or not work.item.has_prompt)
+            and not is_suspect(work)
         ]
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [slot.load() for slot in ready] if queue else []

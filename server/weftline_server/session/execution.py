@@ -144,6 +144,22 @@ class Execution:
                     self._text_came(reader, variable.id, actions)
         return actions
 
+    def may_restart(self, primitive: str) -> bool:
+        """Whether no client has text of the primitive that another attempt could change."""
+        run = self.primitives[primitive]
+        writes = self.graph.primitives[primitive].writes
+        return run.live and not any(self.variables[var].taken for var in writes)
+
+    def restarted(self, event: ev.PrimitiveRestarted) -> list[ev.Action]:
+        """Forget what the primitive has generated: another attempt begins."""
+        run = self._live(event)
+        if run is None or run.step is None:
+            return []
+        run.step.logprobs.clear()
+        for var in self.graph.primitives[run.id].writes:
+            self.variables[var].restart()
+        return []
+
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
         """Set the primitive's output, and start the primitives that waited for it."""
         run = self._live(event)

@@ -168,7 +168,13 @@ class Session:
         return self.execution.settled(variable, event.now)
 
     def _read(self, event: ev.VariableRead) -> list[ev.Action]:
-        self.variable(event.variable).reads += 1
+        variable = self.variable(event.variable)
+        variable.reads += 1
+        variable.taken |= bool(variable.parts) and not variable.settled
+        return []
+
+    def _taken(self, event: ev.TextTaken) -> list[ev.Action]:
+        self.variable(event.variable).taken = True
         return []
 
     def _cancel(self, event: ev.TaskCancelled) -> list[ev.Action]:
@@ -207,7 +213,9 @@ class Session:
 
 
 # Most events are parts of text; these neither change the graph nor end a primitive.
-_CHANGES_NO_PLAN = frozenset({ev.TextGenerated, ev.PrimitiveSent, ev.VariableRead})
+_CHANGES_NO_PLAN = frozenset(
+    {ev.TextGenerated, ev.PrimitiveRestarted, ev.PrimitiveSent, ev.TextTaken, ev.VariableRead}
+)
 
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
     MappingProxyType(
@@ -215,6 +223,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.TasksSubmitted: Session._submit,
             ev.VariableSet: Session._set,
             ev.VariableRead: Session._read,
+            ev.TextTaken: Session._taken,
             ev.VariableCancelled: Session._cancel_variable,
             ev.TaskCancelled: Session._cancel,
             ev.SessionClosed: Session._close,
@@ -223,6 +232,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
+            ev.PrimitiveRestarted: lambda session, event: session.execution.restarted(event),
             ev.PrimitiveFinished: lambda session, event: session.execution.finished(event),
             ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
         }

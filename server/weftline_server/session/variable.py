@@ -48,6 +48,7 @@ class Variable:
     error: WeftlineError | None = None
     streamed: int = 0  # characters that came in parts
     reads: int = 0  # how often a client was given the value or a part of it
+    taken: bool = False  # a client has text of it that was not complete
 
     @property
     def text(self) -> str:
@@ -73,6 +74,11 @@ class Variable:
         pieces = self.streamed // PIECE_CHARS
         self.streamed += len(text)
         return self.streamed // PIECE_CHARS > pieces
+
+    def restart(self) -> None:
+        """Forget the text: it will be generated again."""
+        assert not self.taken, f"a client has text of variable {self.id}"
+        self.parts, self.streamed = [], 0
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)

@@ -188,18 +188,29 @@ class Fleet:
                     self._hear(slot, events)
             except (api.EngineDied, InvalidRequest) as error:
                 slot.last_error = str(error)
+            except Exception as error:  # no more files, no memory, or a bug: the next try may work
+                log.exception("engine %s: an error of its supervisor", slot.name)
+                slot.last_error = f"{type(error).__name__}: {error}"
             if slot.closed:
                 return
             if slot.state is EngineState.LEAVING and not slot.ops.works:
                 del self.slots[slot.name]
                 return
             self._lose(slot)
+            await self._end(slot)
             if slot.make is None:
-                await slot.engine.close()
                 self._forget_gone()
                 return
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             failures += 1
+
+    async def _end(self, slot: Slot) -> None:
+        """End what may be left of an engine that is lost, before another takes its place."""
+        assert slot.engine is not None
+        try:
+            await slot.engine.close()
+        except Exception:
+            log.exception("engine %s was lost and could not be closed", slot.name)
 
     def _hear(self, slot: Slot, events: Sequence[api.Event]) -> None:
         for event in events:
@@ -224,7 +235,10 @@ class Fleet:
         if slot.state is not EngineState.DOWN:  # a restart that failed changes nothing
             slot.move_to(EngineState.DOWN)
         self.note_gaps()
-        self._watcher.down(slot)
+        try:
+            self._watcher.down(slot)
+        except Exception:  # a bug in one session must not leave the engine without a supervisor
+            log.exception("engine %s was lost, and not everybody could be told", slot.name)
 
     def _forget_gone(self) -> None:
         gone = [s for s in self.slots.values() if s.make is None and s.state is EngineState.DOWN]
