@@ -15,6 +15,7 @@ from weftline.errors import WeftlineError
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.http import calls, health, retrieval, sessions
+from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions
 from weftline_server.http.state import ServerState, state_of
@@ -41,6 +42,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     app.state = ServerState(config, service, metrics)
     app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
     for module in (sessions, calls, completions, retrieval, health):
         app.include_router(module.router)
     app.add_exception_handler(WeftlineError, _on_error)

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
+from weftline_engine.openai.causes import Causes
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
 
 log = logging.getLogger("weftline.openai")
@@ -104,7 +105,7 @@ class RemoteEngine:
         self._outbox = Outbox()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by id of the op
         self._ops: dict[str, api.Op] = {}  # ops that have not ended, by id
-        self._salts: set[str] = set()  # one for each tenant that has used the engine
+        self._causes = Causes()
         self._closing: asyncio.Task[None] | None = None  # lets calls through after a pause
 
     @property
@@ -114,7 +115,7 @@ class RemoteEngine:
         return self._endpoint
 
     def submit(self, op: api.Op) -> None:
-        self._salts.add(op.salt)
+        self._causes.saw(op)
         self._ops[op.id] = op
         self._spawn(op)
 
@@ -177,9 +178,8 @@ class RemoteEngine:
                 await self._answer(op, answer)
             except EndpointError as error:
                 if error.broken:
-                    # One bad prompt, application or tenant must not take the endpoint away from
-                    # all the others.
-                    self._count_failure(str(error), self._cause(op) if error.by_prompt else None)
+                    cause = self._causes.of(op) if error.by_prompt else None
+                    self._count_failure(str(error), cause)
                 delivered = answer.pieces > 0
                 pause = error.retry_after_s
                 if pause is None or delivered or waits == MOST_WAITS or pause > LONGEST_PAUSE_S:
@@ -191,13 +191,6 @@ class RemoteEngine:
                 if self._breaker.succeeded():
                     self._announce(available=True)
                 return
-
-    def _cause(self, op: api.Op) -> str:
-        """Who may be at fault for an answer of 500: the tenant where there are several, else the
-        application or the prompt."""
-        if len(self._salts) > 1:
-            return op.salt
-        return op.hints.application or str(hash((op.tokens, op.text, op.messages)))
 
     async def _answer(self, op: api.Op, answer: Answer) -> None:
         """Send one request and emit its pieces as they arrive, then Finished."""
@@ -239,7 +232,7 @@ class RemoteEngine:
         self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
 
     async def _fail_with(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
-        """Fail the op. The server knows who has had its answer so far, and so if it may run again."""
+        """Fail the op. The server knows who has had its answer, and so whether it may run again."""
         message = str(error)
         if delivered:
             message += "; part of the answer had been delivered"

@@ -114,6 +114,13 @@ def task_of(id: str, call: Call) -> Task:
         start = at
     inputs = [holder for holder in call.placeholders if holder.in_out is InOut.IN]
     texts = [value_bytes(segment.text) for segment in segments if segment.text is not None]
+    texts += [value_bytes(one.function.parameters) for one in call.tools]
+    texts += [
+        value_bytes(one.function.arguments)
+        for item in call.prompt
+        if isinstance(item, Message)
+        for one in item.tool_calls
+    ]
     values = [value_bytes(holder.value) for holder in inputs if holder.value is not None]
     reads = [holder.semantic_var_id for holder in inputs]
     return Task(

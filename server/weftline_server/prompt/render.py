@@ -126,7 +126,7 @@ def _turn(value: Any, param: str) -> Turn:
         role,
         _content_text(content, param),
         name if isinstance(name, str) else None,
-        tuple(_tool_call(one, param) for one in value.get("tool_calls") or ()),
+        tuple(_tool_call(one, param) for one in _calls_of(value, param)),
         answers if isinstance(answers, str) else None,
     )
 
@@ -140,6 +140,15 @@ def _content_text(content: Any, param: str) -> str:
         case [*parts] if all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
             return "".join(part["text"] for part in parts)
     raise InvalidRequest(f"a message of input {param!r} has content that is not text", param=param)
+
+
+def _calls_of(message: dict[str, Any], param: str) -> list[Any]:
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidRequest(
+            f"a message of input {param!r} has tool_calls that are not a list", param=param
+        )
+    return calls
 
 
 def _tool_call(value: Any, param: str) -> ToolCall:

@@ -32,6 +32,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
+from weftline_server.session.execution import may_restart
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -101,7 +102,7 @@ class Driver:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""
         if not submit.calls and not submit.steps:
             return ()  # it only reads
-        self.registry.admit(self.dispatcher.queued)
+        _admit(self.registry, self.dispatcher, session)
         specs = costly_specs(submit)
         await self._workers.check(session.tenant, specs)
         # The model is decided here, so that the graph names it and equal prompts hash alike.
@@ -140,6 +141,7 @@ class Driver:
 
     def set(self, session: Session, variable: str, value: Any) -> None:
         """Give an empty variable its value. Raises AlreadySet."""
+        _admit(self.registry, self.dispatcher, session)
         self.apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
 
     def cancel_variable(self, session: Session, variable: str) -> None:
@@ -159,7 +161,7 @@ class Driver:
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
                 case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
-                    self._contained.spawn(session, self._fill(session, id))
+                    self._contained.spawn(session, _filled(self._early, session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
                 case ev.Replan(primitives):
@@ -199,13 +201,6 @@ class Driver:
             work = kind.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
 
-    async def _fill(self, session: Session, id: str) -> None:
-        """Send the known part of a prompt. An error in it is reported when the prompt is run."""
-        try:
-            await self._early.advance(session, id)
-        except WeftlineError as error:
-            log.debug("no early fill for primitive %s: %s", id, error.type)
-
     def want(self, id: PrimitiveId) -> Want | None:
         """The future use of a finished primitive's context; None without a future reader."""
         session = self.registry.by_id(id.session)
@@ -219,7 +214,7 @@ class Driver:
     def restarts(self, id: PrimitiveId) -> bool:
         """Forget the text of a primitive that is to run again; False if a client has some of it."""
         session = self.registry.by_id(id.session)
-        if session is None or not session.execution.may_restart(id.primitive):
+        if session is None or not may_restart(session.execution, id.primitive):
             return False
         self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
         return True
@@ -283,6 +278,21 @@ class Driver:
             self.close(session, "the server is shutting down")
         await self._workers.close()
         await self._contained.settle()
+
+
+def _admit(registry: Registry, dispatcher: Dispatcher, session: Session) -> None:
+    """Raise Overloaded where the session's tenant, or the server, has no room for more."""
+    registry.charge(session)
+    of_tenant = dispatcher.queued_of(registry.salt(session.tenant))
+    registry.admit(session.tenant, dispatcher.queued, of_tenant)
+
+
+async def _filled(early: EarlyFill, session: Session, id: str) -> None:
+    """Send the known part of a prompt. An error in it is reported when the prompt is run."""
+    try:
+        await early.advance(session, id)
+    except WeftlineError as error:
+        log.debug("no early fill for primitive %s: %s", id, error.type)
 
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:

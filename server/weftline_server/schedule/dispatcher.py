@@ -106,6 +106,10 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
+    def queued_of(self, salt: str) -> int:
+        """How many primitives of the tenant with this salt wait for an engine."""
+        return self._queue.of(salt)
+
     def running(self) -> dict[str, tuple[int, int]]:
         """Return for each engine how many primitives it runs, and the sum of their tokens."""
         works = {slot.name: slot.ops.works.values() for slot in self._fleet.slots.values()}

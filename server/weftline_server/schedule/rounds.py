@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.slot import EngineState, Slot
 from weftline_server.schedule.memory.keeper import Memory
-from weftline_server.schedule.placement import place
+from weftline_server.schedule.placement import Served, place
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
 from weftline_server.schedule.suspects import alone, is_suspect
@@ -33,6 +33,7 @@ class Rounds:
         self._policy = policy
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
+        self._served = Served()
 
     def soon(self) -> None:
         """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
@@ -60,7 +61,8 @@ class Rounds:
         ]
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [slot.load() for slot in ready] if queue else []
-        for placement in place(queue, loads, self._policy, self._now()):
+        served = self._served.begin(item.tenant for item in queue)
+        for placement in place(queue, loads, self._policy, self._now(), served):
             self._send(placement.id, self._fleet.slots[placement.engine])
         for model, slots in models.items():
             busy = sum(bool(slot.ops.works) for slot in slots) / len(slots)
@@ -77,6 +79,7 @@ class Rounds:
     def _send(self, op: str, slot: Slot) -> None:
         work = self._queue.take(op)
         assert work is not None and slot.engine is not None
+        self._served.got(work.item.tenant, work.tokens)
         slot.hold(work)
         slot.engine.submit(self._memory.continuing(slot.name, slot.op(work)))
         if not work.op.open:

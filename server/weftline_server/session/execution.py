@@ -144,22 +144,6 @@ class Execution:
                     self._text_came(reader, variable.id, actions)
         return actions
 
-    def may_restart(self, primitive: str) -> bool:
-        """Whether no client has text of the primitive that another attempt could change."""
-        run = self.primitives[primitive]
-        writes = self.graph.primitives[primitive].writes
-        return run.live and not any(self.variables[var].taken for var in writes)
-
-    def restarted(self, event: ev.PrimitiveRestarted) -> list[ev.Action]:
-        """Forget what the primitive has generated: another attempt begins."""
-        run = self._live(event)
-        if run is None or run.step is None:
-            return []
-        run.step.logprobs.clear()
-        for var in self.graph.primitives[run.id].writes:
-            self.variables[var].restart()
-        return []
-
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
         """Set the primitive's output, and start the primitives that waited for it."""
         run = self._live(event)
@@ -289,3 +273,21 @@ class Execution:
         reads = self.graph.primitives[run.id].reads
         if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
             actions.append(ev.Fill(run.id))
+
+
+def may_restart(execution: Execution, primitive: str) -> bool:
+    """Whether no client has text of the primitive that another attempt could change."""
+    run = execution.primitives[primitive]
+    writes = execution.graph.primitives[primitive].writes
+    return run.live and not any(execution.variables[var].taken for var in writes)
+
+
+def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Action]:
+    """Forget what the primitive has generated: another attempt begins."""
+    run = execution.primitives[event.primitive]
+    if not run.live or run.step is None:
+        return []
+    run.step.logprobs.clear()
+    for var in execution.graph.primitives[run.id].writes:
+        execution.variables[var].restart()
+    return []

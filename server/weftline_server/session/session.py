@@ -17,7 +17,7 @@ from weftline_server.graph.primitive import Task
 from weftline_server.passes import Plan
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
-from weftline_server.session.execution import Execution, IllegalMove
+from weftline_server.session.execution import Execution, IllegalMove, restarted
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable
 from weftline_server.session.watch import Watch
@@ -232,7 +232,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
-            ev.PrimitiveRestarted: lambda session, event: session.execution.restarted(event),
+            ev.PrimitiveRestarted: lambda session, event: restarted(session.execution, event),
             ev.PrimitiveFinished: lambda session, event: session.execution.finished(event),
             ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
         }

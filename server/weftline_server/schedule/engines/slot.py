@@ -76,6 +76,7 @@ class Work:
             hints=self.op.hints,
             prefixes=self.prefixes,
             open=self.op.open,
+            tenant=self.op.salt,
         )
         object.__setattr__(self, "item", item)
 
