@@ -29,6 +29,7 @@ FOLDERS = (
 )
 
 CONTRACT = (
+    "weftline.arguments",
     "weftline.children",
     "weftline.errors",
     "weftline.ids",

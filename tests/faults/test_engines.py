@@ -27,7 +27,7 @@ from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 from weftline_server.runtime import service
 from weftline_server.schedule.engines import fleet
-from weftline_server.schedule.engines.slot import EngineState
+from weftline_server.schedule.engines.member import EngineState
 
 NOTICED_S = 5.0
 
@@ -55,7 +55,7 @@ async def test_a_stopped_engine_is_noticed_killed_and_started_again(
         return made[-1]
 
     bench = Bench()
-    bench.dispatcher._fleet.slots["store"] = fleet.Slot("store", make)
+    bench.dispatcher._fleet.members["store"] = fleet.Member("store", make)
     benches.append(bench)
     await bench.dispatcher.start(bench)
     states = bench.dispatcher
@@ -65,7 +65,7 @@ async def test_a_stopped_engine_is_noticed_killed_and_started_again(
     os.kill(stopped, signal.SIGSTOP)
     took = await until(lambda: states.states["store"] is EngineState.DOWN, 3 * NOTICED_S)
     assert took < NOTICED_S or os.getloadavg()[0] > 4
-    slot = bench.dispatcher.slots[0]
+    slot = bench.dispatcher.members[0]
     assert slot.last_error == "the engine process gave no sign of life for 4 s"
     await until(lambda: states.states["store"] is EngineState.READY, 30)
     assert len(made) == 2 and made[1].pid != stopped
@@ -91,7 +91,7 @@ async def test_any_error_of_a_supervisor_leads_to_another_start(
 
     bench = Bench()
     benches.append(bench)
-    bench.dispatcher._fleet.slots["one"] = fleet.Slot("one", Unlucky)
+    bench.dispatcher._fleet.members["one"] = fleet.Member("one", Unlucky)
     await bench.dispatcher.start(bench)
     await starts[0].die("signal 9")
     await until(lambda: bench.dispatcher.states["one"] is EngineState.READY, 5)
@@ -132,21 +132,33 @@ time.sleep(600)
 
 def test_a_stopped_child_dies_with_its_server() -> None:
     """A stopped process does not see that its socket was closed: it stayed for ever."""
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    try:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert Path(f"/proc/{child}/stat").read_text().split()[2] == "T"
+        awaits(lambda: state_of(child) == "T")
+    finally:
         parent.kill()
         parent.wait()
-        for _ in range(500):
-            try:
-                state = Path(f"/proc/{child}/stat").read_text().split()[2]
-            except (FileNotFoundError, ProcessLookupError):
-                return
-            if state == "Z":
-                return
-            time.sleep(0.01)
-        raise AssertionError("the child outlived its parent")
+        assert parent.stdout is not None
+        parent.stdout.close()
+    awaits(lambda: state_of(child) in ("gone", "Z"))
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, as ps shows it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+
+
+def awaits(holds: Callable[[], bool]) -> None:
+    """Wait until `holds`, for at most 20 s."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
 
 
 async def test_a_call_that_saw_two_deaths_runs_alone(benches: list[Bench]) -> None:

@@ -147,7 +147,7 @@ async def test_metrics_and_readiness_show_nothing_of_others(serve: Serve) -> Non
     server = await serve(NullConfig(), ServerConfig(keys=KEYS, metrics_tenant="b"))
     assert (await server.http.get("/metrics", headers=A)).status_code == 403
     assert (await server.http.get("/metrics", headers=B)).status_code == 200
-    slot = server.driver.dispatcher.slots[0]
+    slot = server.driver.dispatcher.members[0]
     slot.last_error = "the prompt of tenant a was 'secret'"
     slot.state = type(slot.state).SUSPENDED
     ready = await server.http.get("/health/ready")

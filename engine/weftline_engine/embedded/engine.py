@@ -124,7 +124,7 @@ class Core:
                 self._compute(replace(plan, chunks=chunks))
             return
         self.book.apply(plan)
-        self.book.take(plan, self._sample(plan, logits_RV))
+        self.book.record(plan, self._sample(plan, logits_RV))
 
     def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
         ops = self.book.sampling(plan)

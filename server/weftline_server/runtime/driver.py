@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from weftline.errors import EngineFailed, WeftlineError
+from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
-from weftline.protocol import Submit
+from weftline.protocol import SetVariable, Submit
 from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
@@ -18,16 +18,16 @@ from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody, lower_call
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import LOCAL, lower_step
+from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
+from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, StepKind, ValueKind
+from weftline_server.runtime.kinds import Attempt, Kinds, Where
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
-from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
@@ -63,11 +63,9 @@ class Driver:
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        self._workers = Workers()
-        prompts = PromptKind(dispatcher.prompter, registry.salt, without, self._workers)
-        steps = StepKind(registry.salt, self._workers)
-        self._kinds = Kinds(prompts, steps, ValueKind(registry.salt))
-        self._early = EarlyFill(dispatcher, prompts, clock)
+        self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
+        self._early = EarlyFill(dispatcher, self._kinds.prompts, clock)
+        self._elsewhere = Elsewhere(self._hear, self.apply, clock)
         self._fills_early = "prefill_early" not in without
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
@@ -85,7 +83,7 @@ class Driver:
         try:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
-            self.registry.forget(session)
+            self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
 
@@ -97,6 +95,7 @@ class Driver:
             self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
+        self.registry.expire(self._now())
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""
@@ -104,7 +103,7 @@ class Driver:
             return ()  # it only reads
         _admit(self.registry, self.dispatcher, session)
         specs = costly_specs(submit)
-        await self._workers.check(session.tenant, specs)
+        await self._kinds.workers.check(session.tenant, specs)
         # The model is decided here, so that the graph names it and equal prompts hash alike.
         tasks: list[Task] = []
         sources, begun = Sources(session), 0
@@ -139,10 +138,21 @@ class Driver:
                 if run is None or not run.live:  # refused, or ended at once: it will not be run
                     self._prepared.pop(id, None)
 
-    def set(self, session: Session, variable: str, value: Any) -> None:
-        """Give an empty variable its value. Raises AlreadySet."""
+    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+        """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
+
+        A step that a client computes may fail before its inputs are ready.
+        """
         _admit(self.registry, self.dispatcher, session)
-        self.apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
+        if given.error is None:
+            event: ev.SessionEvent = ev.VariableSet(
+                now=self._now(), variable=variable, value=given.value
+            )
+        else:
+            error = ClientStepFailed(given.error.message, param=variable)
+            error.own_code = given.error.code
+            event = ev.VariableRefused(now=self._now(), variable=variable, error=error)
+        self.apply(session, event)
 
     def cancel_variable(self, session: Session, variable: str) -> None:
         """Cancel the call that makes the variable, and its descendants. Raises UnknownVariable."""
@@ -167,6 +177,8 @@ class Driver:
                 case ev.Replan(primitives):
                     self._replanned.note(session, primitives)
                 case ev.Ended(task):
+                    for run in session.tasks[task].primitives:
+                        self._elsewhere.end(PrimitiveId(session.id, run.id))
                     for observer in self.observers:
                         observer.task_ended(session, session.tasks[task])
 
@@ -190,10 +202,8 @@ class Driver:
         self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
-        if primitive.kind in LOCAL:  # the server computes it, in microseconds
-            now = self._now()
-            self._hear(session, primitive, Sent("server", now, ""))
-            self._hear(session, primitive, _done_here(str(full), now))
+        if kind.where is not Where.ENGINE:
+            self._elsewhere.start(session, primitive, kind.where)
             return
         number = self._early.complete(full, payload)
         if number is not None:
@@ -221,7 +231,7 @@ class Driver:
 
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The waiting primitives whose hints have changed, with their present hints."""
-        return self._replanned.take()
+        return self._replanned.drain()
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""
@@ -276,7 +286,7 @@ class Driver:
         """Close every session and wait for the tasks that this leaves."""
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
-        await self._workers.close()
+        await self._kinds.workers.close()
         await self._contained.settle()
 
 
@@ -297,17 +307,10 @@ async def _filled(early: EarlyFill, session: Session, id: str) -> None:
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:
     """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
-    if step.kind in LOCAL:
+    if step.kind in NO_ENGINE:
         return ""
     store = getattr(step, "store", None)
     return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
-
-
-def _done_here(op: str, now: float) -> api.Finished:
-    """The end of a primitive that needs no engine."""
-    usage = api.Usage(prompt_tokens=0, cached_tokens=0, output_tokens=0, started=now, filled=now)
-    reason = api.FinishReason.STOP
-    return api.Finished(op=op, attempt=0, sequence=0, time=now, reason=reason, usage=usage)
 
 
 def _finished(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.engines.member import Work
 
 # A queued call fails when no engine has taken its kind of work for its model for this long, so that
 # its graph ends.
@@ -38,7 +38,7 @@ class Queue:
         self._works[work.op.id] = work
         self._of[work.op.salt] += 1
 
-    def take(self, op: str) -> Work | None:
+    def remove(self, op: str) -> Work | None:
         """Remove an op and return its work; None if it does not wait here."""
         work = self._works.pop(op, None)
         if work is not None:
@@ -69,5 +69,5 @@ class Queue:
             and now - since >= UNAVAILABLE_S
         ]
         for work in expired:
-            self.take(work.op.id)
+            self.remove(work.op.id)
         return expired
