@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -63,18 +64,21 @@ class TokenGrammars:
         self._executor = LLExecutor(len(os.sched_getaffinity(0)))
         self._vocabulary = vocabulary
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the last used at the end
+        self._lock = threading.Lock()  # a thread compiles ahead of the steps
 
     def compile(self, constraint: str) -> TokenMatcher:
         """Raises BadConstraint if the text is not a constraint, or is too long or too complex."""
         if len(constraint.encode()) > MOST_BYTES:
             raise BadConstraint(f"the constraint is longer than {MOST_BYTES} bytes")
-        found = self._compiled.get(constraint)
+        with self._lock:
+            found = self._compiled.get(constraint)
         if found is None:
-            found = self._compiled[constraint] = self._compile(constraint)
+            found = self._compile(constraint)
+        with self._lock:
+            self._compiled[constraint] = found
+            self._compiled.move_to_end(constraint)
             if len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(constraint)
         return TokenMatcher(found.deep_copy())
 
     def _compile(self, constraint: str) -> LLMatcher:

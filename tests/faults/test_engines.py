@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.faults.sizes import APPLICATIONS, KILLS
 from tests.null.asgi import Serve, Server, call
 from tests.null.test_fleet import Bench, Puppet, finished, settle, started
 from tests.null.test_fleet import benches as benches
@@ -195,9 +196,6 @@ async def test_a_call_that_saw_two_deaths_runs_alone(benches: list[Bench]) -> No
     assert isinstance(bench.outcomes("bad")[-1], api.Failed)
 
 
-APPLICATIONS, KILLS = 600, 20
-
-
 class Killed(NullEngine):
     """A null engine that can be killed at any moment, with parts of texts on their way."""
 
@@ -221,7 +219,7 @@ class Killed(NullEngine):
             raise api.EngineDied("killed by signal 9")
 
 
-async def test_twenty_kills_lose_no_application_that_nobody_streamed(
+async def test_kills_lose_no_application_that_nobody_streamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """600 applications of three calls in a row; the engine dies 20 times. 259 were lost, as any

@@ -75,6 +75,13 @@ class Core:
         """
         self.book.draft(costs)
 
+    def prepare(self, op: Op) -> None:
+        """Compile the op's constraint, which takes 0.3 s at most, in the thread that received it.
+
+        Meanwhile steps go on. A constraint that cannot be compiled is refused at `submit`.
+        """
+        self.worker.prepare(op)
+
     # The verbs of `weftline_engine.api.Engine`; the next step heeds them.
 
     def submit(self, op: Op) -> None:

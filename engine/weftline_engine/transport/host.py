@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,7 @@ def main() -> None:
     except (ModelError, MemoryError) as error:
         connection.sendall(wire.encode([wire.LoadFailed(str(error) or "out of memory")]))
         sys.exit(1)
+    connection.prepare = core.prepare
     connection.sendall(wire.encode([description]))
     serve(core, connection, verbs)
 
@@ -64,6 +66,7 @@ class Connection:
     def __init__(self, fd: int) -> None:
         self.socket = socket.socket(fileno=fd)
         self._sending = threading.Lock()
+        self.prepare: Callable[[api.Op], None] | None = None  # what is done with an op on arrival
 
     def sendall(self, data: bytes) -> None:
         """Send all of `data`, and nothing of another thread in between."""
@@ -78,7 +81,7 @@ def connect(fd: int) -> tuple[Connection, queue.SimpleQueue[wire.Message]]:
     # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection.socket, verbs), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, verbs), daemon=True).start()
     return connection, verbs
 
 
@@ -146,13 +149,15 @@ def _perform(core: Steps, verb: wire.Message) -> None:
             core.free(context)
 
 
-def _listen(connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
+def _listen(connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Read frames until the parent closes its end or dies, then end this process."""
     code = 0
-    with connection.makefile("rb") as stream:
+    with connection.socket.makefile("rb") as stream:
         try:
             while len(header := stream.read(wire.HEADER_BYTES)) == wire.HEADER_BYTES:
                 for verb in wire.decode(stream.read(wire.length(header))):
+                    if isinstance(verb, wire.Submit) and connection.prepare is not None:
+                        connection.prepare(verb.op)
                     verbs.put(verb)
         except wire.WireError as error:
             print(f"engine: {error}", file=sys.stderr, flush=True)

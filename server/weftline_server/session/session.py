@@ -170,10 +170,6 @@ class Session:
         variable.taken |= bool(variable.parts) and not variable.settled
         return []
 
-    def _taken(self, event: ev.TextTaken) -> list[ev.Action]:
-        self.variable(event.variable).taken = True
-        return []
-
     def _cancel(self, event: ev.TaskCancelled) -> list[ev.Action]:
         """Cancel the task and all tasks below it. Raises UnknownCall."""
         if event.task not in self.tasks:
@@ -221,7 +217,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.VariableSet: Session._set,
             ev.VariableRefused: lambda session, event: refuse(session.execution, event),
             ev.VariableRead: Session._read,
-            ev.TextTaken: Session._taken,
+            ev.TextTaken: lambda session, event: session.variable(event.variable).passed_on(),
             ev.VariableCancelled: Session._cancel_variable,
             ev.TaskCancelled: Session._cancel,
             ev.SessionClosed: Session._close,

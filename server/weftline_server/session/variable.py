@@ -75,6 +75,11 @@ class Variable:
         self.streamed += len(text)
         return self.streamed // PIECE_CHARS > pieces
 
+    def passed_on(self) -> list[Any]:
+        """A client has text of it from now on. Nothing follows from that."""
+        self.taken = True
+        return []
+
     def restart(self) -> None:
         """Forget the text: it will be generated again."""
         assert not self.taken, f"a client has text of variable {self.id}"
