@@ -8,5 +8,5 @@ FULL = os.environ.get("FAULTS") == "full"
 
 KILLS = 200 if FULL else 20
 APPLICATIONS = 6000 if FULL else 600
-SESSIONS = 10_000 if FULL else 400
-AT_ONCE = 1000 if FULL else 300  # sessions at the same time
+SESSIONS = 10_000 if FULL else 200
+AT_ONCE = 1000 if FULL else 150  # sessions at the same time

@@ -180,7 +180,7 @@ def words(tmp_path: Path) -> Callable[[], NullEngine]:
 
 TOOLS = [
     {"type": "function", "function": {"name": f"f{i}", "parameters": {"x": "lorem " * 8000}}}
-    for i in range(20)
+    for i in range(12)
 ]
 CALLED = {"function": {"name": "f", "arguments": json.dumps({"x": "lorem ipsum " * 80_000})}}
 
