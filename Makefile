@@ -1,7 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-page test-vllm test-ray \
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-page test-faults test-vllm test-ray \
   test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
   bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
@@ -54,6 +54,10 @@ test: install ## the product's tests that need no GPU; those of the checkout its
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
 	$(call suite,tests/e2e,$(BY_FILE) tests/e2e tests/cpu)
+
+# In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
+test-faults: install ## what goes wrong: docs/reliability.md
+	$(BY_FILE) $(STRICT) tests/faults
 
 check: install ## lint, types, layers, and the README's programs from built wheels
 	$(BIN)/ruff check .

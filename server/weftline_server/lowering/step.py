@@ -68,7 +68,7 @@ def lower_step(step: Step, resource: str, id: str | None = None) -> Task:
     constants = {name: one.value for name, one in sources.items() if one.var is None}
     for name, source in sources.items():
         for spec in source.transforms:
-            transforms.parse(spec)
+            transforms.read(spec)  # its pattern was compiled before, in a process of its own
         if source.var is None and source.transforms:
             raise InvalidRequest("transforms go with a variable, not with a value", param=name)
     size = sum(map(value_bytes, constants.values()))

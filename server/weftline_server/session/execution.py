@@ -300,3 +300,21 @@ class Execution:
         reads = self.graph.primitives[run.id].reads
         if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
             actions.append(ev.Fill(run.id))
+
+
+def may_restart(execution: Execution, primitive: str) -> bool:
+    """Whether no client has text of the primitive that another attempt could change."""
+    run = execution.primitives[primitive]
+    writes = execution.graph.primitives[primitive].writes
+    return run.live and not any(execution.variables[var].taken for var in writes)
+
+
+def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Action]:
+    """Forget what the primitive has generated: another attempt begins."""
+    run = execution.primitives[event.primitive]
+    if not run.live or run.step is None:
+        return []
+    run.step.logprobs.clear()
+    for var in execution.graph.primitives[run.id].writes:
+        execution.variables[var].restart()
+    return []
