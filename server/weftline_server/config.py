@@ -61,6 +61,6 @@ class ServerConfig:
         if self.host not in LOOPBACK and not self.keys:
             raise InvalidRequest(
                 f"host {self.host} can be reached by others, so it needs API keys: "
-                "give --api-key, or serve on 127.0.0.1",
+                "give --api-key-file, or serve on 127.0.0.1",
                 param="host",
             )

@@ -50,7 +50,7 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
         response = _submitted(session, await service.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
-                session.watch.check(variable, wait=False)
+                session.watch.check(variable, wait=body.wait)
             close = leaves = False
             return EventStream(sse_or_error(_whole_run(service, runs, session, body, response)))
         if body.get:
@@ -75,7 +75,7 @@ async def _whole_run(
         yield sse("submitted", response)
         runs.responded(session)
         if body.stream is None:
-            events = _watch(service, session, body.watch, parts=body.parts)
+            events = _watch(service, session, body)
         else:
             get = Get(session_id=session.id, semantic_var_id=body.stream)
             events = _events(service, session, get, offset=0)
@@ -171,10 +171,8 @@ async def _events(
     yield sse("value", {"value": variable.value}, id=str(end))
 
 
-async def _watch(
-    service: Service, session: Session, variables: Sequence[str], *, parts: bool
-) -> AsyncGenerator[bytes, None]:
-    """One `value` or `failed` event for each of `variables`; with `parts` also its text in parts.
+async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
+    """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
 
     A failed variable leaves the others alone. The stream ends with the last variable; closing it
     earlier counts as a reader that leaves each variable that is not ready.
@@ -183,18 +181,18 @@ async def _watch(
 
     async def follow(variable: str) -> None:
         try:
-            if parts:
-                async for chunk in service.stream(session, variable):
+            if body.parts:
+                async for chunk in service.stream(session, variable, wait=body.wait):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
                     await events.put((sse("part", text), False))
             else:
-                await service.get(session, variable)
+                await service.get(session, variable, wait=body.wait)
             last = sse("value", value_view(session, variable))
         except WeftlineError as error:
             last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
         await events.put((last, True))
 
-    followers = [asyncio.create_task(follow(variable)) for variable in variables]
+    followers = [asyncio.create_task(follow(variable)) for variable in body.watch]
     left = len(followers)
     try:
         while left:

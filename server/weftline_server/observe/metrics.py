@@ -42,6 +42,9 @@ class Metrics:
         self._calls = counter(
             "calls", "Calls that have ended", "model", "engine", "state", "criterion"
         )
+        self._steps = counter(
+            "steps", "Steps beside calls that have ended", "kind", "engine", "state"
+        )
         self._cached = counter(
             "prompt_cached_tokens", "Prompt tokens read from the KV cache", "model", "engine"
         )
@@ -68,10 +71,14 @@ class Metrics:
         return generate_latest(self._registry)
 
     def task_ended(self, session: Session, run: TaskRun) -> None:
-        """Count a call that has ended, and each output that it generated."""
+        """Count a call that has ended, and each output that it generated; or another step."""
         model = run.task.resource or "none"
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
+        if run.task.call is None:
+            kind = str(run.task.primitives[-1].kind)
+            self._of(self._steps, kind, engine, run.state.value).inc()
+            return
         self._of(self._calls, model, engine, run.state.value, criterion).inc()
         for step in run.steps:
             self._output_ended(step, model, criterion)

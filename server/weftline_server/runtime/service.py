@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline.protocol import Criterion, Submit
+from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.prompt.tool_format import ToolFormat
@@ -98,6 +97,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.registry = driver.registry
         self._sweeper: asyncio.Task[None] | None = None
         self.draining = False  # no new work is taken
         self.start_error: Exception | None = None
@@ -158,9 +158,9 @@ class Service:
         """Add all calls of `submit` to the session, or raise and change nothing."""
         return await self._driver.submit(session, submit)
 
-    def set(self, session: Session, variable: str, value: Any) -> None:
-        """Give an empty variable its value. Raises AlreadySet."""
-        self._driver.set(session, variable, value)
+    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+        """Give an empty variable its value or its error. Raises AlreadySet."""
+        self._driver.set(session, variable, given)
 
     def cancel(self, session: Session, call: str) -> None:
         """Cancel the call and all calls below it. Raises UnknownCall."""

@@ -21,7 +21,7 @@ from weftline_server.http.openai.replies import (
     TEXT,
     Reply,
     Shape,
-    delta_of,
+    deltas_of,
     finish_reason,
     logprobs_body,
     usage_body,
@@ -98,7 +98,7 @@ class _Running:
         if self.own:
             self.service.close(self.session)
             return
-        if not self.session.closed:
+        if self.session.ended is None:
             for task in self.tasks:
                 self.service.cancel(self.session, task.id)
         self.runs.leave(self.session)
@@ -154,8 +154,8 @@ class _Choice:
                 yield part
         calls = False
         if self.parser is not None:
-            for last in self.parser.end():
-                yield reply.chunk(self.index, delta_of(last))
+            for last in deltas_of(self.parser.end()):
+                yield reply.chunk(self.index, last)
             calls = self.parser.calls > 0
         step = self.step
         assert step is not None and step.reason is not None, "the stream has ended"
@@ -166,7 +166,7 @@ class _Choice:
         """The chunks for new `text`, of which the first has the new log probabilities."""
         deltas = [{"content": text}]
         if self.parser is not None:
-            deltas = [delta_of(part) for part in self.parser.feed(text)]
+            deltas = deltas_of(self.parser.feed(text))
         logprobs = self.logprobs()
         if logprobs is not None and not deltas:
             deltas = [{}]

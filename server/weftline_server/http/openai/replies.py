@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +118,13 @@ def finish_reason(reason: FinishReason, calls: bool) -> str:
     return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
 
 
-def delta_of(part: Delta) -> dict[str, Any]:
-    """OpenAI's delta of a `part` of a response with tools."""
+def deltas_of(parts: Iterable[Delta]) -> list[dict[str, Any]]:
+    """OpenAI's deltas of a response with tools. Parts that OpenAI's stream does not have are left
+    out."""
+    return [_delta(part) for part in parts if isinstance(part, Said | Called | Arguments)]
+
+
+def _delta(part: Said | Called | Arguments) -> dict[str, Any]:
     match part:
         case Said(text):
             return {"content": text}
