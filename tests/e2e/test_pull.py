@@ -133,7 +133,7 @@ def test_an_environment_without_pip(shelf: Shelf) -> None:
         text=True,
     )
     assert (done.returncode, done.stdout, shelf.left_behind()) == (1, "", [])
-    assert "tiny.gguf is not a GGUF file" in done.stderr
+    assert "model.gguf is not a GGUF file" in done.stderr
 
 
 def test_no_network(shelf: Shelf) -> None:
