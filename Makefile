@@ -2,8 +2,8 @@
 # dependencies changes.
 .DEFAULT_GOAL := help
 .PHONY: help install install-bench install-llama install-ray demo test test-fast test-long test-page \
-  test-vllm test-ray test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
-  bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
+  test-vllm test-ray test-langchain-core test-langchain-ranges check coverage bench bench-engine \
+  bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
