@@ -10,6 +10,7 @@ from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut
 from weftline.steps import MAX_NAME, Body, Branch, Each, Embed, Loop, Rerank, Source, Step
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
 
@@ -118,7 +119,8 @@ def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
     Graph().check(tasks)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
-    return tuple(var[start:] for task in tasks for var in task.writes if var not in read)
+    given = (one for task in tasks for one in task.primitives if not isinstance(one.body, Growing))
+    return tuple(var[start:] for one in given for var in one.writes if var not in read)
 
 
 def first_task(prefix: str, graph: Graph) -> Task | None:
