@@ -20,7 +20,7 @@ from weftline_server.schedule.sessions import Sent, Sessions
 
 EXPIRE_EVERY_S = 1.0
 
-_ENGINES = {"embed": "embedder", "rerank": "reranker"}
+_ENGINES = {"embed": "embedder", "function": "function", "rerank": "reranker"}
 
 
 def unknown_resource(kind: str, name: str | None, found: Sequence[str]) -> WeftlineError:

@@ -205,15 +205,13 @@ class Builder:
 
     def _when(self) -> dict[str, Any]:
         letter = self.random.choice(LETTERS)
-        found = self.random.choice(
-            [
-                {"op": "contains", "value": letter * 2},
-                {"op": "not", "of": {"op": "starts", "value": letter}},
-                {"op": "truthy"},
-                {"op": "matches", "value": f"{letter}$"},
-            ]
-        )
-        return dict(found)
+        found: list[dict[str, Any]] = [
+            {"op": "contains", "value": letter * 2},
+            {"op": "not", "of": {"op": "starts", "value": letter}},
+            {"op": "truthy"},
+            {"op": "matches", "value": f"{letter}$"},
+        ]
+        return self.random.choice(found)
 
 
 def with_names(outside: Values, names: dict[str, Any]) -> Values:
