@@ -16,12 +16,13 @@ from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, Where
+from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
 from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
@@ -63,7 +64,7 @@ class Driver:
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
         self._early = EarlyFill(dispatcher, self._kinds.prompts, clock)
         self._elsewhere = Elsewhere(self._hear, self.apply, clock)
-        self._fills_early = "prefill_early" not in without
+        self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
@@ -148,13 +149,14 @@ class Driver:
 
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
         """Tell the session an event, and perform the actions that follow from it."""
+        fills = "prefill_early" not in self.without
         for action in session.handle(event):
             match action:
                 case ev.Notify(variable):
                     self.readers.wake(session, variable)
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
+                case ev.Fill(id) if fills and self._early.may_advance(session, id):
                     self._contained.spawn(session, self._fill(session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
@@ -231,6 +233,9 @@ class Driver:
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
+            case api.Failed() if primitive.kind == TOOL:
+                self._finish(session, primitive, ToolKind.failed(primitive, outcome))
+                return
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
