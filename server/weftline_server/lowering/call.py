@@ -112,7 +112,7 @@ def task_of(id: str, call: Call) -> Task:
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))
         start = at
-    constants = [segment.text for segment in segments if segment.text is not None]
+    constants: list[object] = [segment.text for segment in segments if segment.text is not None]
     reads: dict[str, None] = {}
     for holder in call.placeholders:
         if holder.in_out is not InOut.IN:
