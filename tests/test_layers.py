@@ -32,6 +32,7 @@ CONTRACT = (
     "weftline.arguments",
     "weftline.errors",
     "weftline.ids",
+    "weftline.predicates",
     "weftline.protocol",
     "weftline.sampling",
     "weftline.steps",

@@ -110,6 +110,13 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         "WEFTLINE_API_KEY, else none)",
     )
     parser.add_argument(
+        "--no-ui",
+        dest="ui",
+        action="store_const",
+        const=False,
+        help="do not serve the page /ui, which shows sessions while they run",
+    )
+    parser.add_argument(
         "--keep-closed",
         type=float,
         metavar="SECONDS",
@@ -149,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
         "log_format": args.log_format,
         "drain_s": args.drain_s,
         "registry.closed.keep_s": args.keep_closed,
+        "ui": args.ui,
     }
     settings = load(args.config, flags)
     configure(LogFormat(settings.process.log_format), settings.process.log_level)

@@ -6,18 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
-from weftline.steps import Step
 from weftline_engine import api
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
-from weftline_server.lowering.call import PromptBody, lower_call
-from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
@@ -25,6 +23,7 @@ from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
 from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
+from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -37,6 +36,7 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
+TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 
 
@@ -100,11 +100,7 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
-        # The model is decided here, so that the graph names it and equal prompts hash alike.
-        tasks = tuple(
-            lower_call(verified(session, call), self.dispatcher.model(call.model))
-            for call in submit.calls
-        ) + tuple(lower_step(step, _resource(self.dispatcher, step)) for step in submit.steps)
+        tasks = lowered(session, submit, self.dispatcher)
         await self.start(session, tasks, detach=submit.detach)
         return tasks
 
@@ -265,12 +261,17 @@ class Driver:
         """Make the value, in another thread if that takes long, and tell the session."""
         make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
 
-        async def elsewhere() -> None:
-            made = await asyncio.get_running_loop().run_in_executor(None, make)
+        async def later() -> None:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(None, make) if is_slow else make()
+            if isinstance(primitive.body, TakesItems) and isinstance(made.value, list):
+                for piece in _pieces(primitive.id, made.value, self._now):
+                    self.apply(session, piece)
+                    await asyncio.sleep(0)
             self.apply(session, _finished(primitive, finished, made))
 
-        if is_slow:
-            self._contained.spawn(session, elsewhere())
+        if is_slow or isinstance(primitive.body, TakesItems):
+            self._contained.spawn(session, later())
         else:
             self.apply(session, _finished(primitive, finished, make()))
 
@@ -281,12 +282,13 @@ class Driver:
         await self._contained.settle()
 
 
-def _resource(dispatcher: Dispatcher, step: Step) -> str:
-    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
-    if step.kind in NO_ENGINE:
-        return ""
-    store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+def _pieces(
+    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+) -> Iterator[ev.ItemsCame]:
+    """A list as several events, so that the loop can run other sessions between two of them."""
+    for offset in range(0, len(items), TURN_ITEMS):
+        some = tuple(items[offset : offset + TURN_ITEMS])
+        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 
 
 def _finished(
@@ -296,7 +298,7 @@ def _finished(
     return ev.PrimitiveFinished(
         now=finished.time,
         primitive=primitive.id,
-        reason=finished.reason,
+        reason=made.reason or finished.reason,
         usage=finished.usage,
         value=made.value,
         error=made.error,

@@ -11,20 +11,22 @@ from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+from weftline.errors import WeftlineError
 from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.control import ControlBody
 from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, sampling_params
 from weftline_server.lowering.step import (
     CHARS_PER_TOKEN,
+from weftline_server.lowering.tool import ToolBody
     StepBody,
     engine_inputs,
     read_values,
     result_of,
 )
-from weftline_server.lowering.tool import ToolBody
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
@@ -204,6 +206,32 @@ class ClientKind(StepKind):
         return 0
 
 
+class ControlKind(ValueKind):
+    """The primitives that decide what runs. The server computes them from the session's values."""
+
+    where = Where.SERVER
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        return Payload(None, None)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return 0
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        body, variables = primitive.body, session.variables
+        assert isinstance(body, ControlBody), f"{primitive.kind} decides nothing"
+
+        def value() -> Transformed:
+            try:
+                return Transformed(body.value(variables), reason=body.reason)
+            except WeftlineError as error:
+                return Transformed(None, error)
+
+        return value, body.is_slow
+
+
 class ToolKind(ValueKind):
     """Kind `tool`: the text of a call's arguments goes out, and what the model is told comes back.
 
@@ -332,16 +360,19 @@ class Kinds:
         self.prompts = PromptKind(prompter, salt, without)
         self._steps = StepKind(salt)
         self._values = ValueKind(salt)
-        self._tools = ToolKind(salt)
         self._elsewhere: Mapping[str, Kind] = {
             "client": ClientKind(salt),
             "merge": ServerKind(salt),
         }
+        self._control = ControlKind(salt)
+        self._tools = ToolKind(salt)
 
     def of(self, primitive: Primitive) -> Kind:
         """The kind that runs the primitive."""
         if isinstance(primitive.body, PromptBody):
             return self.prompts
+        if isinstance(primitive.body, ControlBody):
+            return self._control
         if isinstance(primitive.body, ToolBody):
             return self._tools
         if not isinstance(primitive.body, StepBody):
