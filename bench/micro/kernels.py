@@ -2,7 +2,7 @@
 
     python -m bench.micro.kernels [--threads 2] [--turns 9]
 
-Products have the shapes of SmolLM2-135M. Both sides take turns, and each figure is the median of
+It takes the variant that the engine would take; WEFTLINE_ISA names another one. Products have the shapes of SmolLM2-135M. Both sides take turns, and each figure is the median of
 the turns, as other programs make single calls slower. "of peak" is the share of the products that
 the cores make in registers, "of memory" of the speed at which they read a large array. One thread
 is measured by its CPU time, so that `--threads 1` also tells something on a busy machine.
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.models.cache import default_home
-from weftline_kernels.cpu import library
+from weftline_kernels.cpu import Search, load
 from weftline_kernels.cpu.parts import Parts
 
 SHAPES = {"qkv": (576, 960), "gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
@@ -36,8 +36,10 @@ def main() -> None:
     parser.add_argument("--builds", type=Path, default=default_home() / "kernels")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    parts = Parts(library(given.builds), given.threads)
+    library, choice = load(Search(given.builds))
+    parts = Parts(library, given.threads)
     peak, memory = machine(parts, given.turns)
+    print(f"{choice}")
     print(f"{given.threads} threads: {peak / 1e9:.0f} GFLOP/s, reads {memory / 1e9:.1f} GB/s\n")
     print("product         rows   GFLOP/s   of peak   of memory   torch GFLOP/s   ratio")
     for name, (inner, width) in SHAPES.items():
