@@ -4,6 +4,7 @@ server      Server: where models are served, and the environment's settings
 background  Background: one event loop in a thread, on which adapters wait for servers
 feed        Feed: submits the calls of a run, and follows their values as the server pushes them
 ahead       Claims: matches requests with the calls that were submitted ahead of them
+early       EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 sessions    RunSession: the server's session for one run of an application, and its end
 calls       Inputs: the input placeholders of one call

@@ -13,7 +13,7 @@ from typing import Any
 
 from weftline import transforms
 from weftline.errors import InvalidRequest
-from weftline.steps import Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
+from weftline.steps import ClientStep, Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
 from weftline_server.graph.primitive import Effects, Primitive, Read, Task
 from weftline_server.session.budget import value_bytes
 
@@ -22,7 +22,7 @@ GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 MAX_ITEMS = 100_000  # of one step
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
-LOCAL = frozenset({"merge"})  # kinds that the server computes by itself
+NO_ENGINE = frozenset({"client", "merge"})  # the client or the server computes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def lower_step(step: Step, resource: str) -> Task:
         if source.var is None and source.transforms:
             raise InvalidRequest("transforms go with a variable, not with a value", param=name)
     size = sum(map(value_bytes, constants.values()))
-    if len(constants) == len(sources):
+    if sources and len(constants) == len(sources):
         engine_inputs(step, constants)  # what can be checked is checked before anything runs
-    variables = [one.var for one in sources.values() if one.var is not None]
+    variables = step.variables
     reads = tuple(dict.fromkeys((*variables, *step.after)))
     primitive = Primitive(
         id=f"{id}/0",
@@ -66,7 +66,7 @@ def lower_step(step: Step, resource: str) -> Task:
         resource=resource,
         reads=tuple(Read(variable) for variable in reads),
         writes=(step.out or f"{id}.out",),
-        effects=EFFECTS.get(step.kind, Effects.NONE),
+        effects=_effects(step),
         work=size // CHARS_PER_TOKEN + (GUESSED_WORK if variables else 1),
         body=StepBody(step),
     )
@@ -80,10 +80,23 @@ def lower_step(step: Step, resource: str) -> Task:
     )
 
 
+def _effects(step: Step) -> Effects:
+    """What a repetition would do: a client says it of its own steps."""
+    if isinstance(step, ClientStep):
+        return Effects(step.effects)
+    return EFFECTS.get(step.kind, Effects.NONE)
+
+
 def step_of(task: Task) -> Step | None:
     """The step that a task was lowered from; None for a call."""
     body = task.primitives[0].body
     return body.step if isinstance(body, StepBody) else None
+
+
+def lease_of(primitive: Primitive) -> float:
+    """The seconds for which the step waits for a client that has left."""
+    assert isinstance(primitive.body, StepBody) and isinstance(primitive.body.step, ClientStep)
+    return primitive.body.step.lease_s
 
 
 def read_values(step: Step, values: Mapping[str, object]) -> dict[str, Any]:
@@ -127,6 +140,8 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Merge():
             hits_of(step, given["in"])
             return {}
+        case ClientStep():
+            return {}  # the client has its inputs
 
 
 def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
@@ -147,7 +162,7 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return merged(step, hits_of(step, given["in"]))
         case Fetch():
             return result["items"]
-        case Ingest() | Delete():
+        case Ingest() | Delete() | ClientStep():
             return result
 
 

@@ -16,7 +16,7 @@ from weftline_server.session.session import Session
 class _Guests:
     """The requests under way in a session that a request opened.
 
-    `told` says that a client has had an answer, and so knows the session's id.
+    `told` says that a client has had a response, and so knows the session's id.
     """
 
     requests: int = 0
@@ -47,7 +47,7 @@ class Runs:
             guests.requests += 1
         return session
 
-    def answered(self, session: Session) -> None:
+    def responded(self, session: Session) -> None:
         """Note that the client knows the session's id, so that it can close the session."""
         if (guests := self._guests.get(session)) is not None:
             guests.told = True
