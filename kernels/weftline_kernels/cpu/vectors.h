@@ -22,10 +22,13 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t wvec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef u16 hvec __attribute__((vector_size(2 * LANES)));
+typedef uint8_t u8;
+typedef u8 bvec __attribute__((vector_size(LANES)));
 /* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
 typedef float vecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t wvecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef u16 hvecu __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef u8 bvecu __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 /* If the processor multiplies pairs of bfloat16, the inputs of a product are rounded to bfloat16, as
  * in any bfloat16 model. Otherwise they stay float32. Sums, the residual stream and the softmax are
@@ -44,7 +47,7 @@ INLINE wvec all_words(uint32_t value) { return value - (wvec){}; }
 
 INLINE vec load(const float *from) { return *(const vecu *)from; }
 
-INLINE wvec load_words(const u16 *from) { return *(const wvecu *)from; }
+INLINE wvec load_words(const void *from) { return *(const wvecu *)from; }
 
 INLINE void store(float *to, vec value) { *(vecu *)to = value; }
 
@@ -136,6 +139,15 @@ INLINE void put_act(act *to, vec value) {
     *(hvecu *)to = narrow_all(value);
 #else
     store(to, value);
+#endif
+}
+
+/* The inputs of a product as floats. */
+INLINE vec load_act(const act *from) {
+#if PAIRS
+    return (vec)(__builtin_convertvector(*(const hvecu *)from, wvec) << 16);
+#else
+    return load(from);
 #endif
 }
 
