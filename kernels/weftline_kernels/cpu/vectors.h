@@ -159,6 +159,16 @@ INLINE act act_of(float value) {
 #endif
 }
 
+/* total += a * b. With AVX2 it is written out, because GCC 12 puts the sum into the register of `b`. A
+ * tile has none to spare, so GCC kept five sums of six rows in memory. */
+INLINE void add_product(vec *total, vec a, vec b) {
+#if LANES == 8
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*total) : "x"(a), "x"(b));
+#else
+    *total += a * b;
+#endif
+}
+
 /* totals += x[0] * even(words) + x[1] * odd(words), for `rows` x and `n` vectors of words, the ones at
  * `left` and `right`. All products use it. All loops are unrolled, so that totals stay in registers.
  * With AVX2 `right` follows `left`. */
@@ -187,7 +197,7 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][0]) * first[v];
+        for (int v = 0; v < n; v++) add_product(&totals[r][v], first[v], all(x[r][0]));
 #if LANES == 8
     /* Reads the words again. AVX2 has no registers to keep them in, so GCC kept two sums in memory. */
     __asm__("" : "+r"(left));
@@ -198,7 +208,7 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][1]) * second[v];
+        for (int v = 0; v < n; v++) add_product(&totals[r][v], second[v], all(x[r][1]));
 #endif
 }
 
