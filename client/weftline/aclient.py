@@ -130,6 +130,10 @@ class AsyncClient:
                 if (said := event_of(event)) is not None:
                     yield said
 
+    async def set(self, session: str, variable: str, body: SetVariable) -> None:
+        """Set or fail a variable of a session. Raises AlreadySet."""
+        await self._request("PUT", f"/v1/session/{session}/variable/{variable}", body)
+
     async def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]

@@ -16,6 +16,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
     "affinity",
     "drafting",
+    "early_tools",
     "prefill_early",
     "retention",
     "tree_attention",
@@ -40,6 +41,7 @@ class ServerConfig:
     keys: dict[str, str] = field(default_factory=dict)
     max_body: int = 8 << 20  # bytes of a request
     max_calls: int = 10_000  # of one submit
+    ui: bool = True  # serve the page /ui
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)

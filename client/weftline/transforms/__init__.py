@@ -8,6 +8,6 @@ library is installed.
 from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
-from weftline.transforms.specs import OPS, parse, run
+from weftline.transforms.specs import MAX_SPECS, OPS, parse, run
 
-__all__ = ["OPS", "Flow", "Transform", "parse", "run"]
+__all__ = ["MAX_SPECS", "OPS", "Flow", "Transform", "parse", "run"]

@@ -6,24 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
-from weftline.steps import Step
 from weftline_engine import api
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
-from weftline_server.lowering.call import PromptBody, lower_call
-from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, Where
+from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
+from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -36,6 +36,7 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
+TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 
 
@@ -63,7 +64,7 @@ class Driver:
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
         self._early = EarlyFill(dispatcher, self._kinds.prompts, clock)
         self._elsewhere = Elsewhere(self._hear, self.apply, clock)
-        self._fills_early = "prefill_early" not in without
+        self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
@@ -99,11 +100,7 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
-        # The model is decided here, so that the graph names it and equal prompts hash alike.
-        tasks = tuple(
-            lower_call(verified(session, call), self.dispatcher.model(call.model))
-            for call in submit.calls
-        ) + tuple(lower_step(step, _resource(self.dispatcher, step)) for step in submit.steps)
+        tasks = lowered(session, submit, self.dispatcher)
         await self.start(session, tasks, detach=submit.detach)
         return tasks
 
@@ -152,13 +149,14 @@ class Driver:
 
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
         """Tell the session an event, and perform the actions that follow from it."""
+        fills = "prefill_early" not in self.without
         for action in session.handle(event):
             match action:
                 case ev.Notify(variable):
                     self.readers.wake(session, variable)
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
+                case ev.Fill(id) if fills and self._early.may_advance(session, id):
                     self._contained.spawn(session, self._fill(session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
@@ -235,6 +233,9 @@ class Driver:
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
+            case api.Failed() if primitive.kind == TOOL:
+                self._finish(session, primitive, ToolKind.failed(primitive, outcome))
+                return
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
@@ -260,12 +261,17 @@ class Driver:
         """Make the value, in another thread if that takes long, and tell the session."""
         make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
 
-        async def elsewhere() -> None:
-            made = await asyncio.get_running_loop().run_in_executor(None, make)
+        async def later() -> None:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(None, make) if is_slow else make()
+            if isinstance(primitive.body, TakesItems) and isinstance(made.value, list):
+                for piece in _pieces(primitive.id, made.value, self._now):
+                    self.apply(session, piece)
+                    await asyncio.sleep(0)
             self.apply(session, _finished(primitive, finished, made))
 
-        if is_slow:
-            self._contained.spawn(session, elsewhere())
+        if is_slow or isinstance(primitive.body, TakesItems):
+            self._contained.spawn(session, later())
         else:
             self.apply(session, _finished(primitive, finished, make()))
 
@@ -276,12 +282,13 @@ class Driver:
         await self._contained.settle()
 
 
-def _resource(dispatcher: Dispatcher, step: Step) -> str:
-    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
-    if step.kind in NO_ENGINE:
-        return ""
-    store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+def _pieces(
+    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+) -> Iterator[ev.ItemsCame]:
+    """A list as several events, so that the loop can run other sessions between two of them."""
+    for offset in range(0, len(items), TURN_ITEMS):
+        some = tuple(items[offset : offset + TURN_ITEMS])
+        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 
 
 def _finished(
@@ -291,7 +298,7 @@ def _finished(
     return ev.PrimitiveFinished(
         now=finished.time,
         primitive=primitive.id,
-        reason=finished.reason,
+        reason=made.reason or finished.reason,
         usage=finished.usage,
         value=made.value,
         error=made.error,

@@ -34,7 +34,7 @@ class Queue:
         """Remove an op and return its work; None if it does not wait here."""
         return self._works.pop(op, None)
 
-    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
+    def feed(self, op: str, part: tuple[int, ...] | str, last: bool) -> bool:
         """Append to the prompt of an open op. Return whether it waits here."""
         work = self._works.get(op)
         if work is not None:

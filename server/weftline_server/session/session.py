@@ -17,6 +17,7 @@ from weftline_server.graph.primitive import Task
 from weftline_server.passes import Plan
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
+from weftline_server.session.control import finish, take_items
 from weftline_server.session.execution import Execution, IllegalMove
 from weftline_server.session.given import give, refuse
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
@@ -57,10 +58,6 @@ class Session:
         self._remembered: deque[ev.SessionEvent] = deque(maxlen=MOST_REMEMBERED)
         self._handled = 0  # events
         self._told_left = 0  # the work left that the queued primitives were last told
-
-    @property
-    def closed(self) -> bool:
-        return self.ended is not None
 
     @property
     def graph(self) -> Graph:
@@ -125,6 +122,7 @@ class Session:
         Raises the errors of that method, and then changes nothing. An IllegalMove is our bug; it is
         raised with the end of the session's story.
         """
+        self.execution.now = event.now
         try:
             actions = _HANDLERS[type(event)](self, event)
         except IllegalMove as bug:
@@ -225,7 +223,12 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
-            ev.PrimitiveFinished: lambda session, event: session.execution.finished(event),
+            ev.PrimitiveFinished: lambda session, event: finish(
+                session.execution, session.spent, event, session.opened
+            ),
+            ev.ItemsCame: lambda session, event: take_items(
+                session.execution, session.spent, event, session.opened
+            ),
             ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
         }
     )

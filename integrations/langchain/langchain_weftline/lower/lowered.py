@@ -14,6 +14,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_weftline.lower.symbols import (
     Answer,
     Hole,
+    Local,
     Make,
     Prompt,
     Ref,
@@ -29,7 +30,10 @@ from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import Toolbox
 from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
+from weftline.errors import TransformFailed
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
+from weftline.transforms.base import NO_JSON
+from weftline.transforms.partial_json import parse_json_text
 from weftline.watching import Value
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -193,7 +197,7 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Variable):
-        value = transforms.run(tree.transforms, values[tree.var])
+        value = _transformed(tree.transforms, values[tree.var])
         if tree.is_message:
             return message_of(facts.get(tree.var) or Value(tree.var, value, {}), tree.form)
         return value if tree.make is None else tree.make(value)
@@ -210,13 +214,26 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     return tuple(items) if tree.is_tuple else items
 
 
+def _transformed(specs: tuple[Spec, ...], value: Any) -> Any:
+    """`value` after its transforms. The client also has what JSON cannot carry, such as NaN."""
+    try:
+        return transforms.run(specs, value)
+    except TransformFailed as failure:
+        if failure.param != "json" or NO_JSON not in failure.message:
+            raise
+        return transforms.run(specs[1:], parse_json_text(value.strip()))
+
+
 def finish(
     drafts: Sequence[Draft],
     result: Any,
     server: Server | None,
     raw: Callable[[Sequence[Draft]], Iterable[str]] = lambda _: (),
+    also: Iterable[str] = (),
 ) -> Lowered:
     """`drafts` as calls, and `result` as a tree. The variables that `raw` names stay as they are.
+
+    So do those of `also`, which steps of the client read.
 
     If every reader of a variable wants the same transforms, the call's output has them. Then the
     value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
@@ -225,17 +242,45 @@ def finish(
 
     A call whose answer is not read is left out. Variables of earlier submits do not change.
     """
-    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
-    kept = set(raw(drafts))
+    # The client reads JSON itself: the server could not send NaN, which LangChain's parser accepts.
+    leaves = list(_variables(tree_of(result)))
+    also = {*also, *(leaf.var for leaf in leaves if {"op": "json"} in leaf.transforms[:1])}
+    drafts = _read(drafts, {leaf.var for leaf in leaves} | also)
+    kept = {*raw(drafts), *also}
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
             uses.get(hole.ref.var, []).append(hole.ref.transforms)
-    for leaf in _variables(tree_of(result)):
+    for leaf in leaves:
         uses.get(leaf.var, []).append(leaf.transforms)
     shared = {var: _common_start(readers) for var, readers in uses.items() if var not in kept}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)
     return Lowered(calls, _tree(result, shared), server)
+
+
+def with_texts(draft: Draft, texts: Mapping[str, Mapping[str, str]]) -> Draft:
+    """`draft`, with the `texts` of variables that the client has set in place of the variables."""
+
+    def known(piece: str | Hole) -> str | Hole:
+        if isinstance(piece, str) or piece.ref.var not in texts:
+            return piece
+        try:
+            specs = (*piece.ref.transforms, *piece.form)
+            return str(transforms.run(specs, texts[piece.ref.var]))
+        except TransformFailed:
+            return piece  # the server fails the call
+
+    turns = tuple(
+        replace(
+            turn,
+            content=tuple(
+                part if isinstance(part, str) else Slot(part.name, tuple(map(known, part.pieces)))
+                for part in turn.content
+            ),
+        )
+        for turn in draft.turns
+    )
+    return replace(draft, turns=turns)
 
 
 def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
@@ -272,6 +317,8 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
     if isinstance(value, Ref):
         rest = value.transforms[len(shared.get(value.var, ())) :]
         return Variable(value.var, rest, is_text=value.is_text, make=value.make)
+    if isinstance(value, Local):
+        return Variable(value.var, is_text=False, make=value.part)
     if isinstance(value, Answer):
         is_text = not value.calls_tools
         return Variable(value.var, is_message=True, is_text=is_text, form=value.form)

@@ -16,14 +16,16 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
+    Local,
     Ref,
-    is_symbolic,
     item_of,
     name_of,
 )
@@ -42,6 +44,7 @@ class Lowering:
         self._note = note
         self.mode = mode
         self.calls = Calls(self, mint)
+        self._classic = Classic(self)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
         self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
@@ -67,29 +70,44 @@ class Lowering:
 
     def _handler(self, runnable: Any) -> Handler | None:
         handler = self._handlers.get(_class_of(runnable))
+        if handler is None:
+            handler = self._classic.handler(type(runnable))
         if handler is None and has_transform(type(runnable)):
             handler = self.calls.parser
         if handler is None and isinstance(runnable, BasePromptTemplate):
             handler = self.calls.template
         return handler
 
-    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
-        """Have the client run a step, on the values that it waits for."""
+    def run(
+        self,
+        step: Step,
+        value: Any,
+        reason: str,
+        *,
+        is_quick: bool = False,
+        may_wait: bool = True,
+    ) -> Steps:
+        """Have the client run a step, on the values that it waits for.
+
+        With `may_wait` the output may be a promise.
+        """
         self.note(step, reason)
-        if is_symbolic(value):
-            value = yield Fetch(value)
-        return (yield Run(step.runnable, value, step.config, step.options, is_quick))
+        how = {"is_quick": is_quick, "may_wait": may_wait and not is_quick}
+        return (yield Run(step.runnable, value, step.config, step.options, **how))
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""
         if self._note is not None:
-            self._note(Note(step.path, name_of(step.runnable), in_server, why))
+            place = place_of(step.runnable)
+            self._note(Note(step.path, name_of(step.runnable), in_server, why, place))
 
     def opened(self, value: Any) -> Steps:
         """A list or an object of the server as a list or dict of its items.
 
         The client fetches the value to learn its length or keys. The items stay variables.
         """
+        if isinstance(value, Local):
+            return (yield Fetch(value))
         if not isinstance(value, Ref) or value.is_text:
             return value
         found = yield Fetch(value)

@@ -58,7 +58,7 @@ class Runs:
         if guests is None:
             return
         guests.requests -= 1
-        if not guests.requests and not guests.told and not session.closed:
+        if not guests.requests and not guests.told and session.ended is None:
             self._service.close(session)
 
     def close(self, tenant: str, ids: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class Runs:
 
     def _find(self, tenant: str, id: str) -> Session | None:
         session = self._sessions.get((tenant, id))
-        if session is not None and not session.closed:
+        if session is not None and session.ended is None:
             return session
         with suppress(UnknownSession):
             return self._service.find(tenant, id)
