@@ -21,12 +21,12 @@ from weftline_server.lowering.results import Transformed, is_large, token_logpro
 from weftline_server.lowering.sampling import asked, sampling_params
 from weftline_server.lowering.step import (
     CHARS_PER_TOKEN,
-from weftline_server.lowering.tool import ToolBody
     StepBody,
     engine_inputs,
     read_values,
     result_of,
 )
+from weftline_server.lowering.tool import ToolBody
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
