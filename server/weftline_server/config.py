@@ -16,6 +16,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
     "affinity",
     "drafting",
+    "early_tools",
     "prefill_early",
     "retention",
     "tree_attention",
@@ -42,6 +43,7 @@ class ServerConfig:
     metrics_tenant: str = ""  # who may read /metrics where there are several tenants
     max_calls: int = 10_000  # of one submit
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
+    ui: bool = True  # serve the page /ui
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)

@@ -6,25 +6,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
-from weftline.steps import Step
 from weftline_engine import api
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.bounds import costly_specs
-from weftline_server.lowering.call import PromptBody, lower_call
-from weftline_server.lowering.provenance import Sources
+from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, Where
+from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
+from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -38,8 +38,8 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
+TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
-TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
 
 class TaskObserver(Protocol):
@@ -66,7 +66,7 @@ class Driver:
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
         self._early = EarlyFill(dispatcher, self._kinds.prompts, clock)
         self._elsewhere = Elsewhere(self._hear, self.apply, clock)
-        self._fills_early = "prefill_early" not in without
+        self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
@@ -102,21 +102,10 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         _admit(self.registry, self.dispatcher, session)
-        specs = costly_specs(submit)
-        await self._kinds.workers.check(session.tenant, specs)
-        # The model is decided here, so that the graph names it and equal prompts hash alike.
-        tasks: list[Task] = []
-        sources, begun = Sources(session), 0
-        for call in submit.calls:
-            tasks.append(lower_call(sources.verified(call), self.dispatcher.model(call.model)))
-            begun += TURN_PARTS // TURN_CALLS + len(call.placeholders)
-            if begun >= TURN_PARTS:
-                begun = 0
-                await asyncio.sleep(0)
-        for step in submit.steps:
-            tasks.append(lower_step(step, _resource(self.dispatcher, step)))
+        await self._kinds.workers.check(session.tenant, costly_specs(submit))
+        tasks = await lowered(session, submit, self.dispatcher)
         await self.start(session, tasks, detach=submit.detach)
-        return tuple(tasks)
+        return tasks
 
     async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
@@ -164,13 +153,14 @@ class Driver:
 
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
         """Tell the session an event, and perform the actions that follow from it."""
+        fills = "prefill_early" not in self.without
         for action in session.handle(event):
             match action:
                 case ev.Notify(variable):
                     self.readers.wake(session, variable)
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
+                case ev.Fill(id) if fills and self._early.may_advance(session, id):
                     self._contained.spawn(session, _filled(self._early, session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
@@ -248,6 +238,9 @@ class Driver:
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
+            case api.Failed() if primitive.kind == TOOL:
+                self._finish(session, primitive, ToolKind.failed(primitive, outcome))
+                return
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
@@ -272,15 +265,19 @@ class Driver:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         made = self._kinds.of(primitive).result(session, primitive, finished)
-        if isinstance(made, Transformed):
+
+        async def later() -> None:
+            ready = made if isinstance(made, Transformed) else await made
+            if isinstance(primitive.body, TakesItems) and isinstance(ready.value, list):
+                for piece in _pieces(primitive.id, ready.value, self._now):
+                    self.apply(session, piece)
+                    await asyncio.sleep(0)
+            self.apply(session, _finished(primitive, finished, ready))
+
+        if isinstance(made, Transformed) and not isinstance(primitive.body, TakesItems):
             self.apply(session, _finished(primitive, finished, made))
-            return
-        making = made
-
-        async def elsewhere() -> None:
-            self.apply(session, _finished(primitive, finished, await making))
-
-        self._contained.spawn(session, elsewhere())
+        else:
+            self._contained.spawn(session, later())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves."""
@@ -305,12 +302,13 @@ async def _filled(early: EarlyFill, session: Session, id: str) -> None:
         log.debug("no early fill for primitive %s: %s", id, error.type)
 
 
-def _resource(dispatcher: Dispatcher, step: Step) -> str:
-    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
-    if step.kind in NO_ENGINE:
-        return ""
-    store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+def _pieces(
+    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+) -> Iterator[ev.ItemsCame]:
+    """A list as several events, so that the loop can run other sessions between two of them."""
+    for offset in range(0, len(items), TURN_ITEMS):
+        some = tuple(items[offset : offset + TURN_ITEMS])
+        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 
 
 def _finished(
@@ -320,7 +318,7 @@ def _finished(
     return ev.PrimitiveFinished(
         now=finished.time,
         primitive=primitive.id,
-        reason=finished.reason,
+        reason=made.reason or finished.reason,
         usage=finished.usage,
         value=made.value,
         error=made.error,

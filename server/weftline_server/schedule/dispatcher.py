@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
@@ -147,6 +148,16 @@ class Dispatcher:
             return name
         raise unknown_resource(kind, name, found)
 
+    @property
+    def tools(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """The tools that engines run, by name: the engine's name, and what it says of the tool."""
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for member in self._fleet.members.values():
+            if (description := member.description) is not None:
+                for told in description.tools:
+                    found.setdefault(str(told["name"]), (description.model, told))
+        return found
+
     def prompter(self, model: str) -> Prompter:
         """Return what renders and tokenises prompts for a served model."""
         return self._fleet.prompters[model]
@@ -158,18 +169,20 @@ class Dispatcher:
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 
-    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
-        """Append to the prompt of an open op. Return False if there is no such op (any more)."""
+    def feed(self, op: str, part: tuple[int, ...] | str, last: bool) -> bool:
+        """Append to the prompt of an open op, or to the text of a tool's arguments.
+
+        Return False if there is no such op (any more)."""
         if self._queue.feed(op, part, last):
             self._rounds.soon()
             return True
         for member in self._fleet.members.values():
             if (work := member.ops.works.get(op)) is None:
                 continue
-            assert member.engine is not None and work.op.tokens is not None
-            member.engine.feed(op, len(work.op.tokens), part, last)
+            assert member.engine is not None, "it runs the op"
+            member.engine.feed(op, len(work.op.tokens or work.op.text or ""), part, last)
             member.hold(work.fed(part, last))
-            if last:
+            if last and work.item.has_prompt:
                 sent = Sent(member.name, self._now(), member.node)
                 self._sessions.outcome(work.primitive, sent)
             return True

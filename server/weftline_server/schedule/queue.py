@@ -47,7 +47,7 @@ class Queue:
                 del self._of[work.op.salt]
         return work
 
-    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
+    def feed(self, op: str, part: tuple[int, ...] | str, last: bool) -> bool:
         """Append to the prompt of an open op. Return whether it waits here."""
         work = self._works.get(op)
         if work is not None:

@@ -86,7 +86,7 @@ class Rounds:
         self._served.got(work.item.tenant, work.tokens)
         member.hold(work)
         member.engine.submit(self._memory.continuing(member.name, member.op(work)))
-        if not work.op.open:
+        if not work.op.open or not work.item.has_prompt:
             self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node))
 
 

@@ -90,9 +90,13 @@ class Work:
         bound = max(0, latency_tokens - self.tokens)
         return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
 
-    def fed(self, part: tuple[int, ...], last: bool) -> Work:
+    def fed(self, part: tuple[int, ...] | str, last: bool) -> Work:
         """Return the work with `part` added to its prompt, as another attempt would start with."""
-        assert self.op.open and self.op.tokens is not None
+        assert self.op.open
+        if isinstance(part, str):
+            text = (self.op.text or "") + part
+            return replace(self, op=replace(self.op, text=text, open=not last))
+        assert self.op.tokens is not None
         op = replace(self.op, tokens=self.op.tokens + part, open=not last)
         return replace(self, op=op, tokens=self.tokens + len(part))
 

@@ -1,0 +1,58 @@
+"""The tasks of a submit, with the models, engines and stores that its calls and steps mean."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from weftline.protocol import Call, Submit
+from weftline.steps import Each, Loop, Step
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.control import resolved
+from weftline_server.lowering.provenance import Sources
+from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.session import Session
+
+# A call takes as long as its placeholders and this many more. TURN_PARTS take about 12 ms.
+PARTS_OF_A_CALL = 64
+TURN_PARTS = 1024
+
+
+async def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[Task, ...]:
+    """The tasks of all calls and steps. Raises UnknownModel, UnknownStore and what lowering does.
+
+    The model is decided here, so that the graph names it and equal prompts hash alike. The event
+    loop turns between two parts of a large submit.
+    """
+    sources = Sources(session)
+
+    def named(call: Call) -> Call:
+        return replace(sources.verified(call), model=dispatcher.model(call.model))
+
+    resource = partial(_resource, dispatcher)
+
+    def step_of(step: Step) -> Task:
+        if isinstance(step, Each | Loop):
+            step = replace(step, body=resolved(step.body, named, resource))
+        return lower_step(step, resource(step))
+
+    tasks: list[Task] = []
+    begun = 0
+    for call in map(named, submit.calls):
+        tasks.append(lower_call(call, call.model or ""))
+        begun += PARTS_OF_A_CALL + len(call.placeholders)
+        if begun >= TURN_PARTS:
+            begun = 0
+            await asyncio.sleep(0)
+    return (*tasks, *map(step_of, submit.steps))
+
+
+def _resource(dispatcher: Dispatcher, step: Step) -> str:
+    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
+    if step.kind in NO_ENGINE:
+        return ""
+    store = getattr(step, "store", None)
+    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
