@@ -28,7 +28,7 @@ from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
-from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.dispatcher import Dispatcher, queued_of
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
@@ -290,7 +290,7 @@ class Driver:
 def _admit(registry: Registry, dispatcher: Dispatcher, session: Session) -> None:
     """Raise Overloaded where the session's tenant, or the server, has no room for more."""
     registry.charge(session)
-    of_tenant = dispatcher.queued_of(registry.salt(session.tenant))
+    of_tenant = queued_of(dispatcher, registry.salt(session.tenant))
     registry.admit(session.tenant, dispatcher.queued, of_tenant)
 
 

@@ -107,10 +107,6 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
-    def queued_of(self, salt: str) -> int:
-        """How many primitives of the tenant with this salt wait for an engine."""
-        return self._queue.of(salt)
-
     def running(self) -> dict[str, tuple[int, int]]:
         """Return for each engine how many primitives it runs, and the sum of their tokens."""
         works = {member.name: member.ops.works.values() for member in self._fleet.members.values()}
@@ -230,3 +226,8 @@ class Dispatcher:
                 EngineUnavailable.__name__,
                 f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
+
+
+def queued_of(dispatcher: Dispatcher, salt: str) -> int:
+    """How many primitives of the tenant with this salt wait for an engine."""
+    return dispatcher._queue.of(salt)
