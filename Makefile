@@ -1,8 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-faults test-page \
-  test-vllm test-ray \
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-page test-faults test-vllm test-ray \
   test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
   bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 

@@ -8,7 +8,7 @@ import os
 import random
 
 from tests.faults.sizes import SESSIONS
-from tests.null.asgi import Serve, Server, call
+from tests.null.asgi import Serve, Server, call, running
 from weftline_engine.null import LatencyProfile, NullConfig
 
 AT_ONCE = 50
@@ -62,7 +62,7 @@ async def test_sessions_with_random_aborts_leave_nothing(serve: Serve) -> None:
     await asyncio.sleep(0.2)
     driver = server.driver
     assert len(driver.registry) == 0 and driver.dispatcher.queued == 0
-    assert driver.dispatcher.running() == {"null": (0, 0)}
+    assert running(driver.dispatcher) == {"null": (0, 0)}
     assert not driver._prepared and not driver._early._early and not driver.readers._signals
     assert len(asyncio.all_tasks()) <= tasks
     assert len(os.listdir("/proc/self/fd")) <= files

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.null.asgi import running
 from weftline.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -433,7 +434,7 @@ async def test_a_paused_call_frees_its_place_and_keeps_its_context(benches: list
     await bench.call("a", stays=True)
     await own.say(paused(own.ops[0]))
     assert isinstance(bench.outcomes("a")[-1], api.Paused)
-    assert bench.dispatcher.running() == {"own": (0, 0)}
+    assert running(bench.dispatcher) == {"own": (0, 0)}
     assert own.told == [("update", UNKNOWN_PAUSE_S), ("retain", api.Retention.EVICTABLE)]
     await bench.call("b", stays=True)
     await own.say(paused(own.ops[1]))

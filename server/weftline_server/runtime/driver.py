@@ -28,7 +28,7 @@ from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
-from weftline_server.schedule.dispatcher import Dispatcher, queued_of
+from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
@@ -40,6 +40,7 @@ log = logging.getLogger("weftline.driver")
 
 TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
+TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
 
 class TaskObserver(Protocol):
@@ -102,10 +103,19 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         _admit(self.registry, self.dispatcher, session)
-        await self._kinds.workers.check(session.tenant, costly_specs(submit))
-        tasks = await lowered(session, submit, self.dispatcher)
+        specs = costly_specs(submit)
+        await self._kinds.workers.check(session.tenant, specs)
+        tasks: list[Task] = []
+        begun = 0
+        for task in lowered(session, submit, self.dispatcher):
+            tasks.append(task)
+            parts = 0 if task.call is None else len(task.call.placeholders)
+            begun += TURN_PARTS // TURN_CALLS + parts
+            if begun >= TURN_PARTS:
+                begun = 0
+                await asyncio.sleep(0)
         await self.start(session, tasks, detach=submit.detach)
-        return tasks
+        return tuple(tasks)
 
     async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
@@ -265,19 +275,20 @@ class Driver:
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
         made = self._kinds.of(primitive).result(session, primitive, finished)
+        takes_items = isinstance(primitive.body, TakesItems)
+        if isinstance(made, Transformed) and not takes_items:
+            self.apply(session, _finished(primitive, finished, made))
+            return
 
         async def later() -> None:
-            ready = made if isinstance(made, Transformed) else await made
-            if isinstance(primitive.body, TakesItems) and isinstance(ready.value, list):
-                for piece in _pieces(primitive.id, ready.value, self._now):
+            value = made if isinstance(made, Transformed) else await made
+            if takes_items and isinstance(value.value, list):
+                for piece in _pieces(primitive.id, value.value, self._now):
                     self.apply(session, piece)
                     await asyncio.sleep(0)
-            self.apply(session, _finished(primitive, finished, ready))
+            self.apply(session, _finished(primitive, finished, value))
 
-        if isinstance(made, Transformed) and not isinstance(primitive.body, TakesItems):
-            self.apply(session, _finished(primitive, finished, made))
-        else:
-            self._contained.spawn(session, later())
+        self._contained.spawn(session, later())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves."""
@@ -287,10 +298,19 @@ class Driver:
         await self._contained.settle()
 
 
+def _pieces(
+    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+) -> Iterator[ev.ItemsCame]:
+    """A list as several events, so that the loop can run other sessions between two of them."""
+    for offset in range(0, len(items), TURN_ITEMS):
+        some = tuple(items[offset : offset + TURN_ITEMS])
+        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
+
+
 def _admit(registry: Registry, dispatcher: Dispatcher, session: Session) -> None:
     """Raise Overloaded where the session's tenant, or the server, has no room for more."""
     registry.charge(session)
-    of_tenant = queued_of(dispatcher, registry.salt(session.tenant))
+    of_tenant = dispatcher.queued_of(registry.salt(session.tenant))
     registry.admit(session.tenant, dispatcher.queued, of_tenant)
 
 
@@ -300,15 +320,6 @@ async def _filled(early: EarlyFill, session: Session, id: str) -> None:
         await early.advance(session, id)
     except WeftlineError as error:
         log.debug("no early fill for primitive %s: %s", id, error.type)
-
-
-def _pieces(
-    primitive: str, items: Sequence[Any], clock: Callable[[], float]
-) -> Iterator[ev.ItemsCame]:
-    """A list as several events, so that the loop can run other sessions between two of them."""
-    for offset in range(0, len(items), TURN_ITEMS):
-        some = tuple(items[offset : offset + TURN_ITEMS])
-        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 
 
 def _finished(

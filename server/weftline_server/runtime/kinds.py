@@ -244,13 +244,12 @@ class ControlKind(ValueKind):
             except WeftlineError as error:
                 return Transformed(None, error)
 
-        if not body.is_slow:
-            return value()
+        return _elsewhere(value) if body.is_slow else value()
 
-        async def later() -> Transformed:
-            return await asyncio.get_running_loop().run_in_executor(None, value)
 
-        return later()
+async def _elsewhere(make: Callable[[], Transformed]) -> Transformed:
+    """What `make` returns, made in a thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, make)
 
 
 class ToolKind(ValueKind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,16 +16,12 @@ from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session.session import Session
 
-# A call takes as long as its placeholders and this many more. TURN_PARTS take about 12 ms.
-PARTS_OF_A_CALL = 64
-TURN_PARTS = 1024
 
+def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterator[Task]:
+    """The tasks of all calls and steps, one after the other.
 
-async def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[Task, ...]:
-    """The tasks of all calls and steps. Raises UnknownModel, UnknownStore and what lowering does.
-
-    The model is decided here, so that the graph names it and equal prompts hash alike. The event
-    loop turns between two parts of a large submit.
+    Raises UnknownModel, UnknownStore and what lowering does. The model is decided here, so that
+    the graph names it and equal prompts hash alike.
     """
     sources = Sources(session)
 
@@ -39,15 +35,9 @@ async def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> t
             step = replace(step, body=resolved(step.body, named, resource))
         return lower_step(step, resource(step))
 
-    tasks: list[Task] = []
-    begun = 0
     for call in map(named, submit.calls):
-        tasks.append(lower_call(call, call.model or ""))
-        begun += PARTS_OF_A_CALL + len(call.placeholders)
-        if begun >= TURN_PARTS:
-            begun = 0
-            await asyncio.sleep(0)
-    return (*tasks, *map(step_of, submit.steps))
+        yield lower_call(call, call.model or "")
+    yield from map(step_of, submit.steps)
 
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:

@@ -107,10 +107,9 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
-    def running(self) -> dict[str, tuple[int, int]]:
-        """Return for each engine how many primitives it runs, and the sum of their tokens."""
-        works = {member.name: member.ops.works.values() for member in self._fleet.members.values()}
-        return {name: (len(ops), sum(work.tokens for work in ops)) for name, ops in works.items()}
+    def queued_of(self, salt: str) -> int:
+        """How many primitives of the tenant with this salt wait for an engine."""
+        return self._queue.of(salt)
 
     @property
     def models(self) -> list[str]:
@@ -226,8 +225,3 @@ class Dispatcher:
                 EngineUnavailable.__name__,
                 f"no engine has served {work.model} for {UNAVAILABLE_S:g} s ({why})",
             )
-
-
-def queued_of(dispatcher: Dispatcher, salt: str) -> int:
-    """How many primitives of the tenant with this salt wait for an engine."""
-    return dispatcher._queue.of(salt)
