@@ -112,26 +112,28 @@ def task_of(id: str, call: Call) -> Task:
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))
         start = at
-    inputs = [holder for holder in call.placeholders if holder.in_out is InOut.IN]
-    texts = [value_bytes(segment.text) for segment in segments if segment.text is not None]
-    texts += [value_bytes(one.function.parameters) for one in call.tools]
-    texts += [
-        value_bytes(one.function.arguments)
-        for item in call.prompt
-        if isinstance(item, Message)
-        for one in item.tool_calls
-    ]
-    values = [value_bytes(holder.value) for holder in inputs if holder.value is not None]
-    reads = [holder.semantic_var_id for holder in inputs]
+    constants: list[object] = [segment.text for segment in segments if segment.text is not None]
+    reads: dict[str, None] = {}
+    for holder in call.placeholders:
+        if holder.in_out is not InOut.IN:
+            continue
+        if holder.value is not None:
+            constants.append(holder.value)
+        if holder.semantic_var_id:
+            reads[holder.semantic_var_id] = None
+    constants += [tool.function.parameters for tool in call.tools]
+    for item in call.prompt:
+        if isinstance(item, Message):
+            constants += [made.function.arguments for made in item.tool_calls]
     return Task(
         id=id,
         name=call.name,
         resource=call.model or "",
         primitives=tuple(primitives),
-        reads=tuple(dict.fromkeys([variable for variable in reads if variable])),
+        reads=tuple(reads),
         criteria=call.criteria,
         priority=call.priority,
-        constant_bytes=sum(texts) + sum(values),
+        constant_bytes=sum([value_bytes(one) for one in constants]),
         call=call,
     )
 

@@ -11,6 +11,7 @@ from weftline.steps import Each, Loop, Step
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control import resolved
+from weftline_server.lowering.control.body import resource_of
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -44,5 +45,4 @@ def _resource(dispatcher: Dispatcher, step: Step) -> str:
     """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
     if step.kind in NO_ENGINE:
         return ""
-    store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+    return dispatcher.resource(step.kind, resource_of(step) or None)

@@ -24,7 +24,7 @@ log = logging.getLogger("weftline.dispatcher")
 
 EXPIRE_EVERY_S = 1.0
 
-_ENGINES = {"embed": "embedder", "rerank": "reranker"}
+_ENGINES = {"embed": "embedder", "function": "function", "rerank": "reranker"}
 
 
 def unknown_resource(kind: str, name: str | None, found: Sequence[str]) -> WeftlineError:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
@@ -226,7 +227,8 @@ class Execution:
         """Whether a live task reads an output of `task`, or a client may read one later."""
         if (owner := self.tasks.get(task.task.owner)) is not None and not owner.live:
             return False
-        for var in task.task.writes:
+        given = (one for one in task.task.primitives if not isinstance(one.body, Growing))
+        for var in (variable for one in given for variable in one.writes):
             readers = [self.primitives[id].task for id in self.graph.consumers.get(var, ())]
             if any(one.live for one in readers if one is not task):
                 return True
