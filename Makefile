@@ -1,9 +1,10 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-long test-page \
-  test-vllm test-ray test-langchain-core test-langchain-ranges check coverage bench bench-engine \
-  bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-long \
+  test-page test-faults test-vllm test-ray test-langchain-core test-langchain-ranges check coverage \
+  bench bench-engine bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu \
+  gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -63,6 +64,10 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 
 test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes
 	$(BY_FILE) $(LONG)
+
+# In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
+test-faults: install ## what goes wrong: docs/reliability.md
+	$(BY_FILE) $(STRICT) tests/faults
 
 check: install ## lint, types, layers, and the README's programs from built wheels
 	$(BIN)/ruff check .
