@@ -70,6 +70,13 @@ def test_a_map_reduce_is_one_group_one_deep() -> None:
     assert set(plan.objective.values()) == {Criterion.LATENCY}
 
 
+def test_two_producers_are_a_group_and_one_is_none() -> None:
+    """Two calls that feed one consumer finish together. A lone one has nothing to finish with."""
+    pair = analyse(graph(call("a"), call("b"), call("join", ("a", "b"))), {})
+    assert named(pair.group) == {"a": "join@1", "b": "join@1"}
+    assert analyse(graph(call("a"), call("join", ("a",))), {}).group == {}
+
+
 def test_throughput_marks_the_whole_ancestry() -> None:
     """A reader of `sum` with throughput sets throughput for every call that feeds it."""
     plan = analyse(MAP_REDUCE, {"sum": Criterion.THROUGHPUT})
