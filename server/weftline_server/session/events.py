@@ -106,6 +106,11 @@ class VariableRead(VariableEvent):
 
 
 @record
+class TextTaken(VariableEvent):
+    """A stream passes on text of the variable before its value is ready."""
+
+
+@record
 class VariableCancelled(VariableEvent):
     """A client does not want the variable any more."""
 
@@ -154,6 +159,11 @@ class TextGenerated(PrimitiveEvent):
     @property
     def detail(self) -> str:
         return self.text
+
+
+@record
+class PrimitiveRestarted(PrimitiveEvent):
+    """Its engine was lost. It runs again from the start, and what it generated is forgotten."""
 
 
 @record

@@ -52,6 +52,7 @@ class Variable:
     error: WeftlineError | None = None
     streamed: int = 0  # characters that came in parts
     reads: int = 0  # how often a client was given the value or a part of it
+    taken: bool = False  # a client has text of it that was not complete
 
     @property
     def text(self) -> str:
@@ -77,6 +78,16 @@ class Variable:
         pieces = self.streamed // PIECE_CHARS
         self.streamed += len(text)
         return self.streamed // PIECE_CHARS > pieces
+
+    def passed_on(self) -> list[Any]:
+        """A client has text of it from now on. Nothing follows from that."""
+        self.taken = True
+        return []
+
+    def restart(self) -> None:
+        """Forget the text: it will be generated again."""
+        assert not self.taken, f"a client has text of variable {self.id}"
+        self.parts, self.streamed = [], 0
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)
