@@ -31,7 +31,9 @@ Graph = TypeVar("Graph", bound="Pregel[Any, Any, Any, Any]")
 
 
 @overload
-def accelerate(chain: Graph, *, on_graph: None = None) -> Graph: ...
+def accelerate(  # type: ignore[overload-overlap] # a graph is a Runnable, too
+    chain: Graph, *, on_graph: None = None
+) -> Graph: ...
 
 
 @overload
