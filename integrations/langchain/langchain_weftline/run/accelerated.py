@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -17,18 +18,35 @@ from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.explanation import Explanation, explain
+from langchain_weftline.trace.threads import Threads
 from weftline.http import OnGraph
+
+if TYPE_CHECKING:
+    from langgraph.pregel import Pregel
 
 Input = Any
 Output = Any
 Config = RunnableConfig
+Graph = TypeVar("Graph", bound="Pregel[Any, Any, Any, Any]")
 
 
-def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> AcceleratedChain:
+@overload
+def accelerate(  # type: ignore[overload-overlap] # a graph is a Runnable, too
+    chain: Graph, *, on_graph: None = None
+) -> Graph: ...
+
+
+@overload
+def accelerate(
+    chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None
+) -> AcceleratedChain: ...
+
+
+def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) -> Runnable[Any, Any]:
     """`chain`, whose model calls begin in the server before LangChain makes them.
 
     Args:
-        chain: An LCEL chain with models that are `ChatWeftline`.
+        chain: An LCEL chain with models that are `ChatWeftline`, or a compiled graph of LangGraph.
         on_graph: Called for each run with its session's graph, as GET /v1/session/{id}/graph
             gives it. The call comes from another thread, when the server has sent the graph. It
             does not come for a run that ends before its calls: the server cancels those.
@@ -38,8 +56,25 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
     effects, exceptions and streamed events are the plain chain's. A model call whose prompt and
     parameters equal those of a call in the graph takes its result, which the server has pushed. Any
     other is an ordinary call. Unused calls are cancelled. None of your code runs to find the graph.
+
+    A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams, and no call of
+    it begins ahead. All runs of a thread share one session, so the server knows which answers of
+    earlier turns a prompt holds. A chain inside a node can be accelerated by itself.
     """
-    return AcceleratedChain(bound=chain, on_graph=on_graph)
+    if not _is_graph(chain):
+        return AcceleratedChain(bound=chain, on_graph=on_graph)
+    if on_graph is not None:
+        raise ValueError(
+            "on_graph is called for chains: a LangGraph graph makes its calls one by one. "
+            "Accelerate the chain inside the node, or look at the session in the server"
+        )
+    return chain.with_config(callbacks=[Threads()])
+
+
+def _is_graph(chain: object) -> bool:
+    """Whether this is a compiled graph. LangGraph is not imported where nobody else did."""
+    pregel = sys.modules.get("langgraph.pregel")
+    return pregel is not None and isinstance(chain, pregel.Pregel)
 
 
 class AcceleratedChain(RunnableBindingBase[Input, Output]):

@@ -131,6 +131,7 @@ class Listener(BaseCallbackHandler):
         self.pieces = ByIdentity()
         self.runs: OrderedDict[UUID, Run] = OrderedDict()
         self._prompts: OrderedDict[UUID, tuple[object, object]] = OrderedDict()
+        self._expected: OrderedDict[UUID, RunSessions[TracedSession]] = OrderedDict()
         self._templates = Templates()
         self._lock = Lock()
         for name in ("on_chain_start", "on_chain_end", "on_chain_error"):
@@ -138,6 +139,19 @@ class Listener(BaseCallbackHandler):
 
     def __deepcopy__(self, memo: object) -> Listener:
         return self
+
+    def expect(self, run_id: UUID, sessions: RunSessions[TracedSession]) -> None:
+        """The run with this id uses `sessions`. It has started, or it starts next."""
+        with self._lock:
+            run = self.runs.get(run_id)
+            if run is None:
+                _bounded(self._expected, run_id, sessions)
+            else:
+                run.root.sessions = sessions
+
+    def _root(self, run_id: UUID) -> Root:
+        sessions = self._expected.pop(run_id, None)
+        return Root() if sessions is None else Root(sessions)
 
     def _on_chain_start(
         self,
@@ -156,7 +170,7 @@ class Listener(BaseCallbackHandler):
                 _bounded(self._prompts, run_id, (serialized, inputs))
                 return
             parent = None if parent_run_id is None else self.runs.get(parent_run_id)
-            root = Root() if parent is None else parent.root
+            root = self._root(run_id) if parent is None else parent.root
             run = Run(_name(name, tags or ()), inputs, parent, root)
             root.under_way += 1
             dropped = _bounded(self.runs, run_id, run)

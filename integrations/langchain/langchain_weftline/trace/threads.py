@@ -1,0 +1,86 @@
+"""The sessions of a graph's threads, which go on from one run of the graph to the next."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, Self
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+
+from langchain_weftline.trace.provenance import LISTENER
+from langchain_weftline.trace.sessions import TracedSession
+from weftline.adapters import RunSessions
+
+# A thread's session keeps up to 1,024 answers here. One that is dropped begins anew.
+MAX_THREADS = 1024
+
+
+class ThreadSessions(RunSessions[TracedSession]):
+    """The sessions of one thread. They stay open when a run of the thread ends."""
+
+    def finish(self) -> None:
+        """A run is over, and the thread may go on."""
+
+    def close(self) -> None:
+        """Note that the thread is over."""
+        super().finish()
+
+
+class Threads(BaseCallbackHandler):
+    """Gives each run of a graph the sessions of its thread. It travels as a callback handler.
+
+    A run without a `thread_id`, and a graph inside another run, keep the sessions of their run.
+    """
+
+    ignore_llm = True
+    ignore_chat_model = True
+    ignore_retriever = True
+    ignore_agent = True
+    ignore_retry = True
+    ignore_custom_event = True
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._by_thread: OrderedDict[str, ThreadSessions] = OrderedDict()
+        self._lock = Lock()
+        weakref.finalize(self, _close, self._by_thread)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def on_chain_start(
+        self,
+        serialized: object,
+        inputs: object,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Note the thread of a run that no other run contains."""
+        thread = (metadata or {}).get("thread_id")
+        if parent_run_id is None and thread is not None:
+            LISTENER.expect(run_id, self._find(str(thread)))
+
+    def _find(self, thread: str) -> ThreadSessions:
+        dropped = None
+        with self._lock:
+            found = self._by_thread.get(thread)
+            if found is None:
+                found = self._by_thread[thread] = ThreadSessions()
+            self._by_thread.move_to_end(thread)
+            if len(self._by_thread) > MAX_THREADS:
+                _, dropped = self._by_thread.popitem(last=False)
+        if dropped is not None:
+            dropped.close()
+        return found
+
+
+def _close(threads: OrderedDict[str, ThreadSessions]) -> None:
+    for sessions in threads.values():
+        sessions.close()
