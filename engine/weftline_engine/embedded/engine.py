@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weftline_engine.api import Event, Hints, Op, Retention
+from weftline_engine.api import Event, Fed, Hints, Op, Retention
 from weftline_engine.bookkeeping import (
     Book,
     Detokenizer,
@@ -79,7 +79,7 @@ class Core:
     def submit(self, op: Op) -> None:
         self.book.submit(op)
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: Fed, last: bool) -> None:
         self.book.feed(op, offset, part, last)
 
     def update(self, op: str, hints: Hints) -> None:

@@ -25,7 +25,7 @@ class LocalItems:
         self.core.submit(op)
         self._wake.set()
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         self.core.feed(op, offset, part, last)
 
     def update(self, op: str, hints: api.Hints) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_engine.retrieval.batching import Share, Waiting, form
+from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
 
 
 def op(
@@ -19,7 +19,7 @@ def test_deeper_steps_of_an_application_come_first() -> None:
     """The rest of the batch goes to the next depth, then to the next application."""
     later = op("z", 1, 1, app="b", arrival=5.0, depth=9)
     shallow, deep = op("x", 1, 1, depth=1), op("y", 1, 1, depth=2)
-    assert form([later, shallow, deep], 5, 100) == [
+    assert form([later, shallow, deep], Slots(5, 100)) == [
         Share("y", 0, 2),
         Share("x", 0, 2),
         Share("z", 0, 1),
@@ -29,15 +29,15 @@ def test_deeper_steps_of_an_application_come_first() -> None:
 def test_priority_counts_as_ten_seconds_of_waiting() -> None:
     first = Waiting("p", Hints(application="p", arrival=9.0, priority=-1), (1,))
     second = Waiting("q", Hints(application="q", arrival=0.0), (1,))
-    assert form([second, first], 1, 10) == [Share("p", 0, 1)]
+    assert form([second, first], Slots(1, 10)) == [Share("p", 0, 1)]
 
 
 def test_a_long_op_goes_on_where_it_stopped() -> None:
-    assert form([op("x", 1, 1, 1, 1, done=2)], 8, 100) == [Share("x", 2, 4)]
+    assert form([op("x", 1, 1, 1, 1, done=2)], Slots(8, 100)) == [Share("x", 2, 4)]
 
 
 def test_an_item_beyond_the_budget_makes_a_batch_of_its_own() -> None:
-    assert form([op("x", 50, 1)], 8, 10) == [Share("x", 0, 1)]
+    assert form([op("x", 50, 1)], Slots(8, 10)) == [Share("x", 0, 1)]
 
 
 ops = st.lists(
@@ -63,7 +63,7 @@ def test_batches_end_every_op_within_their_budget(
     }
     rounds = 0
     while any(one.done < len(one.tokens) for one in left.values()):
-        shares = form(left.values(), most_items, most_tokens)
+        shares = form(left.values(), Slots(most_items, most_tokens))
         assert shares, "an item waits, so a batch has one"
         items = sum(share.stop - share.start for share in shares)
         tokens = sum(sum(left[s.op].tokens[s.start : s.stop]) for s in shares)
@@ -74,4 +74,4 @@ def test_batches_end_every_op_within_their_budget(
             left[share.op] = Waiting(one.op, one.hints, one.tokens, share.stop)
         rounds += 1
     assert rounds <= sum(len(one.tokens) for one in left.values())
-    assert form(left.values(), most_items, most_tokens) == []
+    assert form(left.values(), Slots(most_items, most_tokens)) == []
