@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import log2
+from math import inf, log2
 from typing import Any, TypeAlias
 
 
@@ -107,7 +107,8 @@ class Hints:
         The server's queue and the items engines order by it, so that they agree. The work left
         halves at the same rate for all ops, so their order never changes while they wait.
         """
-        return log2(1 + max(0, self.work_left)) + self.priority + queued / AGING_S
+        left = log2(self.work_left) if self.work_left > 0 else -inf
+        return left + self.priority + queued / AGING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
