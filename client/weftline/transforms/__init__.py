@@ -8,6 +8,7 @@ library is installed.
 from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
+from weftline.transforms.items import closed_items, gives_items
 from weftline.transforms.specs import OPS, parse, run
 
-__all__ = ["OPS", "Flow", "Transform", "parse", "run"]
+__all__ = ["OPS", "Flow", "Transform", "closed_items", "gives_items", "parse", "run"]

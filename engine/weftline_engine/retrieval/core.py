@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
@@ -216,8 +216,7 @@ class ItemsCore:
         return form(fitting, self._slots)
 
     def _compute(self, shares: list[Share]) -> None:
-        """Compute a batch; equal items of a tenant once, and those with a known result not at all.
-        """
+        """Compute a batch; equal items of a tenant once, and those with a known result not at all."""
         now = self._now()
         kind = self._live[shares[0].op].op.kind
         pure = kind in self._backend.pure

@@ -20,9 +20,6 @@ EMBED, RERANK = "embed", "rerank"
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
 PROFILED_TOKENS = 32  # of each text
 MAX_CHARS = 1_000_000  # of one text; the model cuts a longer one at its own limit anyway
-# Two batch sizes count as equally fast within this share, and the smaller one is taken: it lets
-# other applications in sooner.
-NEARLY_BEST = 0.9
 
 
 def texts_of(op: api.Op, name: str = "texts") -> list[str]:
@@ -136,13 +133,6 @@ class SentenceBackend:
         began = time.perf_counter()
         self.compute(kind, payloads)
         return items, items * PROFILED_TOKENS, time.perf_counter() - began
-
-
-def efficient_items(profile: Sequence[tuple[int, int, float]]) -> int:
-    """The smallest batch whose items a second come close to the best (Teola section 4.3)."""
-    rates = [(items, items / max(seconds, 1e-9)) for items, _, seconds in profile]
-    best = max(rate for _, rate in rates)
-    return min(items for items, rate in rates if rate >= NEARLY_BEST * best)
 
 
 def _is_cross_encoder(model: Path) -> bool:

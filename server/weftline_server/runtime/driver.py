@@ -17,10 +17,11 @@ from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.call import PromptBody, lower_call
 from weftline_server.lowering.provenance import verified
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import LOCAL, lower_step
+from weftline_server.lowering.step import LOCAL, TAKES_ITEMS, lower_step
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
+from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.future import want
 from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, StepKind, ValueKind
 from weftline_server.runtime.readers import Readers
@@ -60,8 +61,10 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         prompts = PromptKind(dispatcher.prompter, registry.salt, without)
-        self._kinds = Kinds(prompts, StepKind(registry.salt), ValueKind(registry.salt))
+        steps = StepKind(registry.salt)
+        self._kinds = Kinds(prompts, steps, ValueKind(registry.salt))
         self._early = EarlyFill(dispatcher, prompts, clock)
+        self._items = EarlyItems(dispatcher, steps, clock, self.apply)
         self._fills_early = "prefill_early" not in without
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
@@ -101,7 +104,7 @@ class Driver:
         tasks = tuple(
             lower_call(verified(session, call), self.dispatcher.model(call.model))
             for call in submit.calls
-        ) + tuple(lower_step(step, _resource(self.dispatcher, step)) for step in submit.steps)
+        ) + tuple(_lowered(self.dispatcher, step) for step in submit.steps)
         await self.start(session, tasks, detach=submit.detach)
         return tasks
 
@@ -145,6 +148,9 @@ class Driver:
                     self.readers.wake(session, variable)
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
+                case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
+                    with self._contained.inside(session):
+                        self._items.advance(session, id)
                 case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
                     self._contained.spawn(session, self._fill(session, id))
                 case ev.Stop(id):
@@ -158,6 +164,7 @@ class Driver:
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)
         self._early.forget(id)
+        self._items.forget(id)
         self.dispatcher.cancel(str(id))
 
     async def _run(self, session: Session, id: str) -> None:
@@ -179,6 +186,9 @@ class Driver:
             now = self._now()
             self._hear(session, primitive, Sent("server", now, ""))
             self._hear(session, primitive, _done_here(str(full), now))
+            return
+        if primitive.items is not None and primitive.items.streams:
+            self._items.complete(session, primitive, payload)
             return
         number = self._early.complete(full, payload)
         if number is not None:
@@ -222,6 +232,12 @@ class Driver:
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
+            case api.Items():
+                self._items.came(session, primitive, outcome)
+                return
+            case api.Failed() if self._items.failed(PrimitiveId(session.id, primitive.id)):
+                log.debug("early items of primitive %s failed", primitive.id)
+                return
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
                 event = ev.PrimitiveFailed(now=self._now(), primitive=primitive.id, error=error)
@@ -245,6 +261,7 @@ class Driver:
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, in another thread if that takes long, and tell the session."""
+        finished = self._items.finished(session.id, primitive, finished)
         make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
 
         async def elsewhere() -> None:
@@ -263,12 +280,13 @@ class Driver:
         await self._contained.settle()
 
 
-def _resource(dispatcher: Dispatcher, step: Step) -> str:
-    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
+def _lowered(dispatcher: Dispatcher, step: Step) -> Task:
+    """The task of a step. Raises UnknownModel, UnknownStore for an engine that is not there."""
     if step.kind in LOCAL:
-        return ""
+        return lower_step(step, "")
     store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+    resource = dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+    return lower_step(step, resource, dispatcher.batch(step.kind, resource))
 
 
 def _done_here(op: str, now: float) -> api.Finished:

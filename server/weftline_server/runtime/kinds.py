@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from weftline.steps import Step
+from weftline.steps import Rerank, Search, Step
+from weftline.transforms import run
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.call import PromptBody
@@ -146,6 +147,24 @@ class StepKind(ValueKind):
         if getattr(step, "store", None) is not None:
             inputs["tenant"] = session.tenant
         return Payload(None, None, inputs=inputs)
+
+    def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
+        """The inputs of an op that streams, beside its items. Its other values are ready."""
+        step = _step_of(primitive)
+        values = self._values(session, primitive)
+        match step:
+            case Search():
+                found: dict[str, Any] = {"k": step.k, "filter": step.filter}
+            case Rerank():
+                query = step.query
+                found = {
+                    "query": query.value
+                    if query.var is None
+                    else run(query.transforms, values[query.var])
+                }
+            case _:
+                found = {}
+        return {**found, "tenant": session.tenant} if isinstance(step, Search) else found
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
         texts = payload.inputs.get("texts")

@@ -59,6 +59,9 @@ class Delivery:
             if isinstance(event, api.Part):
                 slot.ops.answer(event.op, event.tokens)
                 self._sessions.outcome(work.primitive, event)
+            elif isinstance(event, api.Items):
+                slot.delivered(event.op, event.offset + len(event.values))
+                self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Paused)):
                 ended = True
                 self._finished(slot, work, event)

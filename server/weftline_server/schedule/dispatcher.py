@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
@@ -140,6 +141,10 @@ class Dispatcher:
             return name
         raise unknown_resource(kind, name, found)
 
+    def batch(self, kind: str, resource: str) -> int | None:
+        """Return the efficient number of items of an op of `kind`; None if whole ops only run."""
+        return self._fleet.batch(kind, resource)
+
     def prompter(self, model: str) -> Prompter:
         """Return what renders and tokenises prompts for a served model."""
         return self._fleet.prompters[model]
@@ -151,16 +156,16 @@ class Dispatcher:
         perform(verbs, self._fleet.slots)
         self._rounds.soon()
 
-    def feed(self, op: str, part: tuple[int, ...], last: bool) -> bool:
-        """Append to the prompt of an open op. Return False if there is no such op (any more)."""
+    def feed(self, op: str, part: tuple[int, ...] | list[Any], last: bool) -> bool:
+        """Append tokens or items to an open op. Return False if there is no such op (any more)."""
         if self._queue.feed(op, part, last):
             self._rounds.soon()
             return True
         for slot in self._fleet.slots.values():
             if (work := slot.ops.works.get(op)) is None:
                 continue
-            assert slot.engine is not None and work.op.tokens is not None
-            slot.engine.feed(op, len(work.op.tokens), part, last)
+            assert slot.engine is not None
+            slot.engine.feed(op, work.fed_so_far, part, last)
             slot.hold(work.fed(part, last))
             if last:
                 sent = Sent(slot.name, self._now(), slot.node)

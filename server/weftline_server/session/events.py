@@ -146,6 +146,17 @@ class TextGenerated(PrimitiveEvent):
 
 
 @record
+class ItemsMade(PrimitiveEvent):
+    """Items of the list that it makes, behind those so far. What the list is, its end decides."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def detail(self) -> str:
+        return f"{len(self.values)} items"
+
+
+@record
 class PrimitiveFinished(PrimitiveEvent):
     """An engine finished it. Its transforms made `value` of the result, or failed with `error`."""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.planning import Planning
@@ -20,6 +21,9 @@ from weftline_server.session.variable import Variable, VariableState
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
 
+# Characters with which an item of a list may end, in lines, by commas or in JSON.
+_ENDS_ITEM = frozenset('\n,]}"')
+
 
 class IllegalMove(AssertionError):
     """A bug of the server: a state change that the table of allowed moves does not have."""
@@ -28,10 +32,12 @@ class IllegalMove(AssertionError):
 class Execution:
     """The tasks, primitives and variables of a session, and the moves between their states."""
 
-    def __init__(self, without: frozenset[str], spent: Spent) -> None:
+    def __init__(
+        self, without: frozenset[str], spent: Spent, plugins: Sequence[Plugin] = ()
+    ) -> None:
         self._spent = spent
         self.graph = Graph()
-        self.planning = Planning(self.graph, without)
+        self.planning = Planning(self.graph, without, plugins)
         self.variables: dict[str, Variable] = {}
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
@@ -138,10 +144,30 @@ class Execution:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
         actions: list[ev.Action] = [ev.Notify(variable.id)]
-        if variable.append(event.text):  # another piece is full
+        is_full = variable.append(event.text)
+        if not _ENDS_ITEM.isdisjoint(event.text):
+            self._items_came(variable.id, actions)
+        if is_full:  # another piece
             for id in self.graph.consumers.get(variable.id, ()):
                 if (reader := self.primitives[id]).state is RunState.WAITING:
                     self._text_came(reader, variable.id, actions)
+        return actions
+
+    def items(self, event: ev.ItemsMade) -> list[ev.Action]:
+        """Log items of the primitive's list; tell the steps that take them one by one."""
+        if self._live(event) is None:
+            return []
+        actions: list[ev.Action] = []
+        for var in self.graph.primitives[event.primitive].writes:
+            self.variables[var].items += event.values
+            self._items_came(var, actions)
+        return actions
+
+    def rewired(self, now: float) -> list[ev.Action]:
+        """Start the primitives that wait for less since the last passes."""
+        actions: list[ev.Action] = []
+        for id in self.planning.take_rewired():
+            self._advance(self.primitives[id], now, actions)
         return actions
 
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
@@ -234,8 +260,8 @@ class Execution:
         """How many of its reads have a value, up to the first that has none; `start` have one."""
         reads = primitive.reads
         for at in range(start, len(reads)):
-            variable, flow = reads[at]
-            if flow is not Flow.ORDER and self.variables[variable].state is not VariableState.READY:
+            variable = reads[at].variable
+            if self.variables[variable].state is not VariableState.READY:
                 return at
         return len(reads)
 
@@ -267,6 +293,14 @@ class Execution:
             self._move(run, RunState.QUEUED)
             run.step = Step(queued=now)
             actions.append(ev.Run(run.id))
+
+    def _items_came(self, variable: str, actions: list[ev.Action]) -> None:
+        """Let the waiting readers of a list take its new items."""
+        for id in self.graph.consumers.get(variable, ()):
+            if self.primitives[id].state is RunState.WAITING:
+                reads = self.graph.primitives[id].reads
+                if (variable, Flow.ITEMS) in reads:
+                    actions.append(ev.Fill(id))
 
     def _text_came(self, run: PrimitiveRun, variable: str, actions: list[ev.Action]) -> None:
         """More of a prompt is known if the text is of its first input that is not ready."""

@@ -14,7 +14,7 @@ from typing import Any
 from weftline.errors import AlreadySet, Cancelled, UnknownCall, UnknownVariable
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
-from weftline_server.passes import Plan
+from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.execution import Execution, IllegalMove
@@ -43,6 +43,7 @@ class Session:
         without: frozenset[str] = frozenset(),
         budget: Budget | None = None,
         stays: bool = True,
+        plugins: Sequence[Plugin] = (),
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -51,7 +52,7 @@ class Session:
         self.touched = now  # when a client last named it
         self.closed = False
         self.spent = Spent(budget or Budget())
-        self.execution = Execution(without, self.spent)
+        self.execution = Execution(without, self.spent, plugins)
         self.watch = Watch(self.execution)
         self._remembered: deque[ev.SessionEvent] = deque(maxlen=MOST_REMEMBERED)
         self._handled = 0  # events
@@ -128,7 +129,7 @@ class Session:
             return actions
         if (self.execution.planning.is_due or self._work_moved()) and (moved := self._replan()):
             actions.append(ev.Replan(moved))
-        return actions
+        return actions + self.execution.rewired(event.now)
 
     def _work_moved(self) -> bool:
         """Whether the work left has halved or doubled since the last hints of the
@@ -207,7 +208,7 @@ class Session:
 
 
 # Most events are parts of text; these neither change the graph nor end a primitive.
-_CHANGES_NO_PLAN = frozenset({ev.TextGenerated, ev.PrimitiveSent, ev.VariableRead})
+_CHANGES_NO_PLAN = frozenset({ev.TextGenerated, ev.ItemsMade, ev.PrimitiveSent, ev.VariableRead})
 
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
     MappingProxyType(
@@ -222,6 +223,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ReaderClosed: lambda session, event: session.watch.close(event),
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
+            ev.ItemsMade: lambda session, event: session.execution.items(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
             ev.PrimitiveFinished: lambda session, event: session.execution.finished(event),
             ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),

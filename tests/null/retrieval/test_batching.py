@@ -63,7 +63,10 @@ def test_the_embedder_and_the_server_agree_on_the_order(
     ]
     engine = EngineLoad(name="e", model="m", kinds=frozenset({"embed"}))
     placed = [one.id for one in place(queue, [engine], "app", now=100.0)]
-    left = {h.application: Waiting(h.application, h, (1,), queued=w) for h, w in zip(hints, waits, strict=True)}
+    left = {
+        h.application: Waiting(h.application, h, (1,), queued=w)
+        for h, w in zip(hints, waits, strict=True)
+    }
     formed = []
     while left:
         [share] = form(left.values(), Slots(1, 1))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -87,9 +88,28 @@ class Work:
         bound = max(0, latency_tokens - self.tokens)
         return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
 
-    def fed(self, part: tuple[int, ...], last: bool) -> Work:
-        """Return the work with `part` added to its prompt, as another attempt would start with."""
-        assert self.op.open and self.op.tokens is not None
+    @property
+    def fed_so_far(self) -> int:
+        """The tokens or items that the op has."""
+        if self.op.tokens is not None:
+            return len(self.op.tokens)
+        items = self.op.inputs["items"]
+        assert isinstance(items, list)
+        return len(items)
+
+    def delivered(self, items: int) -> Work:
+        """Return the work as another attempt would do it after `items` results were delivered."""
+        return replace(self, op=replace(self.op, delivered=items))
+
+    def fed(self, part: tuple[int, ...] | list[Any], last: bool) -> Work:
+        """Return the work with `part` added, as another attempt would start with."""
+        assert self.op.open
+        if isinstance(part, list):
+            held = self.op.inputs["items"]
+            assert isinstance(held, list)
+            inputs = {**self.op.inputs, "items": [*held, *part]}
+            return replace(self, op=replace(self.op, inputs=inputs, open=not last))
+        assert self.op.tokens is not None
         op = replace(self.op, tokens=self.op.tokens + part, open=not last)
         return replace(self, op=op, tokens=self.tokens + len(part))
 
@@ -245,6 +265,10 @@ class Slot:
         if is_new:
             self.prefixes.expect(work.op.context, work.prefixes)
         self._load = None
+
+    def delivered(self, op: str, items: int) -> None:
+        """Note that the engine has delivered the results of an op's first `items`."""
+        self.ops.works[op] = self.ops.works[op].delivered(items)
 
     def release(self, op: str) -> Work | None:
         """Note that the engine no longer has this op. Return its work; None if it never had it."""
