@@ -21,7 +21,7 @@ BY_FILE := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadsc
 NO_TORCH := PYTHONPATH=.ci/without_torch
 STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
-SHAPE := tests/test_layers.py tests/test_shape.py
+SHAPE := tests/test_layers.py tests/test_shape.py tests/test_words.py
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
@@ -43,7 +43,7 @@ $(INSTALLED): $(LISTS)
 demo: install ## two LangChain summaries, plain and as one graph, on a real model
 	$(BIN)/python cookbook/demo.py
 
-test-fast: install ## about a minute: decisions on the null engine, layers, and one real answer
+test-fast: install ## about a minute: decisions on the null engine, layers, words, and one real answer
 	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET)
 	$(BY_FILE) $(SMOKE) $(SHAPE)
 

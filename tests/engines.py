@@ -22,7 +22,7 @@ from weftline_engine.embedded.model.device_model import Capture, DeviceModel
 from weftline_kernels.operations import TORCH, TRITON, Operations
 
 VOCABULARY = 96
-PAGE = 4
+BLOCK = 4
 
 
 class Numbers:
@@ -92,7 +92,7 @@ def network(
 def core(model: Model, *, blocks: int = 160, max_running: int = 4) -> Core:
     """An engine on a pool of `blocks` KV blocks of 4 tokens. Long prompts come in chunks of 64."""
     config = SchedulerConfig(
-        blocks=blocks, block_size=PAGE, max_running=max_running, step_tokens=64
+        blocks=blocks, block_size=BLOCK, max_running=max_running, step_tokens=64
     )
     return Core(model, config, Numbers())
 

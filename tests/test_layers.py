@@ -29,6 +29,7 @@ FOLDERS = (
 )
 
 CONTRACT = (
+    "weftline.arguments",
     "weftline.errors",
     "weftline.ids",
     "weftline.protocol",

@@ -55,7 +55,7 @@ def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, ob
         config = llama.TINY
         batch, prefix, suffix, repeat = 3, 32, 6, 1
     model = llama.load(config, device)
-    modes = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
+    modes = {"tree": (False, True), "blocks_shared": (False, False), "off": (True, False)}
     found: dict[str, object] = {
         "decoder": "the engine's, without scheduler and sampling; engine_ms with them",
         "batch": batch,
@@ -63,11 +63,11 @@ def step_rows(device: torch.device, bandwidth: float, dry: bool) -> dict[str, ob
         "suffix": suffix,
     }
     for name, (copied, shared) in modes.items():
-        pages = llama.tables(prefix, [prefix + suffix] * batch, copied=copied)
-        if not llama.fits(config, 1 + pages[-1][-1], device):
+        tables = llama.tables(prefix, [prefix + suffix] * batch, copied=copied)
+        if not llama.fits(config, 1 + tables[-1][-1], device):
             found[f"{name}_ms"] = "does not fit"
             continue
-        parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(pages)]
+        parts = [Rows(table, i, 1, prefix + suffix - 1) for i, table in enumerate(tables)]
         decode = llama.Decode(model, parts, shared=shared)
         found[f"{name}_ms"] = llama.step_seconds(decode, parts, repeat) * 1e3
         tokens = (prefix if shared else batch * prefix) + batch * suffix

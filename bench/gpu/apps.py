@@ -3,7 +3,7 @@
 The server's own sessions, passes and policy run in this process, without HTTP, on a model of random
 weights. The client is a round trip away and has one of two policies. "app" sends each application's
 graph at once. "request" makes every call by itself, to a server that knows no applications. Keys
-and values are shared as in figures 15 and 16: "tree", "pages" or "off".
+and values are shared as in figures 15 and 16: "tree", "blocks" or "off".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weftline_engine.simulated import words_tokenizer
 from weftline_server.prompt import prompter
 
 FIGURES = (11, 14, 17, 18)
-SHARING = ("tree", "pages", "off")
+SHARING = ("tree", "blocks", "off")
 POLICIES = ("app", "request")
 ROUND_TRIP_S = 0.25
 WORDS = 2048
@@ -236,7 +236,7 @@ def measure(
     model = DeviceModel(network, max_running=running, capture=llama.captures(network.device))
     config = SchedulerConfig(
         blocks=blocks,
-        block_size=llama.PAGE,
+        block_size=llama.BLOCK,
         max_running=running,
         step_tokens=64 if dry else 2048,
     )
@@ -264,7 +264,7 @@ def rows(figure: int, device: torch.device, deadline: float, dry: bool) -> list[
     blocks = 64
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] - 6 * 2**30
-        blocks = free // (llama.token_bytes(config) * llama.PAGE)
+        blocks = free // (llama.token_bytes(config) * llama.BLOCK)
     found: list[dict[str, Any]] = []
     longest = 0.0
     for point in points(figure, dry):

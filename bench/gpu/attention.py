@@ -18,7 +18,7 @@ from torch import Tensor
 from weftline_kernels.attention_triton import TritonAttention
 from weftline_kernels.work_list import Rows, build
 
-PAGE = 16
+BLOCK = 16
 LAYERS = 4
 
 
@@ -37,11 +37,11 @@ SHAPES = (Shape("LLaMA-7B", 32, 32, 128), Shape("Llama-3-8B", 32, 8, 128))
 
 def shared_parts(batch: int, prefix: int, suffixes: Sequence[int]) -> list[Rows]:
     """A decode step of `batch` sequences with `prefix` common tokens, each with its own suffix."""
-    common, used = list(range(prefix // PAGE)), prefix // PAGE
+    common, used = list(range(prefix // BLOCK)), prefix // BLOCK
     parts = []
     for i, suffix in zip(range(batch), suffixes, strict=True):
-        length = prefix % PAGE + suffix
-        own = -(-length // PAGE)
+        length = prefix % BLOCK + suffix
+        own = -(-length // BLOCK)
         parts.append(Rows([*common, *range(used, used + own)], i, 1, prefix + suffix - 1))
         used += own
     return parts
@@ -94,18 +94,18 @@ def measure(
     torch.manual_seed(0)
     dtype = torch.bfloat16
     parts = shared_parts(batch, prefix, [suffix] * batch)
-    pages = 1 + parts[-1].blocks[-1]
+    blocks = 1 + parts[-1].blocks[-1]
     q = torch.randn(batch, shape.heads, shape.width, device=device).to(dtype)
     caches = [
-        torch.empty(2, shape.kv_heads, pages, PAGE, shape.width, device=device, dtype=dtype)
+        torch.empty(2, shape.kv_heads, blocks, BLOCK, shape.width, device=device, dtype=dtype)
         .normal_()
         for _ in range(LAYERS if device.type == "cuda" else 1)
     ]  # fmt: skip
     token = 2 * shape.kv_heads * shape.width * dtype.itemsize
     must = (prefix + batch * suffix) * token
     unshared = batch * (prefix + suffix) * token
-    tree = TritonAttention(build(parts, PAGE, min_blocks_saved=1), shape.width**-0.5)
-    paged = TritonAttention(build(parts, PAGE, min_blocks_saved=10**9), shape.width**-0.5)
+    tree = TritonAttention(build(parts, BLOCK, min_blocks_saved=1), shape.width**-0.5)
+    paged = TritonAttention(build(parts, BLOCK, min_blocks_saved=10**9), shape.width**-0.5)
 
     def timed(attention: TritonAttention) -> float:
         return seconds(lambda i: attention(q, *caches[i]), len(caches), device)
@@ -119,8 +119,8 @@ def measure(
         "tree_us": tree_s * 1e6,
         "tree_gb_s": must / tree_s / 1e9,
         "tree_percent_of_roof": 100 * must / tree_s / bandwidth,
-        "pages_shared_us": paged_s * 1e6,
-        "pages_shared_percent_of_roof": 100 * unshared / paged_s / bandwidth,
+        "blocks_shared_us": paged_s * 1e6,
+        "blocks_shared_percent_of_roof": 100 * unshared / paged_s / bandwidth,
     }
     others = {"sdpa_us": sdpa, "flashinfer_us": flashinfer}
     for name, other in others.items():
@@ -162,16 +162,16 @@ def flashinfer(
     workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
     wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
     counts = torch.tensor([0, *(len(part.blocks) for part in parts)], dtype=torch.int32)
-    pages = torch.tensor([page for part in parts for page in part.blocks], dtype=torch.int32)
-    last = torch.tensor([part.start % PAGE + 1 for part in parts], dtype=torch.int32)
+    blocks = torch.tensor([block for part in parts for block in part.blocks], dtype=torch.int32)
+    last = torch.tensor([part.start % BLOCK + 1 for part in parts], dtype=torch.int32)
     wrapper.plan(
         counts.cumsum(0, dtype=torch.int32).to(device),
-        pages.to(device),
+        blocks.to(device),
         last.to(device),
         shape.heads,
         shape.kv_heads,
         shape.width,
-        PAGE,
+        BLOCK,
         q_data_type=q_RNH.dtype,
         kv_data_type=q_RNH.dtype,
     )

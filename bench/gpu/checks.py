@@ -14,7 +14,7 @@ from weftline_kernels.rope import rope_reference, rope_tables, rope_triton
 from weftline_kernels.silu_mul import silu_mul_reference, silu_mul_triton
 from weftline_kernels.work_list import Rows, build
 
-PAGE = 16
+BLOCK = 16
 # The largest difference allowed, relative to the largest value. It covers the rounding of the
 # result, and in attention the rounding of the weights before they are multiplied with the values.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -49,9 +49,9 @@ def silu_mul_check(device: torch.device, dtype: torch.dtype) -> float:
 
 def kv_store_check(device: torch.device, dtype: torch.dtype) -> float:
     x = _random(device, dtype, 50, 24, 128)[:, 8:16]
-    slots = torch.randperm(64 * PAGE, device=device)[:50]
+    slots = torch.randperm(64 * BLOCK, device=device)[:50]
     slots[7] = -1
-    found, expected = (torch.zeros(8, 64, PAGE, 128, device=device, dtype=dtype) for _ in range(2))
+    found, expected = (torch.zeros(8, 64, BLOCK, 128, device=device, dtype=dtype) for _ in range(2))
     kv_store_reference(expected, x, slots)
     kv_store_triton(found, x, slots)
     return difference(found, expected)
@@ -61,10 +61,10 @@ def attention_check(kv_heads: int, group: int, parts: list[Rows]) -> Check:
     """A check of attention that shares every common block, in splits of 64 tokens."""
 
     def check(device: torch.device, dtype: torch.dtype) -> float:
-        work = build(parts, PAGE, min_blocks_saved=1)
-        pages = 1 + max(max(part.blocks) for part in parts)
+        work = build(parts, BLOCK, min_blocks_saved=1)
+        blocks = 1 + max(max(part.blocks) for part in parts)
         q = _random(device, dtype, work.rows, kv_heads * group, 128)
-        cache = _random(device, dtype, 2, kv_heads, pages, PAGE, 128)
+        cache = _random(device, dtype, 2, kv_heads, blocks, BLOCK, 128)
         found = TritonAttention(work, 128**-0.5, split=64)(q, cache[0], cache[1])
         exact = (x.double().cpu() for x in (q, cache[0], cache[1]))
         return difference(found, attention_reference(work, 128**-0.5)(*exact))
@@ -85,7 +85,7 @@ def tree(levels: int) -> list[Rows]:
                 grown.append([*table, *range(used, used + 3)])
                 used += 3
         tables = grown
-    return [Rows([*table, used + i], i, 1, len(table) * PAGE + i % 7)
+    return [Rows([*table, used + i], i, 1, len(table) * BLOCK + i % 7)
             for i, table in enumerate(tables)]  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def chunk_behind_prefix() -> list[Rows]:
     share them.
     """
     prefix = list(range(10))
-    decode = [Rows([*prefix, 30 + i], i, 1, 10 * PAGE + 3 * i) for i in range(3)]
-    return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * PAGE)]
+    decode = [Rows([*prefix, 30 + i], i, 1, 10 * BLOCK + 3 * i) for i in range(3)]
+    return [*decode, Rows([*prefix, *range(10, 20)], 3, 150, 10 * BLOCK)]
 
 
 CHECKS: dict[str, Check] = {

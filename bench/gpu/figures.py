@@ -6,8 +6,8 @@ Figures 11, 14, 17 and 18 are applications (see apps.py). Figures 15 and 16 deco
 common prefix. Figure 15 shows the mean latency of 64 chat-search requests at batch 8 to 64, each
 with its own output length. Figure 16 fixes the output and shows milliseconds a token. Both decode
 step by step on a LLaMA-7B of random weights and plan the tiles anew for every step; the prefill is
-not included. There are three ways: "tree" shares the prefix in attention, "pages_shared" only in
-memory, and "off" copies it if that fits. A row counts only if pages_shared reaches 80 % of its
+not included. There are three ways: "tree" shares the prefix in attention, "blocks_shared" only in
+memory, and "off" copies it if that fits. A row counts only if blocks_shared reaches 80 % of its
 roof.
 """
 
@@ -35,7 +35,7 @@ from weftline_kernels.work_list import Rows
 
 BUDGET_S = 400.0
 DECODING = (15, 16)
-MODES = {"tree": (False, True), "pages_shared": (False, False), "off": (True, False)}
+MODES = {"tree": (False, True), "blocks_shared": (False, False), "off": (True, False)}
 LENGTHS = Path(__file__).with_name("parrot_figures.json")
 # Figure 16: (batch, tokens of each output). There are fewer points than in the paper, to save time.
 POINTS_16 = ((32, 200), (32, 800), (64, 100), (64, 480))
@@ -148,7 +148,7 @@ def decoding(figure: int, device: torch.device, deadline: float, dry: bool) -> d
             row[mode] = replay(model, config, prefix, lengths, mode, bandwidth, deadline)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-        base = row["pages_shared"]
+        base = row["blocks_shared"]
         row["counts"] = isinstance(base, dict) and base["part_of_roof"] >= COUNTED_FROM
         rows.append(row)
         print(json.dumps(row), file=sys.stderr)

@@ -30,7 +30,7 @@ from weftline_kernels.operations import TRITON
 from weftline_kernels.tiles import cut, split_length
 from weftline_kernels.work_list import Rows, build
 
-PAGE = 16
+BLOCK = 16
 NEVER = 10**9
 
 LLAMA_7B = LlamaConfig(
@@ -87,21 +87,21 @@ class Decode:
         config, device = network.config, network.device
         self.device, self.min_saved = device, 1 if shared else NEVER
         self.group, self.kv_heads = config.heads // config.kv_heads, config.kv_heads
-        pages = 1 + max(max(part.blocks) for part in parts)
+        blocks = 1 + max(max(part.blocks) for part in parts)
         # Zeros give uniform attention, which takes the same time and stays finite.
-        cache = network.new_cache(pages, PAGE)
+        cache = network.new_cache(blocks, BLOCK)
         self.step = CapturedStep(network, len(parts), cache, captures(device))
 
     @torch.inference_mode()
     def load(self, parts: Sequence[Rows]) -> None:
         """Set the step that the next `run` computes."""
         starts = torch.tensor([part.start for part in parts])
-        slots = [part.blocks[part.start // PAGE] * PAGE + part.start % PAGE for part in parts]
-        work = build(parts, PAGE, min_blocks_saved=self.min_saved)
+        slots = [part.blocks[part.start // BLOCK] * BLOCK + part.start % BLOCK for part in parts]
+        work = build(parts, BLOCK, min_blocks_saved=self.min_saved)
         tokens, rows = torch.ones(len(parts), dtype=torch.int64), torch.arange(len(parts))
-        split = split_length(work, self.kv_heads, units(self.device), PAGE)
+        split = split_length(work, self.kv_heads, units(self.device), BLOCK)
         step = StepInput(tokens, starts, torch.tensor(slots), rows, work)
-        self.step.load(step, cut(work, PAGE, self.group, split))
+        self.step.load(step, cut(work, BLOCK, self.group, split))
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -129,10 +129,10 @@ def engine_seconds(
 
     There are `batch` greedy requests with a common prefix; prompts are computed in chunks of 2,048.
     """
-    blocks = (prefix + batch * (suffix + repeat + 2)) // PAGE + 2 * batch + 1
+    blocks = (prefix + batch * (suffix + repeat + 2)) // BLOCK + 2 * batch + 1
     model = DeviceModel(network, max_running=batch, capture=captures(network.device))
     config = SchedulerConfig(
-        blocks=blocks, block_size=PAGE, max_running=batch, step_tokens=max(2048, batch + 1)
+        blocks=blocks, block_size=BLOCK, max_running=batch, step_tokens=max(2048, batch + 1)
     )
     core = Core(model, config, Silent())
     model.warm(core.cache)
@@ -162,10 +162,10 @@ def tables(prefix: int, totals: Sequence[int], *, copied: bool) -> list[list[int
     """The KV blocks of sequences of `totals` tokens that share `prefix`, or have a copy
     of it each.
     """
-    common = 0 if copied else prefix // PAGE
+    common = 0 if copied else prefix // BLOCK
     used, found = 1 + common, []
     for total in totals:
-        own = -(-total // PAGE) - common
+        own = -(-total // BLOCK) - common
         found.append([*range(1, 1 + common), *range(used, used + own)])
         used += own
     return found
@@ -185,11 +185,11 @@ def step_seconds(decode: Decode, parts: Sequence[Rows], repeat: int) -> float:
     return sorted(times)[repeat // 2]
 
 
-def fits(config: LlamaConfig, pages: int, device: torch.device) -> bool:
-    """Whether a cache of `pages` KV blocks leaves 4 GiB for a step."""
+def fits(config: LlamaConfig, blocks: int, device: torch.device) -> bool:
+    """Whether a cache of `blocks` KV blocks leaves 4 GiB for a step."""
     if device.type != "cuda":
         return True
-    return token_bytes(config) * PAGE * pages < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
+    return token_bytes(config) * BLOCK * blocks < torch.cuda.mem_get_info(device)[0] - 4 * 2**30
 
 
 def synchronize(device: torch.device) -> None:

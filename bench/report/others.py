@@ -156,7 +156,7 @@ def gpu(results: Path) -> list[str]:
         *paragraph(
             "`make gpu-figures FIG=n` replays figure 11, 14, 15, 16, 17 or 18 on one device, on "
             "the embedded engine with a LLaMA of random weights. The keys and values of a common "
-            "prefix are shared in attention (tree), in memory only (pages), or not at all (off). "
+            "prefix are shared in attention (tree), in memory only (blocks), or not at all (off). "
             "The server gets the graphs of whole applications (app), or single calls from a client "
             "250 ms away (request)."
         ),
@@ -170,7 +170,7 @@ def gpu(results: Path) -> list[str]:
 
 
 def _figure(report: Report) -> list[str]:
-    ways = {"tree": "tree", "pages_shared": "pages", "off": "off"}
+    ways = {"tree": "tree", "blocks_shared": "blocks", "off": "off"}
     found = []  # of each row: point, sharing, policy, and the numbers or why there are none
     for row in report["rows"]:
         if "point" in row:

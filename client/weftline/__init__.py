@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weftline.aclient import AsyncClient
     from weftline.client import Client
+    from weftline.client_function import client_step
     from weftline.function import Input, Output, semantic_function
     from weftline.protocol import Criterion, Sampling
 
@@ -17,6 +18,7 @@ __all__ = [
     "Input",
     "Output",
     "Sampling",
+    "client_step",
     "semantic_function",
 ]
 
@@ -27,6 +29,7 @@ _HOME = {
     "Input": "weftline.function",
     "Output": "weftline.function",
     "Sampling": "weftline.protocol",
+    "client_step": "weftline.client_function",
     "semantic_function": "weftline.function",
 }
 

@@ -31,8 +31,10 @@ from weftline.http import (
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.resume import StreamedRequest
-from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
+from weftline.session import Answer, SessionBase, SubmittedCall
+from weftline.step_tasks import StepTasks
 from weftline.steps import Step
+from weftline.variable import VariableBase
 from weftline.watching import Event, event_of
 
 
@@ -128,9 +130,22 @@ class AsyncClient:
                 if (said := event_of(event)) is not None:
                     yield said
 
+    async def set(self, session: str, variable: str, body: SetVariable) -> None:
+        """Set or fail a variable of a session. Raises AlreadySet."""
+        await self._request("PUT", f"/v1/session/{session}/variable/{variable}", body)
+
     async def models(self) -> list[str]:
         """The served models, the default one first."""
         return [model["id"] for model in (await self._request("GET", "/v1/models"))["data"]]
+
+    async def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Your open sessions and those closed a short time ago, the last opened first.
+
+        A row names the session, its state, its calls by state, and its tokens so far.
+        """
+        answer = await self._request("GET", f"/v1/sessions?limit={limit}")
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
 
     async def context_limits(self) -> dict[str, int]:
         """The number of tokens in the context of each served model, the default model first."""
@@ -252,6 +267,7 @@ class AsyncSession(SessionBase[AsyncVariable]):
     def __init__(self, client: AsyncClient) -> None:
         super().__init__("")
         self._client = client
+        self._steps = StepTasks(self)
 
     async def open(self) -> Self:
         """Open the session on the server, which gives it its id."""
@@ -277,8 +293,10 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
     async def flush(self) -> None:
         """Send the pending calls. A get does this by itself."""
-        submit = self._take_pending()
-        if submit is not None:
+        submit, computations = self._take_pending(), self._take_computations()
+        if submit is not None and computations is not None:
+            await self._steps.start(submit, computations)
+        elif submit is not None:
             await self._client._request("POST", "/v1/submit", submit)
 
     async def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
@@ -309,14 +327,15 @@ class AsyncSession(SessionBase[AsyncVariable]):
 
         `wait` waits even if no call produces it yet.
         """
-        if criteria is None and timeout_s is None and not wait:
+        if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # calls and value in one round trip
                 answer = await self._client._request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         await self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
-        return (await self._client._request("POST", "/v1/get", body))["value"]
+        with self._own_failures():
+            return (await self._client._request("POST", "/v1/get", body))["value"]
 
     async def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
@@ -342,5 +361,6 @@ class AsyncSession(SessionBase[AsyncVariable]):
         """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:
             return
-        self.closed, self._pending, self._pending_steps = True, [], []
+        self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
+        await self._steps.close()
         await self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from itertools import count
 from time import sleep
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from httpx_sse import connect_sse
+from httpx_sse import ServerSentEvent, connect_sse
 
 from weftline.abandoned import TextStream
 from weftline.http import (
@@ -25,8 +26,10 @@ from weftline.http import (
 )
 from weftline.protocol import Call, Criterion, Get, SetVariable, Submit, to_wire
 from weftline.resume import StreamedRequest
-from weftline.session import Answer, SessionBase, SubmittedCall, VariableBase
+from weftline.session import Answer, SessionBase, SubmittedCall
+from weftline.step_threads import StepThreads
 from weftline.steps import Step
+from weftline.variable import VariableBase
 
 
 class Client:
@@ -99,6 +102,15 @@ class Client:
         """The served models, the default one first."""
         return [model["id"] for model in self._request("GET", "/v1/models")["data"]]
 
+    def sessions(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Your open sessions and those closed a short time ago, the last opened first.
+
+        A row names the session, its state, its calls by state, and its tokens so far.
+        """
+        answer = self._request("GET", f"/v1/sessions?limit={limit}")
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
+
     def _request(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else to_wire(body)
         headers = idempotency(method, path)
@@ -123,6 +135,12 @@ class Client:
     def _read_texts(
         self, path: str, body: Get | Submit, on_graph: OnGraph | None
     ) -> Generator[str, None, None]:
+        with closing(self._events(path, body)) as events:
+            for event in events:
+                if text := text_of_event(event, on_graph):
+                    yield text
+
+    def _events(self, path: str, body: Get | Submit) -> Generator[ServerSentEvent, None, None]:
         request = StreamedRequest(path, body)
         while True:
             try:
@@ -131,8 +149,8 @@ class Client:
                 ) as source:
                     if request.goes_on(source.response):
                         for event in source.iter_sse():
-                            if request.is_new(event) and (text := text_of_event(event, on_graph)):
-                                yield text
+                            if request.is_new(event):
+                                yield event
                         request.check_whole()
                         return
                     wait = request.pause(source.response)
@@ -194,8 +212,10 @@ class Session(SessionBase[Variable]):
 
     def flush(self) -> None:
         """Send the pending calls. A get does this by itself."""
-        submit = self._take_pending()
-        if submit is not None:
+        submit, computations = self._take_pending(), self._take_computations()
+        if submit is not None and computations is not None:
+            StepThreads(self, computations).start(submit)
+        elif submit is not None:
             self._client._request("POST", "/v1/submit", submit)
 
     def submit(self, calls: Sequence[Call], *, detach: bool = False) -> list[SubmittedCall]:
@@ -226,14 +246,15 @@ class Session(SessionBase[Variable]):
 
         `wait` waits even if no call produces it yet.
         """
-        if criteria is None and timeout_s is None and not wait:
+        if criteria is None and timeout_s is None and not wait and not self._computations:
             submit = self._take_pending(get=(variable,))
             if submit is not None:  # calls and value in one round trip
                 answer = self._client._request("POST", "/v1/submit", submit)
                 return answer["values"][variable]
         self.flush()
         body = get_body(self.id, variable, criteria, timeout_s, wait)
-        return self._client._request("POST", "/v1/get", body)["value"]
+        with self._own_failures():
+            return self._client._request("POST", "/v1/get", body)["value"]
 
     def stream(
         self, variable: str, criteria: Criterion | str | None = None, wait: bool = False
@@ -259,5 +280,5 @@ class Session(SessionBase[Variable]):
         """End the session and cancel its running calls. Closing it again does nothing."""
         if self.closed:
             return
-        self.closed, self._pending, self._pending_steps = True, [], []
+        self.closed, self._pending, self._pending_steps, self._computations = True, [], [], []
         self._client._request("DELETE", f"/v1/session/{self.id}")

@@ -22,6 +22,8 @@
     ├── KeyReused                      409  the Idempotency-Key came with another request
     ├── Timeout                        408  `timeout_s` passed before the variable was ready
     ├── TransformFailed                422  an output is not what its transform expects
+    ├── ClientStepFailed               422  a step that the client computes has failed there
+    ├── ClientGone                     410  the client left before it computed its step
     ├── BudgetExceeded                 422  the session has used up its budget
     ├── Cancelled                      409  the call, its session or its last reader went away
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
@@ -65,12 +67,17 @@ class WeftlineError(Exception):
         """The error's name on the wire, which is the name of its class."""
         return type(self).__name__
 
+    @property
+    def code(self) -> str | None:
+        """A code for programs: OpenAI's where it has one, or that of the client's own step."""
+        return _CODES.get(self.type)
+
     def to_body(self) -> dict[str, Any]:
         """The JSON body in the shape that OpenAI clients read, with two more fields."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": self.type,
-            "code": _CODES.get(self.type),
+            "code": self.code,
             "param": self.param,
             "call": self.call,
         }
@@ -91,12 +98,15 @@ class WeftlineError(Exception):
         cls = _BY_NAME.get(str(error.get("type"))) or _nearest(status)
         if cls is InvalidRequest and status == HTTPStatus.NOT_FOUND:
             cls = UnknownRoute  # the web framework answered, and no route of ours
-        return cls(
+        made = cls(
             str(error.get("message", "")),
             param=error.get("param"),
             call=error.get("call"),
             retry_after_s=error.get("retry_after_s"),
         )
+        if isinstance(made, ClientStepFailed):
+            made.own_code = error.get("code")
+        return made
 
     def of_call(self, name: str) -> WeftlineError:
         """Mark this error as the failure of call `name`, unless it already names a call."""
@@ -226,6 +236,28 @@ class TransformFailed(WeftlineError):
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class ClientStepFailed(WeftlineError):
+    """The client could not compute one of its steps.
+
+    The message is the client's. `code` names the kind of failure, such as the exception's class,
+    and `param` is the variable of the step's output.
+    """
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    own_code: str | None = None
+
+    @property
+    def code(self) -> str | None:
+        """The client's name for the failure."""
+        return self.own_code
+
+
+class ClientGone(WeftlineError):
+    """The client had no request open for the lease of its step, and so cannot compute it."""
+
+    status = HTTPStatus.GONE
 
 
 class BudgetExceeded(WeftlineError):

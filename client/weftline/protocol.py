@@ -25,6 +25,7 @@ PROTOCOL_VERSION = "1"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
+MAX_ERROR_CHARS = 4096  # of a message of the client
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -224,7 +225,8 @@ class Submit:
     graph. With `close` the session is closed after the answer, even a failed one. With `stream` the
     answer is server-sent events instead: what was submitted, then that variable's text. With
     `watch` the events are the value or failure of each variable named, as soon as it is known, and
-    with `parts` also their texts as they are generated.
+    with `parts` also their texts as they are generated. With `wait` a watched variable may have no
+    producer yet.
     """
 
     calls: tuple[Call, ...] = ()
@@ -236,6 +238,7 @@ class Submit:
     stream: str | None = None
     watch: tuple[str, ...] = ()
     parts: bool = False
+    wait: bool = False
     graph: bool = False
     close: bool = False
 
@@ -289,16 +292,40 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetVariable:
-    """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value except null."""
+class StepError:
+    """Why a client cannot give a variable its value: a code for programs, a message for people."""
 
-    value: Any
+    code: str
+    message: str
 
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        if self.value is None:
+        if not self.code or len(self.code) > 128 or len(self.message) > MAX_ERROR_CHARS:
+            raise InvalidRequest(
+                f"an error has a code of 1 to 128 characters, and a message of at most "
+                f"{MAX_ERROR_CHARS:,}",
+                param="error",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetVariable:
+    """The body of PUT /v1/session/{id}/variable/{var}: text or any JSON value except null.
+
+    With `error` instead of `value` the variable fails.
+    """
+
+    value: Any = None
+    error: StepError | None = None
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.value is None and self.error is None:
             raise InvalidRequest("value must not be null", param="value")
+        if self.value is not None and self.error is not None:
+            raise InvalidRequest("send either a value or an error", param="error")
 
 
 def to_wire(value: Any) -> Any:

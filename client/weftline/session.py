@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from weftline.errors import InvalidRequest
+from weftline.computations import Waiting
+from weftline.control_verbs import ControlVerbs
+from weftline.errors import ClientStepFailed, InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Submit
 from weftline.steps import (
     Delete,
@@ -17,12 +18,13 @@ from weftline.steps import (
     Fetch,
     Ingest,
     Merge,
+    Reading,
     Rerank,
     Search,
     Source,
     Step,
-    StepBase,
 )
+from weftline.variable import V, VariableBase
 
 if TYPE_CHECKING:
     from weftline.function import SemanticFunction
@@ -53,28 +55,6 @@ class Answer:
         return Answer(body.get("values", {}), body.get("graph"))
 
 
-class VariableBase:
-    """A named value of a session. It is a future until its call has run."""
-
-    def __init__(self, session: SessionBase[Any], id: str) -> None:
-        self.id = id
-        self._owner = session
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}>"
-
-    def __str__(self) -> str:
-        raise TypeError(
-            f"variable {self.id} has no text here: pass it to a semantic function as it is, "
-            "or call .get() first"
-        )
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
-
-V = TypeVar("V", bound=VariableBase)
-
 _current: ContextVar[SessionBase[Any] | None] = ContextVar("weftline_session", default=None)
 
 
@@ -89,23 +69,16 @@ def current_session() -> SessionBase[Any]:
     return session
 
 
-class SessionBase(ABC, Generic[V]):
+class SessionBase(ControlVerbs[V]):
     """Collects calls until they are sent. `id` is the server's name for the session."""
 
     def __init__(self, id: str) -> None:
+        super().__init__()
         self.id = id
         self.closed = False
         self._pending: list[Call] = []
-        self._pending_steps: list[Step] = []
+        self._failures: dict[str, BaseException] = {}  # what client steps raised, by variable
         self._tokens: list[Token[SessionBase[Any] | None]] = []
-
-    @abstractmethod
-    def _variable(self, id: str) -> V:
-        """A variable of the class that this session uses."""
-
-    def variable(self, id: str | None = None) -> V:
-        """A variable of this session, with the given id or a new one."""
-        return self._variable(f"v_{uuid.uuid4().hex[:16]}" if id is None else id)
 
     def add_call(self, function: SemanticFunction, given: Mapping[str, Any]) -> list[V]:
         """Add a call of `function` to the next submit. Returns the variables of its outputs."""
@@ -225,7 +198,7 @@ class SessionBase(ABC, Generic[V]):
 
     def _add_step(
         self,
-        kind: type[StepBase],
+        kind: type[Reading],
         read: object,
         transforms: Sequence[Mapping[str, Any]],
         after: Sequence[V],
@@ -242,8 +215,7 @@ class SessionBase(ABC, Generic[V]):
         if not isinstance(read, VariableBase):
             value = read if isinstance(read, str) else list(cast(Sequence[Any], read))
             return Source(value=value)
-        if read._owner is not self:
-            raise InvalidRequest("a variable of another session: pass its .get()", param="in")
+        self._check_own(read)
         return Source(var=read.id, transforms=tuple(dict(one) for one in transforms))
 
     def _take_pending(self, get: tuple[str, ...] = ()) -> Submit | None:
@@ -253,6 +225,19 @@ class SessionBase(ABC, Generic[V]):
         calls, self._pending = tuple(self._pending), []
         steps, self._pending_steps = tuple(self._pending_steps), []
         return Submit(session_id=self.id, calls=calls, steps=steps, get=get)
+
+    def _take_computations(self) -> Waiting | None:
+        """The client steps of the submit that was taken, if any."""
+        taken, self._computations = self._computations, []
+        return Waiting(taken) if taken else None
+
+    @contextmanager
+    def _own_failures(self) -> Iterator[None]:
+        """Name the exception of this client as the cause of the failure of its step."""
+        try:
+            yield
+        except ClientStepFailed as error:
+            raise error from self._failures.get(error.param or "")
 
     def _enter(self) -> None:
         self._tokens.append(_current.set(self))

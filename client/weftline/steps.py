@@ -17,6 +17,7 @@ from weftline.ids import check_id
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
+MAX_LEASE_S = 3600  # a client that is gone longer has lost its session, too
 
 
 def _in_json(name: str) -> str:
@@ -57,7 +58,6 @@ class StepBase:
     the variables of `after`, without reading them.
     """
 
-    in_: Source
     name: str = ""
     out: str | None = None
     after: tuple[str, ...] = ()
@@ -77,11 +77,28 @@ class StepBase:
     @property
     def sources(self) -> Mapping[str, Source]:
         """What it reads, by the field's name in JSON."""
+        return {}
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that it reads, without those of `after`."""
+        return tuple(one.var for one in self.sources.values() if one.var is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(StepBase):
+    """A step with one main input, `in`."""
+
+    in_: Source
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """What it reads, by the field's name in JSON."""
         return {"in": self.in_}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embed(StepBase):
+class Embed(Reading):
     """Texts to vectors, by the embedder `engine`; None means the first one."""
 
     kind: Literal["embed"] = field(default_factory=lambda: "embed")
@@ -89,7 +106,7 @@ class Embed(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingest(StepBase):
+class Ingest(Reading):
     """Adds embedded texts to `store`, or replaces those with equal ids. It may run again.
 
     An item without an id gets the hash of its content. The value is {"ids": [...], "count": n}.
@@ -100,7 +117,7 @@ class Ingest(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search(StepBase):
+class Search(Reading):
     """Finds the `k` documents of `store` that are nearest to an embedded text, best first.
 
     The value is a list of hits; for a list of texts it is a list of such lists. `filter` names
@@ -114,7 +131,7 @@ class Search(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merge(StepBase):
+class Merge(Reading):
     """Lists of hits to one list in which each document stands once, with its best score.
 
     Equal documents have equal ids, or equal texts with `by` = "text". `limit` cuts the list.
@@ -126,7 +143,7 @@ class Merge(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rerank(StepBase):
+class Rerank(Reading):
     """The `k` hits or texts that fit `query` best, by the reranker `engine`, best first."""
 
     query: Source
@@ -141,7 +158,7 @@ class Rerank(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete(StepBase):
+class Delete(Reading):
     """Deletes documents of `store` by their ids. The value is {"count": n}.
 
     With a `filter` it also deletes those whose metadata matches it.
@@ -153,7 +170,7 @@ class Delete(StepBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch(StepBase):
+class Fetch(Reading):
     """The documents of `store` with the given ids, in their order. Unknown ids are left out.
 
     With a `filter` those whose metadata matches it follow, in the order of their ids.
@@ -162,6 +179,34 @@ class Fetch(StepBase):
     store: str
     kind: Literal["fetch"] = field(default_factory=lambda: "fetch")
     filter: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStep(StepBase):
+    """A step that the client computes. It sets `out` when the variables of `reads` are ready.
+
+    `effects` says what a repetition would do. The step fails when the client has had no request
+    open for `lease_s` seconds since the step could begin.
+    """
+
+    kind: Literal["client"] = field(default_factory=lambda: "client")
+    reads: tuple[str, ...] = ()
+    effects: Literal["none", "idempotent", "once"] = "none"
+    lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)  # a slotted dataclass is a new class, which super() misses
+        for variable in self.reads:
+            check_id(variable, "reads")
+        if not 0 < self.lease_s <= MAX_LEASE_S:
+            raise InvalidRequest(
+                f"lease_s must be above 0 and at most {MAX_LEASE_S:,}", param="lease_s"
+            )
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that it reads."""
+        return self.reads
 
 
 STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
@@ -173,6 +218,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "rerank": Rerank,
         "delete": Delete,
         "fetch": Fetch,
+        "client": ClientStep,
     }
 )
 
@@ -188,4 +234,6 @@ class _ByKind:
         }
 
 
-Step: TypeAlias = Annotated[Embed | Ingest | Search | Merge | Rerank | Delete | Fetch, _ByKind()]
+Step: TypeAlias = Annotated[
+    Embed | Ingest | Search | Merge | Rerank | Delete | Fetch | ClientStep, _ByKind()
+]

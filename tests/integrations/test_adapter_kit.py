@@ -248,11 +248,11 @@ def test_a_request_carries_the_ids_to_close_and_returns_them() -> None:
     closer._due.extend(["a", "b"])
     with Request(said, session):
         assert said["close"] == ["a", "b"]
-    assert closer.take() == ["a", "b"]
+    assert closer.drain() == ["a", "b"]
     closer._due.append("c")
     with Request({}, session) as request:
         request.hear(ids("s", "v"), "")
-    assert closer.take() == []
+    assert closer.drain() == []
 
 
 def test_a_request_that_says_nothing_is_nothing() -> None:

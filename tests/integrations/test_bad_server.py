@@ -52,8 +52,9 @@ def away() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @contextmanager
-def locked() -> Iterator[tuple[str, dict[str, Any]]]:
-    with served("--api-key", "the key") as url:
+def locked(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    (folder / "key").write_text("the-key\n")
+    with served("--api-key-file", str(folder / "key")) as url:
         yield url, {"api_key": "another key"}
 
 
@@ -109,7 +110,7 @@ def refusing(
 ) -> Iterator[tuple[str, dict[str, Any], type[Exception]]]:
     """Make servers that refuse, with the model's settings for each and the expected exception."""
     make, error = SERVERS[request.param]
-    arguments = [tmp_path_factory.mktemp("full")] if make is full else []
+    arguments = [tmp_path_factory.mktemp("server")] if make in (full, locked) else []
     with make(*arguments) as (url, options):
         yield url, options, error
 

@@ -55,7 +55,7 @@ def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
     assert "No GPU was available for these results." in others.gpu(tmp_path)
     about = {"device": "A GPU", "date": "2030-01-02"}
     batch = {"mean_latency_s": 2.0, "ms_a_token": 20.0}
-    decoding = {"batch": 8, "most_output": 9, "counts": True, "tree": batch, "pages_shared": batch}
+    decoding = {"batch": 8, "most_output": 9, "counts": True, "tree": batch, "blocks_shared": batch}
     app = {"point": "4 files", "sharing": "tree", "policy": "app", **batch}
     late = {"point": "4 files", "sharing": "off", "policy": "request", "left_out": "for time"}
     for day, figure, rows in (
@@ -70,7 +70,7 @@ def test_the_page_shows_the_figures_of_a_gpu(tmp_path: Path) -> None:
     assert lines.index("Figure 15, A GPU, 2030-01-02:") < lines.index(
         "Figure 18, A GPU, 2030-01-02:"
     )
-    assert "| batch 8, up to 9 tokens | pages | – | 2.00 s | 20.0 |" in lines
+    assert "| batch 8, up to 9 tokens | blocks | – | 2.00 s | 20.0 |" in lines
     assert "| batch 8, up to 9 tokens | off | – | does not fit | – |" in lines
     assert "| 4 files | tree | app | 2.00 s | 20.0 |" in lines
     assert "| 4 files | off | request | for time | – |" in lines

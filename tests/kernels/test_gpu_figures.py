@@ -9,7 +9,7 @@ from bench.gpu import apps
 from weftline_server.prompt import prompter
 
 WAYS = {  # fewer than on a GPU, as each takes seconds here
-    11: (("pages",), ("app", "request")),
+    11: (("blocks",), ("app", "request")),
     14: (("tree",), ("app",)),
     17: (("tree",), ("app",)),
     18: (("tree", "off"), ("app",)),

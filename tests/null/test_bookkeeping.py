@@ -65,7 +65,9 @@ class Desk:
         else:
             self.book.apply(plan)
             sampling = self.book.sampling(plan)
-            self.book.take(plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling])
+            self.book.record(
+                plan, [[Sampled(live.sequence.output % 3 + 1, {})] for live in sampling]
+            )
         events = self.book.end_step(plan)
         for event in events:
             if isinstance(event, api.ContextMoved):

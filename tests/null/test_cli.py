@@ -46,6 +46,7 @@ def test_help_and_version_need_nothing(tmp_path: Path) -> None:
         "join",
         "pull",
         "doctor",
+        "sessions",
         "trace",
         "bench",
     ]

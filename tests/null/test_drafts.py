@@ -202,7 +202,7 @@ class Desk:
         plan = self.book.plan()
         self.compute(plan)
         self.book.apply(plan)
-        self.book.take(plan, [self.verify(chunk) for chunk in plan.chunks if chunk.samples])
+        self.book.record(plan, [self.verify(chunk) for chunk in plan.chunks if chunk.samples])
         self.events += self.book.end_step(plan)
         self.validate()
 

@@ -23,7 +23,7 @@ def fill(made: ContextTree, *words: str) -> dict[str, list[Node]]:
             tokens = tuple(map(ord, word[at : at + SIZE]))
             found = made.find(node, tokens)
             if found is None:
-                block = made.take()
+                block = made.reserve()
                 assert block is not None
                 found = made.add(node, tokens, block, 0)
                 assert found is not None

@@ -16,7 +16,7 @@ from weftline_server.observe import engine_metrics
 from weftline_server.schedule import dispatcher
 from weftline_server.schedule.delivery import MAX_ATTEMPTS
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.schedule.engines.slot import EngineState, Work
+from weftline_server.schedule.engines.member import EngineState, Work
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.queue import UNAVAILABLE_S
@@ -288,7 +288,7 @@ async def test_a_suspended_engine_gets_no_ops_until_it_is_available(benches: lis
     await own.say(available(False, "it answered 500"))
     await bench.call("c")
     assert own.ops == [] and not bench.dispatcher.healthy
-    assert bench.dispatcher.slots[0].last_error == "it answered 500"
+    assert bench.dispatcher.members[0].last_error == "it answered 500"
     await own.say(available(True))
     assert len(own.ops) == 1 and bench.dispatcher.healthy
 
@@ -319,11 +319,11 @@ async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> Non
     one = Puppet(kv_tokens=1000)
     await bench.dispatcher.join("one", one, one.description)
     await bench.call("c", prefixes=(("beginning", 64),))
-    (slot,) = bench.dispatcher.slots
-    assert set(slot.prefixes.hashes) == {"beginning"}
+    (member,) = bench.dispatcher.members
+    assert set(member.prefixes.hashes) == {"beginning"}
     assert bench.dispatcher._memory._pools.tokens == {"one": 1000}
     await one.die()
-    assert set(slot.prefixes.hashes) == set()
+    assert set(member.prefixes.hashes) == set()
     assert bench.dispatcher._memory._pools.tokens == {}
 
 
@@ -380,11 +380,11 @@ async def test_reported_prefixes_attract_calls(benches: list[Bench]) -> None:
     """
     first, second = Puppet(capabilities=REPORTS), Puppet(capabilities=REPORTS)
     bench = await started(benches, first=first, second=second)
-    slots = {slot.name: slot for slot in bench.dispatcher.slots}
+    members = {member.name: member for member in bench.dispatcher.members}
     shared: dict[str, Any] = {"prefixes": (("beginning", 64), ("more", 128))}
 
     def known() -> set[str]:
-        return set(slots["first"].prefixes.hashes)
+        return set(members["first"].prefixes.hashes)
 
     await bench.call("a", **shared)
     (op,) = first.ops
@@ -412,12 +412,12 @@ async def test_a_failed_op_leaves_the_prefixes_that_the_engine_reports(
     benches: list[Bench],
 ) -> None:
     bench = await started(benches, own=(own := Puppet(capabilities=REPORTS)))
-    (slot,) = bench.dispatcher.slots
+    (member,) = bench.dispatcher.members
     await bench.call("a", prefixes=(("beginning", 64),))
     bench.dispatcher.cancel(own.ops[0].id)
-    assert not slot.prefixes.hashes
+    assert not member.prefixes.hashes
     await own.say(moved(own.ops[0], api.Residency.RESIDENT, 64))
-    assert set(slot.prefixes.hashes) == {"beginning"}
+    assert set(member.prefixes.hashes) == {"beginning"}
 
 
 async def test_a_paused_call_frees_its_place_and_keeps_its_context(benches: list[Bench]) -> None:

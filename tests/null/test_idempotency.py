@@ -14,7 +14,7 @@ from tests.null.asgi import Serve, Server, call
 from weftline.errors import KeyReused, Overloaded
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
-from weftline_server.http.answers import Answers, AnswersConfig
+from weftline_server.http.responses import Responses, ResponsesConfig
 from weftline_server.runtime.registry import RegistryConfig
 
 ECHO = call("echo", "one two{{output:x}}", x="x")
@@ -156,7 +156,7 @@ async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve)
     """Kept responses are bounded. The second client gets a beginning without `value`,
     later a 409.
     """
-    config = ServerConfig(answers=AnswersConfig(max_answer=500))
+    config = ServerConfig(responses=ResponsesConfig(max_response=500))
     server = await serve(NullConfig(latency=LatencyProfile(step_s=0.03)), config)
     calls = [call("echo", "one two three four five six seven eight{{output:x}}", x="x")]
     body = {"calls": calls, "stream": "x", "close": True}
@@ -172,7 +172,7 @@ async def test_a_followed_stream_that_becomes_too_large_breaks_off(serve: Serve)
 
 async def test_an_answer_that_is_too_large_to_keep(serve: Serve) -> None:
     """The first client gets it. A repetition is an error, and nothing runs again."""
-    config = ServerConfig(answers=AnswersConfig(max_answer=100))
+    config = ServerConfig(responses=ResponsesConfig(max_response=100))
     server = await serve(NullConfig(), config)
     session = await server.session()
     body = {"session_id": session, "calls": [call("c", "w" * 200 + "{{output:x}}", x="x")]}
@@ -227,7 +227,7 @@ SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
 
 async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Serve) -> None:
     """The work goes on for the client that still waits."""
-    server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=0)))
+    server = await serve(SLOW, ServerConfig(responses=ResponsesConfig(reconnect_s=0)))
     body = {"calls": [ECHO], "get": ["x"], "close": True}
     first = Caller(server, "k", body)
     await asyncio.sleep(0.01)
@@ -241,7 +241,7 @@ async def test_the_first_client_leaves_and_the_second_gets_the_answer(serve: Ser
 
 async def test_a_client_that_comes_back_gets_the_answer(serve: Serve) -> None:
     """The connection broke. The client repeats the request within `reconnect_s`."""
-    server = await serve(SLOW, ServerConfig(answers=AnswersConfig(reconnect_s=5)))
+    server = await serve(SLOW, ServerConfig(responses=ResponsesConfig(reconnect_s=5)))
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
     first = Caller(server, "k", body)
@@ -260,7 +260,7 @@ async def test_without_waiting_clients_the_work_is_cancelled(serve: Serve) -> No
     """
     server = await serve(
         NullConfig(latency=LatencyProfile(step_s=60)),
-        ServerConfig(answers=AnswersConfig(reconnect_s=0.01)),
+        ServerConfig(responses=ResponsesConfig(reconnect_s=0.01)),
     )
     session = await server.session()
     body = {"session_id": session, "calls": [ECHO], "get": ["x"]}
@@ -274,9 +274,9 @@ async def test_without_waiting_clients_the_work_is_cancelled(serve: Serve) -> No
     assert again.json()["error"]["type"] == "AlreadySet", "it was done, not replayed"
 
 
-def answered(answers: Answers, key: str, size: int, now: float = 0, status: int = 200) -> None:
+def answered(answers: Responses, key: str, size: int, now: float = 0, status: int = 200) -> None:
     """Begin and end a request with an answer of `size` bytes."""
-    answer = answers.begin(key, b"d", now).answer
+    answer = answers.begin(key, b"d", now).response
     answer.begin(status, ())
     answer.add(b"x" * size, last=True)
     answers.end(key)
@@ -284,7 +284,7 @@ def answered(answers: Answers, key: str, size: int, now: float = 0, status: int 
 
 def test_answers_expire() -> None:
     """A response is forgotten after `expiry_s`. A request that still runs is not forgotten."""
-    answers = Answers(AnswersConfig(expiry_s=10))
+    answers = Responses(ResponsesConfig(expiry_s=10))
     answered(answers, "done", 1)
     running = answers.begin("running", b"d", now=0)
     assert answers.find("done", b"d", now=10) is not None
@@ -296,7 +296,7 @@ def test_keys_and_bytes_are_bounded() -> None:
     """The oldest responses are dropped first. A running request is never dropped, so none runs
     twice.
     """
-    answers = Answers(AnswersConfig(max_keys=3, max_bytes=10))
+    answers = Responses(ResponsesConfig(max_keys=3, max_bytes=10))
     for number in range(3):
         answered(answers, str(number), 4, now=number)
     assert answers.find("0", b"d", now=3) is None, "12 bytes are more than 10"
@@ -315,6 +315,6 @@ def test_keys_and_bytes_are_bounded() -> None:
 )
 def test_only_repeatable_responses_are_kept(status: int, kept: bool) -> None:
     """Responses of a full or broken server are not kept, because the next attempt may succeed."""
-    answers = Answers(AnswersConfig())
+    answers = Responses(ResponsesConfig())
     answered(answers, "k", 1, status=status)
     assert (answers.find("k", b"d", now=0) is not None) is kept

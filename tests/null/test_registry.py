@@ -28,7 +28,7 @@ def test_no_id_is_used_again_or_can_be_guessed() -> None:
     """An id has the number of the server's run and 128 random bits."""
     registry = Registry(RegistryConfig())
     first = registry.open("t", now=0.0)
-    registry.forget(first)
+    registry.end(first, now=1.0)
     others = {registry.open("t", now=0.0).id for _ in range(100)}
     assert len(others | {first.id}) == 101
     assert {len(id.split("_")[2]) for id in others} == {32}

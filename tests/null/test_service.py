@@ -9,7 +9,7 @@ import pytest
 
 from tests.null.asgi import Serve, call
 from weftline_engine.null import LatencyProfile, NullConfig
-from weftline_server.schedule.engines.slot import EngineState
+from weftline_server.schedule.engines.member import EngineState
 
 
 async def test_the_status_counts_sessions_primitives_and_tokens(serve: Serve) -> None:

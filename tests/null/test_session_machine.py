@@ -141,7 +141,7 @@ def state_of(session: Session) -> dict[str, object]:
         "criteria": execution.planning.criteria,
         "readers": session.watch.readers,
         "spent": {k: v for k, v in vars(session.spent).items() if k != "budget"},
-        "counts": (execution.work_left, execution.under_way, session.closed, session.touched),
+        "counts": (execution.work_left, execution.under_way, session.ended, session.touched),
         "story": session.story(),
     }
 

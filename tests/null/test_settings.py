@@ -11,7 +11,7 @@ import pytest
 from weftline.errors import InvalidRequest
 from weftline_engine.embedded.config import EmbeddedConfig
 from weftline_server.commands.engines import from_tables, without
-from weftline_server.commands.settings import Process, load
+from weftline_server.commands.settings import Process, key_of, load
 from weftline_server.config import ServerConfig
 
 SERVING = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
@@ -46,11 +46,32 @@ def test_flags_go_before_the_file(write: Path) -> None:
 
 
 def test_keys_belong_to_tenants(write: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are in the file or in the environment. --api-key replaces them all."""
+    """Keys are in the file or in the environment. A key in a file of its own replaces them all."""
     monkeypatch.setenv("B_KEY", "bbb")
     write.write_text('[keys]\na = "aaa"\nb = "$B_KEY"\n')
     assert load(write, {}).server.keys == {"aaa": "a", "bbb": "b"}
     assert load(write, {"keys": {"x": "default"}}).server.keys == {"x": "default"}
+
+
+def test_a_flag_sets_one_setting_of_a_table(write: Path) -> None:
+    """The other settings of its tables keep the values of the file."""
+    write.write_text("[registry]\nidle_s = 5\n[registry.closed]\nkeep_s = 1\nmost = 3\n")
+    registry = load(write, {"registry.closed.keep_s": 7.0}).server.registry
+    assert (registry.idle_s, registry.closed.keep_s, registry.closed.most) == (5.0, 7.0, 3)
+    assert load(None, {"registry.closed.keep_s": 0.0}).server.registry.closed.keep_s == 0.0
+
+
+def test_a_key_file_holds_one_key(tmp_path: Path) -> None:
+    """A key on the command line would be seen by everybody who lists the machine's processes."""
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    assert (key_of(path), key_of(None)) == ("secret", None)
+    for text in ("", "two keys"):
+        path.write_text(text)
+        with pytest.raises(InvalidRequest, match="must hold one key and nothing else"):
+            key_of(path)
+    with pytest.raises(InvalidRequest, match=r"cannot read .*absent"):
+        key_of(tmp_path / "absent")
 
 
 WRONG = [

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from weftline_server.prompt.tool_format import ToolFormat, format_of, written
 from weftline_server.prompt.tool_parser import (
+    Argument,
     Arguments,
     Called,
     Delta,
     Said,
+    Sealed,
     ToolParser,
     message_of,
 )
@@ -206,8 +208,10 @@ def test_arguments_stream() -> None:
     [called, first] = parser.feed('{"a"')
     assert isinstance(called, Called) and called.name == "add"
     assert first == Arguments(0, '{"a"')
-    assert parser.feed(": 1}") == [Arguments(0, ": 1}")]
-    assert parser.feed("}</tool_call>") == parser.end() == []
+    assert parser.feed(": 1") == [Arguments(0, ": 1")]
+    assert parser.feed("}") == [Arguments(0, "}"), Argument(0, "a", 1)]
+    assert parser.feed("}</tool_call>") == [Sealed(0)]
+    assert parser.end() == []
 
 
 def test_ids_are_the_same_each_time() -> None:

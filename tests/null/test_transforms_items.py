@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -74,7 +75,5 @@ def test_closed_values_of_json(items: list[Any], cut: int, fenced: bool) -> None
         text = f"Here:\n```json\n{text}\n```"
     early = closed_items([{"op": "json"}], text[:cut])
     assert items[: len(early)] == early
-    try:
+    with contextlib.suppress(TransformFailed):  # what JSON cannot carry
         assert run([{"op": "json"}], text) == items
-    except TransformFailed:
-        pass  # what JSON cannot carry

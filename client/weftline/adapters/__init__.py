@@ -4,8 +4,10 @@ server      Server: where models are served, and the environment's settings
 background  Background: one event loop in a thread, on which adapters wait for servers
 feed        Feed: submits the calls of a run, and follows their values as the server pushes them
 ahead       Claims: matches requests with the calls that were submitted ahead of them
+early       EarlyTurn: starts tools while a model still writes its answer
 pieces      Piece: a part of a prompt, with the name of the value that it came from
 sessions    RunSession: the server's session for one run of an application, and its end
+promises    Promises: the texts that steps of the client still owe to submitted calls
 calls       Inputs: the input placeholders of one call
 retrieval   Retrieval: embeds, adds, finds and reranks, each with one submit
 openai      values as the answers of OpenAI's API
@@ -18,6 +20,7 @@ from weftline.adapters.background import BACKGROUND, Background, Chain, Relay, a
 from weftline.adapters.calls import OUTPUT, Inputs
 from weftline.adapters.feed import Feed, Result
 from weftline.adapters.pieces import Piece, Pieces
+from weftline.adapters.promises import Promises
 from weftline.adapters.retrieval import Retrieval
 from weftline.adapters.server import Server
 from weftline.adapters.sessions import Closer, Closers, Request, RunSession, RunSessions
@@ -35,6 +38,7 @@ __all__ = [
     "Piece",
     "Pieces",
     "Planned",
+    "Promises",
     "Relay",
     "Request",
     "Result",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
+from weftline.steps import ClientStep
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -74,6 +75,7 @@ class _Draft:
     """
 
     calls: tuple[Call, ...]
+    steps: tuple[ClientStep, ...]
     watch: tuple[str, ...]
     parts: bool
     graph: bool
@@ -88,16 +90,22 @@ class _Draft:
             session_id=self.joins or session,
             open=self.joins is not None,
             calls=self.calls,
+            steps=self.steps,
             watch=self.watch,
             parts=self.parts,
             graph=self.graph,
             close=self.close,
         )
 
-    def alone(self, call: Call) -> _Draft:
-        """A submit of one of the calls, which follows all that the call makes."""
+    def alone(self, call: Call, made: Set[str]) -> _Draft:
+        """A submit of one of the calls, which follows all that the call makes.
+
+        The client's steps that it reads go with it, unless they have `made` their output before.
+        """
         watch = tuple(_variables(call, InOut.OUT))
-        return replace(self, calls=(call,), watch=watch, graph=False, close=False)
+        reads = set(_variables(call, InOut.IN)) - made
+        steps = tuple(step for step in self.steps if step.out in reads)
+        return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
 
 
 class _Limit:
@@ -119,17 +127,18 @@ class _Limit:
 class Feed:
     """The submits of one run to one session, and the results of their variables.
 
-    Its methods may be called from any thread. `results` holds the result of each watched variable.
+    Its methods may be called from any thread. `results` holds the result of each watched variable,
+    and `session` the server's id of the session, once the server has named it.
     A feed that `joins` a session, by the id that the run chose for it, does not end it.
     """
 
     def __init__(
         self, server: Server, on_settled: OnSettled | None = None, joins: str | None = None
     ) -> None:
-        self._server = server
+        self.server = server
         self._on_settled = on_settled
         self._joins = joins
-        self._session: Future[str] = Future()
+        self.session: Future[str] = Future()
         self._is_last = False
         self._is_overdue = False
         self._work: list[Future[None]] = []
@@ -141,13 +150,14 @@ class Feed:
         calls: Sequence[Call],
         watch: Sequence[str],
         *,
+        steps: Sequence[ClientStep] = (),
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and follow the variables of `watch`.
+        """Submit `calls` and the client's own `steps`, and follow the variables of `watch`.
 
         `parts` asks for texts as they are generated, and `graph` for the session's graph at the
         end. A submit with `close` is the run's last one: the server then closes the session.
@@ -163,6 +173,7 @@ class Feed:
 
         draft = _Draft(
             calls=tuple(calls),
+            steps=tuple(steps),
             watch=tuple(watch),
             parts=parts,
             graph=graph,
@@ -184,7 +195,7 @@ class Feed:
 
     def when_opened(self, then: Callable[[str], None]) -> None:
         """Call `then` with the server's id of the session, once the server has named it."""
-        self._session.add_done_callback(
+        self.session.add_done_callback(
             lambda named: then(named.result()) if named.exception() is None else None
         )
 
@@ -200,7 +211,7 @@ class Feed:
         ends = self._is_last or self._joins is not None
         if ends and done and not self._is_overdue:
             return  # it ends by itself, and its connection can be used again
-        if self._joins is None and (self._session.done() or not self._is_last):
+        if self._joins is None and (self.session.done() or not self._is_last):
             # For a connection that only breaks off, the server waits a second for its client.
             BACKGROUND.start(self._end())
         if ends:
@@ -235,14 +246,14 @@ class Feed:
         Raises the earlier error where `draft` only reads what those calls would have made.
         """
         while draft.joins is None:
-            opening = self._session
+            opening = self.session
             try:
                 return await awaited(opening)
             except WeftlineError:
                 if not draft.calls:
                     raise
-                if self._session is opening:
-                    self._session = Future()
+                if self.session is opening:
+                    self.session = Future()
                     return None
         return None
 
@@ -257,7 +268,7 @@ class Feed:
 
         Raises the error of a stream that breaks off.
         """
-        client = await BACKGROUND.client(self._server)
+        client = await BACKGROUND.client(self.server)
         began = False
         try:
             pushed = client.watch(draft.submit(session), max_retries=draft.max_retries)
@@ -284,8 +295,8 @@ class Feed:
         made: set[str] = set()
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
-                alone = draft.alone(call)
-                made.update(alone.watch)
+                alone = draft.alone(call, made)
+                made.update(alone.watch, (step.out for step in alone.steps if step.out))
                 for variable in alone.watch:  # the server runs only what somebody reads
                     self.results.setdefault(variable, Result())
                 reads = _variables(call, InOut.IN)
@@ -295,11 +306,11 @@ class Feed:
                 if error is not None:
                     refused |= dict.fromkeys(alone.watch, error)
                     self._fail(alone.watch, error, opened=True)
-        if not self._session.done():
+        if not self.session.done():
             return  # all were refused
         if rest := tuple(name for name in draft.watch if name not in made):
-            reading = replace(draft, calls=(), watch=rest, graph=False, close=False)
-            await self._push(reading, self._session.result(), limits)
+            reading = replace(draft, calls=(), steps=(), watch=rest, graph=False, close=False)
+            await self._push(reading, self.session.result(), limits)
         if draft.close:
             if draft.graph:
                 with suppress(WeftlineError):
@@ -311,7 +322,7 @@ class Feed:
     ) -> WeftlineError | None:
         """Submit, and go on when the server has accepted it. Returns the error of a refusal."""
         accepted = asyncio.Event()
-        session = self._session.result() if self._session.done() else None
+        session = self.session.result() if self.session.done() else None
 
         async def push() -> WeftlineError | None:
             try:
@@ -334,13 +345,13 @@ class Feed:
     def _take(self, event: Event) -> None:
         match event:
             case Submitted(session):
-                if not self._session.done():
-                    self._session.set_result(session)
+                if not self.session.done():
+                    self.session.set_result(session)
             case Part(variable, text):
                 if not self.results[variable].value.done():  # a part may come after its limit
                     self.results[variable].add(text)
-            case Value(variable, value, facts) if self._session.done():
-                told = {**facts, "session_id": self._session.result()}
+            case Value(variable, value, facts) if self.session.done():
+                told = {**facts, "session_id": self.session.result()}
                 self._settle(Value(variable, value, told))
             case Value() | Failed():
                 self._settle(event)
@@ -358,14 +369,14 @@ class Feed:
         self, variables: Sequence[str], error: WeftlineError, *, opened: bool = False
     ) -> None:
         """Fail what has not settled. Unless `opened`, no further submit waits for the session."""
-        if not opened and not self._session.done():
-            self._session.set_exception(error)
+        if not opened and not self.session.done():
+            self.session.set_exception(error)
         for variable in variables:
             self._settle(Failed(variable, error))
 
     async def _session_client(self) -> AsyncSession:
-        session = (await BACKGROUND.client(self._server)).session()
-        session.id = await awaited(self._session)
+        session = (await BACKGROUND.client(self.server)).session()
+        session.id = await awaited(self.session)
         return session
 
     async def _fetch_graph(self) -> dict[str, Any]:

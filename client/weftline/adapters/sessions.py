@@ -52,14 +52,14 @@ class Closer:
                 self._thread = Thread(target=self._run, name="weftline-closer", daemon=True)
                 self._thread.start()
 
-    def take(self) -> list[str]:
+    def drain(self) -> list[str]:
         """Sessions to close along with a request that is about to be sent."""
         with self._lock:
             return [self._due.popleft() for _ in range(min(MAX_CLOSED, len(self._due)))]
 
     def flush(self) -> None:
         """Close all sessions that are due, with one request each."""
-        while ids := self.take():
+        while ids := self.drain():
             for id in ids:
                 try:
                     self.delete(id)
@@ -226,7 +226,7 @@ class Request:
 
     def __enter__(self) -> Self:
         if self.session is not None and self.said is not None:
-            self._closed = self.session.closer.take()
+            self._closed = self.session.closer.drain()
             if self._closed:
                 self.said["close"] = self._closed
             self.session.begin()

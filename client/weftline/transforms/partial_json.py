@@ -124,7 +124,7 @@ class _Stack:
         self._stacks: list[tuple[int, str]] = [(0, "")]  # number of the stack below, top closer
         self._numbers: dict[tuple[int, str], int] = {}
 
-    def take(self, char: str) -> bool:
+    def read(self, char: str) -> bool:
         """Follow `char`. Returns False if it closes a bracket that is not open."""
         if char in _CLOSER:
             stack = (self.top, _CLOSER[char])
@@ -157,7 +157,7 @@ def _scan(text: str) -> _Scan | None:
             in_string = not in_string
         elif in_string:
             escaped = char == "\\" and not escaped
-        elif not stack.take(char):
+        elif not stack.read(char):
             return None
         opened.append(_IN_STRING if in_string else stack.top)
     if in_string:

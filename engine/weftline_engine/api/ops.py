@@ -121,8 +121,8 @@ class Op:
     chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
     `inputs`. Ops with different `salt` share no cache.
 
-    The inputs of an op that `streams` hold its first `items`, and more may be fed. The engine reports
-    the results of items as they come, and Finished has no value. The results of the first
+    The inputs of an op that `streams` hold its first `items`, and more may be fed. The engine
+    reports the results of items as they come, and Finished has no value. The results of the first
     `delivered` items are known from an earlier attempt: the engine does not compute them again.
 
     `references` name contexts of the same salt whose tokens the output may repeat, such as those of

@@ -2,7 +2,7 @@
 into events.
 
 Synchronous and single-threaded, without torch. An engine that computes and one that only simulates
-use it alike: `plan` a step, compute it, `apply` it, `take` its tokens, send the events of
+use it alike: `plan` a step, compute it, `apply` it, `record` its tokens, send the events of
 `end_step`.
 """
 
@@ -144,7 +144,7 @@ class Book:
         """The ops that get a token from this step, in the order of their logits."""
         return [self.ops.of(chunk.sequence) for chunk in plan.chunks if chunk.samples]
 
-    def take(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
+    def record(self, plan: StepPlan, tokens: Items[Items[Sampled]]) -> None:
         """The step's results: the filled prompts, and for each op of `sampling` the drafts that it
         accepts and one token more."""
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
@@ -174,7 +174,7 @@ class Book:
                 residency=residency,
                 tokens=tokens,
             )
-        return self._log.take()
+        return self._log.drain()
 
     def _draft(self, plan: StepPlan, drafting: Drafting) -> StepPlan:
         """Add drafts to a step in which every sequence decodes, where they pay."""

@@ -25,7 +25,7 @@ class EventLog:
             event(op=op, attempt=attempt, sequence=self._number, time=self.clock(), **fields)
         )
 
-    def take(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         """The events since the last call."""
         events, self._events = self._events, []
         return events

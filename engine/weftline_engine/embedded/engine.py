@@ -103,7 +103,7 @@ class Core:
             if plan.chunks:
                 logits_RV = self.worker.forward(plan)
                 self.book.apply(plan)
-                self.book.take(plan, self._sample(plan, logits_RV))
+                self.book.record(plan, self._sample(plan, logits_RV))
         except (RuntimeError, MemoryError) as error:
             self.book.break_off(plan, f"a step failed: {error}")
         return self.book.end_step(plan)

@@ -1,6 +1,6 @@
-"""Copies small arrays and pages of the KV cache between host memory and device memory.
+"""Copies small arrays and blocks of the KV cache between host memory and device memory.
 
-A page is a KV block. Pages are dimension 3 of a cache. On the CPU both memories are the same, and
+KV blocks are dimension 3 of a cache. On the CPU both memories are the same, and
 nothing is copied needlessly.
 """
 
@@ -22,30 +22,30 @@ def put(values: npt.NDArray[Any] | Sequence[int], device: torch.device) -> Tenso
     return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
 
 
-def copy_pages(cache: Tensor, pairs: Pairs) -> None:
-    """Copy page source to page target for each (source, target), all at once."""
+def copy_blocks(cache: Tensor, pairs: Pairs) -> None:
+    """Copy block source to block target for each (source, target), all at once."""
     sources, targets = (put(side, cache.device) for side in zip(*pairs, strict=True))
     cache[:, :, :, targets] = cache.index_select(3, sources)
 
 
-def wipe_pages(cache: Tensor, pages: Sequence[int]) -> None:
-    """Fill these pages with zeros."""
-    cache.index_fill_(3, put(pages, cache.device), 0)
+def wipe_blocks(cache: Tensor, blocks: Sequence[int]) -> None:
+    """Fill these blocks with zeros."""
+    cache.index_fill_(3, put(blocks, cache.device), 0)
 
 
-def save_pages(cache: Tensor, pages: Sequence[int]) -> Tensor:
-    """Copy these pages into a new tensor in host memory."""
-    found = cache.index_select(3, put(pages, cache.device))
+def save_blocks(cache: Tensor, blocks: Sequence[int]) -> Tensor:
+    """Copy these blocks into a new tensor in host memory."""
+    found = cache.index_select(3, put(blocks, cache.device))
     if found.device.type == "cpu":
         return found
-    # Pinned, so that the copy runs beside the next steps. Later writes to the pages, and their
+    # Pinned, so that the copy runs beside the next steps. Later writes to the blocks, and their
     # restoring, are on the same stream, so they come after it.
     saved = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     return saved.copy_(found, non_blocking=True)
 
 
-def restore_pages(cache: Tensor, saved: Tensor, pairs: Pairs) -> None:
-    """Copy page source of `saved` to page target of the cache for each (source, target)."""
+def restore_blocks(cache: Tensor, saved: Tensor, pairs: Pairs) -> None:
+    """Copy block source of `saved` to block target of the cache for each (source, target)."""
     sources, targets = zip(*pairs, strict=True)
     # Copied as a whole, in the order of the stream: the host may not have all of it yet.
     found = saved.to(cache.device, non_blocking=True).index_select(3, put(sources, cache.device))

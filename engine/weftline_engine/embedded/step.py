@@ -33,7 +33,7 @@ REPEATS = 3  # the quickest counts, because noise only adds
 PROMPT_ROWS = 64  # of the step that tells what a row costs
 
 
-def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> StepInput:
+def step_input(plan: StepPlan, block_size: int, *, min_blocks_saved: int) -> StepInput:
     """Pack the chunks of a plan. `rows_R` are the rows of those that sample: the last one without
     its drafts, and those of the drafts."""
     counts = np.array([chunk.rows for chunk in plan.chunks])
@@ -48,10 +48,10 @@ def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> Step
     )
     starts = np.array([chunk.start for chunk in plan.chunks])
     positions = np.arange(len(tokens)) + np.repeat(starts - firsts, counts)
-    pages = np.concatenate(
+    blocks = np.concatenate(
         [
             np.asarray(chunk.blocks, np.int64)[
-                np.arange(chunk.start, chunk.start + chunk.rows) // page_size
+                np.arange(chunk.start, chunk.start + chunk.rows) // block_size
             ]
             for chunk in plan.chunks
         ]
@@ -64,9 +64,9 @@ def step_input(plan: StepPlan, page_size: int, *, min_blocks_saved: int) -> Step
     return StepInput(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
-        torch.from_numpy(pages * page_size + positions % page_size),
+        torch.from_numpy(blocks * block_size + positions % block_size),
         torch.from_numpy(np.repeat(firsts + counts - wanted, wanted) + _numbers(wanted)),
-        build(parts, page_size, min_blocks_saved=min_blocks_saved),
+        build(parts, block_size, min_blocks_saved=min_blocks_saved),
     )
 
 
@@ -76,20 +76,20 @@ def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @torch.inference_mode()
-def step_cost(decoder: Model, page_size: int) -> StepCost:
+def step_cost(decoder: Model, block_size: int) -> StepCost:
     """What a row of a prompt costs here, in 0.3 s for SmolLM2-135M on two cores with AVX2.
 
     A slow model is measured once instead of twice.
     """
     rows = min(PROMPT_ROWS, decoder.config.context_limit)
-    pages = tuple(range(-(-rows // page_size)))
-    cache = decoder.new_cache(len(pages), page_size)
+    blocks = tuple(range(-(-rows // block_size)))
+    cache = decoder.new_cache(len(blocks), block_size)
 
     def seconds(count: int) -> float:
         op = Op(id="cost", kind=Kind.FILL, context="cost")
         sequence = Sequence(op, 0, tokens=[0] * count)
-        chunks = (Chunk(sequence, 0, count, pages, samples=True),)
-        return _seconds(decoder, cache, page_size, chunks)
+        chunks = (Chunk(sequence, 0, count, blocks, samples=True),)
+        return _seconds(decoder, cache, block_size, chunks)
 
     seconds(1)  # brings the weights into memory
     one, many = min(seconds(1), seconds(1)), seconds(rows)
@@ -105,7 +105,7 @@ def step_profile(
     """Pairs of tokens in flight and seconds of a step, ascending in both.
 
     The keys and values are whatever the pool holds: only the time matters. The steps write into
-    free pages, and leave finite numbers there.
+    free blocks, and leave finite numbers there.
     """
     length = min(TOKENS, config.blocks * config.block_size, decoder.config.context_limit)
     blocks = -(-length // config.block_size)
@@ -159,23 +159,23 @@ def step_costs(
 
 
 def _decoding(number: int, length: int, blocks: int, drafts: int = 0) -> Chunk:
-    """The last token of a sequence whose pages are its own, and drafts in the place of its end."""
+    """The last token of a sequence whose blocks are its own, and drafts in the place of its end."""
     op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
     sequence = Sequence(op, number, tokens=[0] * length)
-    pages = tuple(range(number * blocks, (number + 1) * blocks))
+    table = tuple(range(number * blocks, (number + 1) * blocks))
     stop = length - drafts
-    return Chunk(sequence, stop - 1, stop, pages, samples=True, drafts=(0,) * drafts)
+    return Chunk(sequence, stop - 1, stop, table, samples=True, drafts=(0,) * drafts)
 
 
 def _seconds(
     decoder: Model,
     cache: Tensor,
-    page_size: int,
+    block_size: int,
     chunks: tuple[Chunk, ...],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     began = clock()
     least = decoder.min_blocks_saved
-    step = step_input(StepPlan(chunks), page_size, min_blocks_saved=least)
+    step = step_input(StepPlan(chunks), block_size, min_blocks_saved=least)
     decoder.forward(step, cache)[0, 0].item()  # waits for the device
     return clock() - began

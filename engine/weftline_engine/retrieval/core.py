@@ -216,7 +216,7 @@ class ItemsCore:
         return form(fitting, self._slots)
 
     def _compute(self, shares: list[Share]) -> None:
-        """Compute a batch; equal items of a tenant once, and those with a known result not at all."""
+        """Compute a batch. Equal items of a tenant are computed once, known ones not at all."""
         now = self._now()
         kind = self._live[shares[0].op].op.kind
         pure = kind in self._backend.pure

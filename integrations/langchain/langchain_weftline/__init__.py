@@ -5,12 +5,14 @@ model         its description, options, tools, connections, patience and errors
 trace         which template, values and earlier answers made each prompt
 lower         a chain as calls of the server
 run           compile_chain, accelerate and explain
+early         EarlyTools: tools start while the model still writes
 retrieval     embeddings, a vector store and a reranker that the server runs
 """
 
 from __future__ import annotations
 
 from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.early.tools import EarlyTools
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.run.compiled import CompiledChain, compile_chain
@@ -20,6 +22,7 @@ __all__ = [
     "AcceleratedChain",
     "ChatWeftline",
     "CompiledChain",
+    "EarlyTools",
     "Explanation",
     "WeftlineEmbeddings",
     "WeftlineRerank",

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, closing
 from typing import Any, Self, cast
 from urllib.request import getproxies
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import (
@@ -19,15 +27,19 @@ from langchain_core.runnables import (
     RunnableParallel,
     RunnableSequence,
 )
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
+from langchain_weftline.early.answers import StreamedAnswer, is_chunked, see_chunk, streamed_answer
+from langchain_weftline.early.tools import EarlyTools
 from langchain_weftline.model.described import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sending import Sending, keep_pieces, sending
 from langchain_weftline.model.transport import async_client
 from langchain_weftline.run.ahead import take
 from langchain_weftline.trace.provenance import listen
+from weftline.adapters.early import EarlyTurn, early_turn
 from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
 from weftline.adapters.sessions import OURS
 
@@ -89,6 +101,9 @@ class ChatWeftline(DescribedChat):
 
     It is off by default where WEFTLINE_PROVENANCE is 0.
     """
+
+    early_tools: EarlyTools | None = Field(default=None, exclude=True)
+    """Starts tools while the model still writes. For graphs of your own with a ToolNode."""
 
     @field_validator("openai_api_base")
     @classmethod
@@ -152,6 +167,20 @@ class ChatWeftline(DescribedChat):
             return RunnableSequence(RunnableParallel(raw=raw.bind(response_format=form)), *rest)
         return RunnableSequence(model.bind(response_format=form), *rest)
 
+    def bind_tools(
+        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Bind tools. Those that `early_tools` finds eligible may start before the answer ends."""
+        if self.early_tools is not None:
+            self.early_tools.learn(tools)
+        return super().bind_tools(tools, **kwargs)
+
+    def _turn(self) -> EarlyTurn[Any] | None:
+        """The tools that may start during a model call; None if none may."""
+        if self.early_tools is not None:
+            return self.early_tools.turn()
+        return early_turn()
+
     def _sending(
         self,
         messages: list[BaseMessage],
@@ -180,7 +209,14 @@ class ChatWeftline(DescribedChat):
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
-            result = super()._generate(messages, stop, run_manager, **kwargs)
+            result = None
+            if (turn := self._turn()) is not None and is_chunked(self, kwargs):
+                with streamed_answer(turn, retried=self.max_retries != 0) as said:
+                    for _ in super()._stream(messages, stop, stream_usage=True, **kwargs):
+                        pass
+                    result = self._create_chat_result(said.completion())
+            if result is None:
+                result = super()._generate(messages, stop, run_manager, **kwargs)
             sent.take_result(result)
         return result
 
@@ -196,7 +232,14 @@ class ChatWeftline(DescribedChat):
             return self._create_chat_result(answer)
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
-            result = await super()._agenerate(messages, stop, run_manager, **kwargs)
+            result = None
+            if (turn := self._turn()) is not None and is_chunked(self, kwargs):
+                with streamed_answer(turn, retried=self.max_retries != 0) as said:
+                    async for _ in super()._astream(messages, stop, stream_usage=True, **kwargs):
+                        pass
+                    result = self._create_chat_result(said.completion())
+            if result is None:
+                result = await super()._agenerate(messages, stop, run_manager, **kwargs)
             sent.take_result(result)
         return result
 
@@ -218,10 +261,12 @@ class ChatWeftline(DescribedChat):
             return
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
+            turn = self._turn()
             made = super()._stream(messages, stop, run_manager, **kwargs)
             with closing(cast(Generator[ChatGenerationChunk], made)) as chunks:
                 for chunk in chunks:
                     sent.take_chunk(chunk)
+                    see_chunk(turn, chunk)
                     yield chunk
             sent.finish()
 
@@ -245,10 +290,12 @@ class ChatWeftline(DescribedChat):
                 return
         with self._sending(messages, run_manager) as sent:
             sent.join(kwargs, self.extra_body)
+            turn = self._turn()
             made = super()._astream(messages, stop, run_manager, **kwargs)
             async with aclosing(cast(AsyncGenerator[ChatGenerationChunk], made)) as chunks:
                 async for chunk in chunks:
                     sent.take_chunk(chunk)
+                    see_chunk(turn, chunk)
                     yield chunk
             sent.finish()
 
@@ -279,6 +326,7 @@ class ChatWeftline(DescribedChat):
         default_chunk_class: type,
         base_generation_info: dict[str, Any] | None,
     ) -> ChatGenerationChunk | None:
+        StreamedAnswer.hear(chunk)
         generation = super()._convert_chunk_to_generation_chunk(
             chunk, default_chunk_class, base_generation_info
         )

@@ -1,12 +1,12 @@
-/* Attention of work items over pages of the KV cache, and the merge of their partial results. */
+/* Attention of work items over blocks of the KV cache, and the merge of their partial results. */
 #pragma once
 
 #include "step.h"
 
 #define SCORES 128  /* tokens whose scores are computed before their values are added */
-#define MOST_ROWS 384 /* rows that share a block; their queries take at most 400 KB of stack */
+#define MOST_ROWS 384 /* rows that share a span; their queries take at most 400 KB of stack */
 #define QUERIES TILE /* rows (query x head of a group) that are computed at once */
-/* Whether so few rows wait for memory. Pages lie apart, so the processor does not foresee the next
+/* Whether so few rows wait for memory. Blocks lie apart, so the processor does not foresee the next
  * one: half the time of a decode step's attention was spent on the first access to values. */
 #define FETCHES(rows) (LANES == 8 && (rows) <= 4)
 
@@ -27,29 +27,29 @@ INLINE void score(const act *laid, const int rows, const u16 *left, const u16 *r
     for (int64_t i = 0; i < size; i += 2, laid += 2 * rows) {
         const act *at[QUERIES];
         if (FETCHES(rows)) {
-            __builtin_prefetch(key + i * PAGE);
-            __builtin_prefetch(value + i * PAGE);
+            __builtin_prefetch(key + i * BLOCK);
+            __builtin_prefetch(value + i * BLOCK);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = laid + 2 * r;
-        pairs(totals, rows, 2, at, left + i * PAGE, right + i * PAGE);
+        pairs(totals, rows, 2, at, left + i * BLOCK, right + i * BLOCK);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) sums[r][0] = totals[r][0], sums[r][1] = totals[r][1];
 }
 
-/* Adds weights times values of a block to n vectors of out[r], from component `at` on. */
+/* Adds weights times values of a span to n vectors of out[r], from component `at` on. */
 INLINE void weigh(float *const out[], const int rows, const int n, const act *weights,
-                  const u16 *const page[], int64_t size, int64_t at, int tokens) {
+                  const u16 *const block[], int64_t size, int64_t at, int tokens) {
     vec totals[QUERIES][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < n; v++) totals[r][v] = load(out[r] + at + v * LANES);
-    for (int begin = 0; begin < tokens; begin += PAGE) {
-        const u16 *values = page[begin / PAGE] + value_at(0, at, size);
+    for (int begin = 0; begin < tokens; begin += BLOCK) {
+        const u16 *values = block[begin / BLOCK] + value_at(0, at, size);
         const act *first = weights + begin;
-        const act *end = first + (tokens - begin < PAGE ? tokens - begin : PAGE);
+        const act *end = first + (tokens - begin < BLOCK ? tokens - begin : BLOCK);
         for (; first < end; first += 2, values += 2 * size) { /* weights after the last are 0 */
             const act *of[QUERIES];
 #pragma GCC unroll 16
@@ -78,7 +78,7 @@ INLINE void soften(float *row, act *weights, int tokens, int own, float *out, fl
         total += p;
         put_act(weights + t, p);
     }
-    if (high != *top) { /* rare after the first blocks */
+    if (high != *top) { /* rare after the first spans */
         float keep = expf(*top - high);
         *weight *= keep;
         for (int64_t i = 0; i < size; i += LANES) store(out + i, load(out + i) * keep);
@@ -94,45 +94,45 @@ typedef struct {
     int32_t seen[QUERIES], most;
 } Rows;
 
-/* Up to SCORES tokens of an item: their pages, and the number of the first token. */
+/* Up to SCORES tokens of an item: their KV blocks, and the number of the first token. */
 typedef struct {
-    const u16 *key[SCORES / PAGE], *value[SCORES / PAGE];
+    const u16 *key[SCORES / BLOCK], *value[SCORES / BLOCK];
     int32_t begin;
-} Block;
+} Span;
 
-/* Computes the attention of a batch of rows to a block. */
-INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, const Block *block,
+/* Computes the attention of a batch of rows to a span. */
+INLINE void attend_rows(const Rows *batch, const int rows, const act *laid, const Span *span,
                         int32_t tokens, int64_t size) {
     float scores[QUERIES * SCORES], scale = 1.0f / sqrtf((float)size);
     act weights[QUERIES * SCORES];
     for (int t = 0; t < tokens; t += 2 * LANES) {
         vec sums[QUERIES][2];
-        const u16 *left = block->key[t / PAGE] + 2 * (t % PAGE), *right = left;
-        if (LANES < PAGE) right = left + 2 * LANES;
-        else if (t + LANES < tokens) right = block->key[t / PAGE + 1];
-        const u16 *next = block->key[(t + PAGE < tokens ? t + PAGE : t) / PAGE];
-        score(laid, rows, left, right, next, block->value[t / PAGE], size, sums);
+        const u16 *left = span->key[t / BLOCK] + 2 * (t % BLOCK), *right = left;
+        if (LANES < BLOCK) right = left + 2 * LANES;
+        else if (t + LANES < tokens) right = span->key[t / BLOCK + 1];
+        const u16 *next = span->key[(t + BLOCK < tokens ? t + BLOCK : t) / BLOCK];
+        score(laid, rows, left, right, next, span->value[t / BLOCK], size, sums);
         for (int r = 0; r < rows; r++) {
             store(scores + r * SCORES + t, sums[r][0] * scale);
             store(scores + r * SCORES + t + LANES, sums[r][1] * scale);
         }
     }
     for (int r = 0; r < rows; r++) {
-        int32_t own = batch->seen[r] - block->begin;
+        int32_t own = batch->seen[r] - span->begin;
         own = own < 0 ? 0 : own < tokens ? own : tokens;
         soften(scores + r * SCORES, weights + r * SCORES, tokens, own, batch->out[r],
                batch->top[r], batch->weight[r], size);
     }
     int64_t i = 0;
     for (; i + 2 * LANES <= size; i += 2 * LANES)
-        weigh(batch->out, rows, 2, weights, block->value, size, i, tokens);
-    if (i < size) weigh(batch->out, rows, 1, weights, block->value, size, i, tokens);
+        weigh(batch->out, rows, 2, weights, span->value, size, i, tokens);
+    if (i < size) weigh(batch->out, rows, 1, weights, span->value, size, i, tokens);
 }
 
 /* A copy of the code for each number of rows, so that the sums stay in registers. */
 #define OF(n) static __attribute__((noinline)) void \
-    attend##n(const Rows *rows, const act *laid, const Block *block, int32_t tokens, \
-              int64_t size) { attend_rows(rows, n, laid, block, tokens, size); }
+    attend##n(const Rows *rows, const act *laid, const Span *span, int32_t tokens, \
+              int64_t size) { attend_rows(rows, n, laid, span, tokens, size); }
 OF(1) OF(3)
 #if TILE > 3
 OF(4) OF(6)
@@ -166,8 +166,8 @@ static void find_rows(const Model *m, const Step *s, const Item *item, int64_t k
     }
 }
 
-/* Computes `count` rows of an item, from `from` on, for one KV head. It goes block by block, so a
- * block stays in the processor's cache for all rows. */
+/* Computes `count` rows of an item, from `from` on, for one KV head. It goes span by span, so a
+ * span stays in the processor's cache for all rows. */
 static void attend_some(const Model *m, const Step *s, const Item *item, int64_t kv, int64_t from,
                         int64_t count, const u16 *keys, const u16 *values) {
     int64_t size = m->head_size;
@@ -184,11 +184,11 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
         }
     }
     for (int32_t begin = 0; begin < item->length; begin += SCORES) {
-        Block block = {.begin = begin};
-        for (int32_t t = begin; t < item->length && t < begin + SCORES; t += PAGE) {
-            int64_t at = s->page[item->page_at + t / PAGE] * size * PAGE;
-            block.key[(t - begin) / PAGE] = keys + at;
-            block.value[(t - begin) / PAGE] = values + at;
+        Span span = {.begin = begin};
+        for (int32_t t = begin; t < item->length && t < begin + SCORES; t += BLOCK) {
+            int64_t at = s->block[item->block_at + t / BLOCK] * size * BLOCK;
+            span.key[(t - begin) / BLOCK] = keys + at;
+            span.value[(t - begin) / BLOCK] = values + at;
         }
         for (int64_t first = 0; first < count; first += batch_of(count - first)) {
             int some = batch_of(count - first);
@@ -196,7 +196,7 @@ static void attend_some(const Model *m, const Step *s, const Item *item, int64_t
             int32_t tokens = rows.most - begin < SCORES ? rows.most - begin : SCORES;
             if (tokens <= 0) continue;
             switch (some) {
-#define BATCH(n) case n: attend##n(&rows, laid + first * size, &block, tokens, size); break;
+#define BATCH(n) case n: attend##n(&rows, laid + first * size, &span, tokens, size); break;
                 BATCH(1) BATCH(3)
 #if TILE > 3
                 BATCH(4) BATCH(6)
@@ -249,7 +249,7 @@ static void merge(const Model *m, const Step *s, int64_t row) {
 
 /* Computes the attention of a step to one layer's keys and values. */
 INLINE void attend_all(const Model *m, const Step *s, const u16 *keys, const u16 *values) {
-    int64_t head = s->pages * m->head_size * PAGE;
+    int64_t head = s->blocks * m->head_size * BLOCK;
 #pragma omp for collapse(2) schedule(dynamic, 1)
     for (int64_t i = 0; i < s->items; i++)
         for (int64_t k = 0; k < m->kv_heads; k++)

@@ -1,7 +1,7 @@
 /* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
  *
  * Weights are bfloat16 in panels of columns. The residual stream is float32, the KV cache
- * bfloat16. A page is a KV block of 16 tokens. Keys are stored transposed in their page: a vector
+ * bfloat16. A KV block has 16 tokens. Keys are stored transposed in their block: a vector
  * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
  * compiles the same source for AVX-512, AVX2 and NEON. A few steps use intrinsics.
  *

@@ -43,14 +43,14 @@ static void place(const Model *m, const Layer *layer, const Step *s, int64_t tok
     float *head = s->qkv + token * wide;
     for (int64_t n = 0; n < m->heads; n++, head += size)
         turn(head, layer->q_norm, cosine, sine, size, m->eps);
-    int64_t page = s->slots[token] / PAGE, row = s->slots[token] % PAGE;
+    int64_t block = s->slots[token] / BLOCK, row = s->slots[token] % BLOCK;
     for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
         turn(head, layer->k_norm, cosine, sine, size, m->eps);
-        u16 *to = keys + (k * s->pages + page) * size * PAGE;
+        u16 *to = keys + (k * s->blocks + block) * size * BLOCK;
         for (int64_t i = 0; i < size; i++) to[key_at(row, i)] = narrow(head[i]);
     }
     for (int64_t k = 0; k < m->kv_heads; k++, head += size) {
-        u16 *to = values + (k * s->pages + page) * size * PAGE;
+        u16 *to = values + (k * s->blocks + block) * size * BLOCK;
         for (int64_t i = 0; i < size; i++) to[value_at(row, i, size)] = narrow(head[i]);
     }
 }

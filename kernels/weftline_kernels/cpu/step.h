@@ -3,7 +3,7 @@
 
 #include "product.h"
 
-#define PAGE 16
+#define BLOCK 16 /* tokens of a KV block */
 #define MOST_SIZE 256 /* largest head size */
 
 typedef struct {
@@ -21,28 +21,28 @@ typedef struct {
     const Layer *layer;
 } Model;
 
-/* An item's pages begin at page[page_at], its queries at query[query_at] and visible[query_at]. */
-typedef struct { int32_t page_at, length, query_at, queries; } Item;
+/* An item's blocks begin at block[block_at], its queries at query[query_at] and visible[query_at]. */
+typedef struct { int32_t block_at, length, query_at, queries; } Item;
 
 typedef struct {
     int32_t tokens, rows, items, threads;
-    int64_t pages; /* pages of the pool */
+    int64_t blocks; /* KV blocks of the pool */
     const int64_t *ids, *slots, *wanted;
     const float *cosine, *sine; /* T x H / 2 */
     const Item *item;
-    const int32_t *page, *query, *visible;
+    const int32_t *block, *query, *visible;
     const int32_t *part_at, *part; /* query slots of each row */
-    u16 *cache;                    /* L x 2 x K x pages x (H * 16) */
+    u16 *cache;                    /* L x 2 x K x blocks x (H * 16) */
     float *x, *qkv;                 /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row per query slot */
     float *logits;
 } Step;
 
-/* The layout of a page fits `pairs`, which multiplies words of two numbers. A word of keys holds two
+/* The layout of a block fits `pairs`, which multiplies words of two numbers. A word of keys holds two
  * components of a token, and the words of 16 tokens are adjacent. A word of values holds a component
  * of two tokens, and the words of all components are adjacent. */
-INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * PAGE + token * 2 + i % 2; }
+INLINE int64_t key_at(int64_t token, int64_t i) { return i / 2 * 2 * BLOCK + token * 2 + i % 2; }
 
 INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
     return token / 2 * 2 * size + i * 2 + token % 2;
@@ -50,9 +50,9 @@ INLINE int64_t value_at(int64_t token, int64_t i, int64_t size) {
 
 /* The keys of a layer, of all heads. */
 INLINE u16 *keys_of(const Model *m, const Step *s, int64_t layer) {
-    return s->cache + 2 * layer * m->kv_heads * s->pages * m->head_size * PAGE;
+    return s->cache + 2 * layer * m->kv_heads * s->blocks * m->head_size * BLOCK;
 }
 
 INLINE u16 *values_of(const Model *m, const Step *s, int64_t layer) {
-    return keys_of(m, s, layer) + m->kv_heads * s->pages * m->head_size * PAGE;
+    return keys_of(m, s, layer) + m->kv_heads * s->blocks * m->head_size * BLOCK;
 }

@@ -27,7 +27,7 @@ from weftline_server.commands import cluster, engines, retrieval
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
-from weftline_server.commands.settings import LEVELS, Settings, load
+from weftline_server.commands.settings import LEVELS, Settings, key_of, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
@@ -77,10 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, help="port to listen on; 0 takes a free one (default: 8600)"
     )
-    parser.add_argument(
-        "--api-key",
-        help="key that every client must send (default: WEFTLINE_API_KEY, else none)",
-    )
+    _add_session_arguments(parser)
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",
@@ -104,6 +101,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_arguments(parser)
 
 
+def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the key that every client must send (default: the key in "
+        "WEFTLINE_API_KEY, else none)",
+    )
+    parser.add_argument(
+        "--keep-closed",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that a closed session can still be looked at; 0 is not at all (default: 900)",
+    )
+
+
 def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", choices=LEVELS, help="least severe level to log (default: warning)"
@@ -124,7 +137,7 @@ def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Return 1 if an engine does not start."""
-    api_key = args.api_key or os.environ.get("WEFTLINE_API_KEY")
+    api_key = key_of(args.api_key_file) or os.environ.get("WEFTLINE_API_KEY")
     flags = {
         "host": args.host,
         "port": args.port,
@@ -135,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         "log_level": args.log_level,
         "log_format": args.log_format,
         "drain_s": args.drain_s,
+        "registry.closed.keep_s": args.keep_closed,
     }
     settings = load(args.config, flags)
     configure(LogFormat(settings.process.log_format), settings.process.log_level)

@@ -1,6 +1,6 @@
 """The HTTP server of `weftline serve`: it prints when it is ready, and drains before it ends.
 
-The first SIGTERM or SIGINT starts the drain: `GET /health/ready` answers 503, new work is refused,
+The first SIGTERM or SIGINT starts the drain: `GET /health/ready` responds 503, new work is refused,
 and running calls may finish. Then connections are closed. A second signal ends the server at once.
 """
 

@@ -52,13 +52,17 @@ class Settings:
 def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     """Return the file's settings, with `flags` taking precedence. A flag of None was not given.
 
-    Raises InvalidRequest for a file that cannot be read, an unknown name or a wrong type.
+    A flag may be a setting of a table: its name is then the path, with dots. Raises InvalidRequest
+    for a file that cannot be read, an unknown name or a wrong type.
     """
     tables = {} if path is None else _read(path)
     engines = _listed(tables, "engine")
     retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
     keys = tables.pop("keys", {})
-    given = tables | {name: value for name, value in flags.items() if value is not None}
+    given = dict(tables)
+    for name, value in flags.items():
+        if value is not None:
+            _put(given, name, value)
     if keys and "keys" not in given:
         given["keys"] = _keys(keys)
     of_process = {one.name for one in dataclasses.fields(Process)}
@@ -66,6 +70,36 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     server = {name: value for name, value in given.items() if name not in of_process}
     made = make(ServerConfig, server, "", {*of_process, "engine", *RETRIEVAL})
     return Settings(made, make(Process, process, ""), engines, retrieval)
+
+
+def key_of(path: Path | None) -> str | None:
+    """The API key in a file. Raises InvalidRequest if it holds none, or more than a key."""
+    if path is None:
+        return None
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}", param="api_key_file") from error
+    if len(words) != 1:
+        raise InvalidRequest(
+            f"{path} must hold one key and nothing else; several tenants have their keys in the "
+            "[keys] table of --config",
+            param="api_key_file",
+        )
+    return words[0]
+
+
+def _put(tables: dict[str, Any], path: str, value: Any) -> None:
+    """Set one setting; `path` names its tables, which stay as they are otherwise."""
+    name, _, rest = path.partition(".")
+    if not rest:
+        tables[name] = value
+        return
+    inner = tables.get(name, {})
+    if not isinstance(inner, dict):
+        raise InvalidRequest(f"{name} is a table", param=name)
+    tables[name] = dict(inner)
+    _put(tables[name], rest, value)
 
 
 def _listed(tables: dict[str, Any], kind: str) -> tuple[Mapping[str, Any], ...]:

@@ -1,4 +1,4 @@
-"""`weftline trace SESSION`: shows a session's timeline as text and SVG, or its events."""
+"""`weftline trace`: shows a session's timeline as text and SVG, or its events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 
 from weftline import Client, timeline
 from weftline.client import Session
+from weftline.errors import UnknownSession
+from weftline_server.commands.tables import aligned, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("session", metavar="SESSION", help="id of the session")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("session", nargs="?", metavar="SESSION", help="id of the session")
+    which.add_argument("--last", action="store_true", help="the session that was opened last")
     parser.add_argument(
         "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
     )
@@ -28,16 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the session's events, or print its chart, write the picture, and name its file."""
     with Client(args.base_url) as client:
-        session = Session(client, args.session)
+        session = Session(client, last(client) if args.last else args.session)
         if args.events:
             print(table(session.events()))
             return 0
         graph = session.graph()
     print(timeline.text(graph))
-    picture = args.output or Path(f"{args.session}.svg")
-    picture.write_text(timeline.svg({args.session: graph}))
+    picture = args.output or Path(f"{session.id}.svg")
+    picture.write_text(timeline.svg({session.id: graph}))
     print(f"picture: {picture}")
     return 0
+
+
+def last(client: Client) -> str:
+    """The id of the session that was opened last. Raises UnknownSession if there is none."""
+    for row in client.sessions(limit=1):
+        return str(row["session_id"])
+    raise UnknownSession("the server has no session: run a program first, or give a session's id")
 
 
 def table(events: Sequence[dict[str, Any]]) -> str:
@@ -51,20 +62,9 @@ def table(events: Sequence[dict[str, Any]]) -> str:
             str(event["n"]),
             f"{event['t']:.3f}",
             str(event["event"]),
-            _printable(event["about"]),
-            _printable(event["text"]),
+            printable(event["about"]),
+            printable(event["text"]),
         )
         for event in events
     ]
-    rows.insert(0, ("n", "seconds", "event", "about", "text"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for number, seconds, event, about, text in rows:
-        left = f"{number:>{widths[0]}}  {seconds:>{widths[1]}}"
-        lines.append(f"{left}  {event:<{widths[2]}}  {about:<{widths[3]}}  {text}".rstrip())
-    return "\n".join(lines)
-
-
-def _printable(text: str) -> str:
-    """`text` with every control character escaped: a model's text must not steer the terminal."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return aligned(("n", "seconds", "event", "about", "text"), rows, right=("n", "seconds"))

@@ -1,1 +1,1 @@
-"""The HTTP routes: they read requests, call the runtime's service, and write answers or events."""
+"""The HTTP routes: they read requests, call the runtime's service, and send responses or events."""

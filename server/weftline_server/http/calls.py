@@ -47,19 +47,19 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
     close, leaves = body.close or named is None, body.open
     try:
-        answer = _submitted(session, await service.submit(session, body))
+        response = _submitted(session, await service.submit(session, body))
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
-                session.watch.check(variable, wait=False)
+                session.watch.check(variable, wait=body.wait)
             close = leaves = False
-            return EventStream(sse_or_error(_whole_run(service, runs, session, body, answer)))
+            return EventStream(sse_or_error(_whole_run(service, runs, session, body, response)))
         if body.get:
-            answer["values"] = await or_disconnect(request, _values(service, session, body.get))
+            response["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
-            answer["graph"] = graph_view(session, service.engines)
+            response["graph"] = graph_view(session, service.engines)
         close = body.close
-        runs.answered(session)
-        return JSONResponse(answer)
+        runs.responded(session)
+        return JSONResponse(response)
     finally:
         if leaves:
             runs.leave(session)
@@ -68,14 +68,14 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
 
 
 async def _whole_run(
-    service: Service, runs: Runs, session: Session, body: Submit, answer: dict[str, Any]
+    service: Service, runs: Runs, session: Session, body: Submit, response: dict[str, Any]
 ) -> AsyncGenerator[bytes, None]:
     """A `submitted` event, the events of the stream or the watch, and the graph if asked for."""
     try:
-        yield sse("submitted", answer)
-        runs.answered(session)
+        yield sse("submitted", response)
+        runs.responded(session)
         if body.stream is None:
-            events = _watch(service, session, body.watch, parts=body.parts)
+            events = _watch(service, session, body)
         else:
             get = Get(session_id=session.id, semantic_var_id=body.stream)
             events = _events(service, session, get, offset=0)
@@ -171,10 +171,8 @@ async def _events(
     yield sse("value", {"value": variable.value}, id=str(end))
 
 
-async def _watch(
-    service: Service, session: Session, variables: Sequence[str], *, parts: bool
-) -> AsyncGenerator[bytes, None]:
-    """One `value` or `failed` event for each of `variables`; with `parts` also its text in parts.
+async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
+    """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
 
     A failed variable leaves the others alone. The stream ends with the last variable; closing it
     earlier counts as a reader that leaves each variable that is not ready.
@@ -183,18 +181,18 @@ async def _watch(
 
     async def follow(variable: str) -> None:
         try:
-            if parts:
-                async for chunk in service.stream(session, variable):
+            if body.parts:
+                async for chunk in service.stream(session, variable, wait=body.wait):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
                     await events.put((sse("part", text), False))
             else:
-                await service.get(session, variable)
+                await service.get(session, variable, wait=body.wait)
             last = sse("value", value_view(session, variable))
         except WeftlineError as error:
             last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
         await events.put((last, True))
 
-    followers = [asyncio.create_task(follow(variable)) for variable in variables]
+    followers = [asyncio.create_task(follow(variable)) for variable in body.watch]
     left = len(followers)
     try:
         while left:

@@ -1,7 +1,7 @@
 """A response of server-sent events, which pings while it is idle and ends when its reader leaves.
 
 It does not use sse-starlette, whose task group, lock and cancel scope took a third of the time that
-the server spends on an event of a streamed answer.
+the server spends on an event of a streamed response.
 """
 
 from __future__ import annotations

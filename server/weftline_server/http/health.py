@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from weftline_server.http.state import ServiceDep, Tenant, state_of
 from weftline_server.observe import engine_metrics
-from weftline_server.schedule.engines.slot import EngineState
+from weftline_server.schedule.engines.member import EngineState
 
 router = APIRouter(tags=["health"])
 

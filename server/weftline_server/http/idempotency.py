@@ -1,8 +1,8 @@
 """Idempotency keys: a request that is repeated with the same key and body is done only once.
 
-Every repetition gets the first request's answer, even while the first still runs. Of a stream it
+Every repetition gets the first request's response, even while the first still runs. Of a stream it
 gets the part that was sent, and the rest as it is generated. This is ASGI middleware because it
-must see the whole answer. `answers` decides which answers are kept.
+must see the whole response. `responses` decides which responses are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from weftline.errors import InvalidRequest, KeyReused, WeftlineError
-from weftline_server.http.answers import Answers, AnswersConfig, Entry
+from weftline_server.http.responses import Entry, Responses, ResponsesConfig
 from weftline_server.http.state import tenant_of
 from weftline_server.http.wire import disconnect, error_response
 
@@ -29,11 +29,11 @@ MAX_KEY_CHARS = 255
 class Idempotency:
     """Answers repeated requests of every tenant; requests without a key pass through."""
 
-    def __init__(self, app: ASGIApp, config: AnswersConfig, max_body: int) -> None:
+    def __init__(self, app: ASGIApp, config: ResponsesConfig, max_body: int) -> None:
         self._app = app
         self._config = config
         self._max_body = max_body
-        self._tenants: dict[str, Answers] = {}
+        self._tenants: dict[str, Responses] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = _key(scope)
@@ -56,28 +56,28 @@ class Idempotency:
         if body is None:  # it is too large or was cut off, which the route reports
             await self._app(scope, _after(messages, receive), send)
             return
-        answers = self._tenants.setdefault(tenant, Answers(self._config))
+        responses = self._tenants.setdefault(tenant, Responses(self._config))
         digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
         while True:
-            entry = answers.find(key, digest, time.monotonic())
+            entry = responses.find(key, digest, time.monotonic())
             if entry is None:
-                entry = answers.begin(key, digest, time.monotonic())
-                await self._first(answers, key, entry, scope, _after(messages, receive), send)
+                entry = responses.begin(key, digest, time.monotonic())
+                await self._first(responses, key, entry, scope, _after(messages, receive), send)
                 return
             if await _repeat(key, entry, receive, send):
                 return
 
     async def _first(
         self,
-        answers: Answers,
+        responses: Responses,
         key: str,
         entry: Entry,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the request to its end, as long as any client waits for its answer."""
-        answer = entry.answer
+        """Run the request to its end, as long as any client waits for its response."""
+        response = entry.response
         abandoned = False
 
         async def until_abandoned() -> Message:
@@ -91,15 +91,15 @@ class Idempotency:
 
         async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answer.begin(message["status"], _headers(message))
+                response.begin(message["status"], _headers(message))
             else:
-                answer.add(message.get("body", b""), last=not message.get("more_body", False))
+                response.add(message.get("body", b""), last=not message.get("more_body", False))
             await send(message)
 
         try:
             await self._app(scope, until_abandoned, recorded)
         finally:
-            answers.end(key, abandoned=abandoned)
+            responses.end(key, abandoned=abandoned)
 
 
 def _key(scope: Scope) -> str | None:
@@ -139,7 +139,7 @@ def _after(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _repeat(key: str, entry: Entry, receive: Receive, send: Send) -> bool:
-    """Send the first request's answer to a repetition; False if that answer was not kept."""
+    """Send the first request's response to a repetition; False if that response was not kept."""
     entry.count(+1)
     sending = asyncio.create_task(_follow(key, entry, send))
     left = asyncio.create_task(disconnect(receive))
@@ -154,34 +154,34 @@ async def _repeat(key: str, entry: Entry, receive: Receive, send: Send) -> bool:
 
 
 async def _follow(key: str, entry: Entry, send: Send) -> bool:
-    """Send the first request's answer, a stream while it is generated; False if it was not kept."""
-    answer = entry.answer
-    while not (entry.ended or answer.streams):
-        await answer.grown()
+    """Send the first response, a stream while it is generated; False if it was not kept."""
+    response = entry.response
+    while not (entry.ended or response.streams):
+        await response.grown()
     if entry.ended and not entry.kept:
         return False
-    if answer.body is None:
+    if response.body is None:
         raise KeyReused(
-            f"the answer to Idempotency-Key {key[:64]!r} was sent, but was too large to be kept: "
+            f"the response to Idempotency-Key {key[:64]!r} was sent, but was too large to be kept: "
             "use a new key",
             param="Idempotency-Key",
         )
-    headers = [*answer.headers, (b"idempotency-replayed", b"true")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    headers = [*response.headers, (b"idempotency-replayed", b"true")]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
     sent, ends = 0, False
     while not ends:
         # A stream that was abandoned, or has become too large to keep, breaks off here too.
-        ends = answer.whole or entry.ended or answer.body is None
-        part = bytes((answer.body or b"")[sent:])
+        ends = response.whole or entry.ended or response.body is None
+        part = bytes((response.body or b"")[sent:])
         sent += len(part)
         await send({"type": "http.response.body", "body": part, "more_body": not ends})
-        if not ends and answer.body is not None and sent == len(answer.body):
-            await answer.grown()
+        if not ends and response.body is not None and sent == len(response.body):
+            await response.grown()
     return True
 
 
 async def _abandoned(entry: Entry, grace_s: float) -> None:
-    """Return once no client has waited for the answer for `grace_s` seconds."""
+    """Return once no client has waited for the response for `grace_s` seconds."""
     while True:
         entry.changed.clear()
         if entry.clients > 0:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
+from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.view import graph_view, story_view
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
+lists = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+
+@lists.get("")
+async def list_sessions(
+    service: ServiceDep, tenant: Tenant, limit: Annotated[int, Query(ge=1, le=MOST)] = 100
+) -> dict[str, Any]:
+    """The tenant's open sessions and those closed a short time ago, the last opened first."""
+    found = service.registry.listed(tenant)
+    return {"sessions": await listing(found[:limit]), "total": len(found)}
 
 
 @router.post("", dependencies=[ACCEPTING])
@@ -30,25 +41,25 @@ async def close_session(session_id: str, service: ServiceDep, tenant: Tenant) ->
 @router.get("/{session_id}/graph")
 async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
-    return graph_view(service.find(tenant, session_id), service.engines)
+    return graph_view(service.registry.look(tenant, session_id), service.engines)
 
 
 @router.get("/{session_id}/events")
 async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The newest events of the session, oldest first."""
-    return {"events": story_view(service.find(tenant, session_id))}
+    return {"events": story_view(service.registry.look(tenant, session_id))}
 
 
 @router.put("/{session_id}/variable/{variable}", openapi_extra=schema(SetVariable))
 async def set_variable(
     session_id: str, variable: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
-    """Give a variable its value; calls that waited for it start."""
+    """Give a variable its value, or an error; what waited for it starts, or fails with it."""
     session = service.find(tenant, session_id)
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
-    service.set(session, variable, body.value)
-    return {"semantic_var_id": variable, "status": "ready"}
+    service.set(session, variable, body)
+    return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
 @router.delete("/{session_id}/variable/{variable}")
@@ -76,7 +87,7 @@ async def read_variable(
     session_id: str, variable: str, service: ServiceDep, tenant: Tenant
 ) -> dict[str, Any]:
     """The present state of a variable, without waiting."""
-    session = service.find(tenant, session_id)
+    session = service.registry.look(tenant, session_id)
     found = service.read(session, variable)
     error = None if found.error is None else found.error.to_body()["error"]
     return {

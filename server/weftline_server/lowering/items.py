@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 
 def fed(step: Step, items: Sequence[Any]) -> list[Any]:
-    """What the engine gets of these items of the step's input, up to the first that does not fit."""
+    """What the engine gets of these items of the input, up to the first that does not fit."""
     found: list[Any] = []
     for item in items:
         try:

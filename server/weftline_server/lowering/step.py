@@ -13,7 +13,7 @@ from typing import Any
 
 from weftline import transforms
 from weftline.errors import InvalidRequest
-from weftline.steps import Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
+from weftline.steps import ClientStep, Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
 from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Task
 from weftline_server.session.budget import value_bytes
 
@@ -23,7 +23,7 @@ MAX_ITEMS = 100_000  # of one step
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
 TAKES_ITEMS = frozenset({"embed", "search", "merge", "rerank"})
-LOCAL = frozenset({"merge"})  # kinds that the server computes by itself
+NO_ENGINE = frozenset({"client", "merge"})  # the client or the server computes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def lower_step(step: Step, resource: str, batch: int | None = None) -> Task:
         if source.var is None and source.transforms:
             raise InvalidRequest("transforms go with a variable, not with a value", param=name)
     size = sum(map(value_bytes, constants.values()))
-    if len(constants) == len(sources):
+    if sources and len(constants) == len(sources):
         engine_inputs(step, constants)  # what can be checked is checked before anything runs
-    variables = [one.var for one in sources.values() if one.var is not None]
+    variables = step.variables
     reads = tuple(dict.fromkeys((*variables, *step.after)))
     primitive = Primitive(
         id=f"{id}/0",
@@ -72,7 +72,7 @@ def lower_step(step: Step, resource: str, batch: int | None = None) -> Task:
             for variable in reads
         ),
         writes=(step.out or f"{id}.out",),
-        effects=EFFECTS.get(step.kind, Effects.NONE),
+        effects=_effects(step),
         work=size // CHARS_PER_TOKEN + (GUESSED_WORK if variables else 1),
         body=StepBody(step),
         items=_item_flow(step, batch),
@@ -87,11 +87,18 @@ def lower_step(step: Step, resource: str, batch: int | None = None) -> Task:
     )
 
 
+def _effects(step: Step) -> Effects:
+    """What a repetition would do: a client says it of its own steps."""
+    if isinstance(step, ClientStep):
+        return Effects(step.effects)
+    return EFFECTS.get(step.kind, Effects.NONE)
+
+
 def _item_flow(step: Step, batch: int | None) -> ItemFlow | None:
     """How items pass through a step whose results for them do not depend on each other."""
-    if step.kind in LOCAL:
+    if step.kind in NO_ENGINE:
         batch = 0
-    if step.kind not in TAKES_ITEMS or batch is None:
+    if not isinstance(step, (Embed, Search, Merge, Rerank)) or batch is None:
         return None
     others = {one.var for name, one in step.sources.items() if name != "in"}
     source = step.in_
@@ -100,7 +107,7 @@ def _item_flow(step: Step, batch: int | None) -> ItemFlow | None:
         takes=source.var or "" if takes else "",
         through=source.transforms,
         # The order of reranked items, and what a limit leaves out, is known at the end only.
-        gives=step.kind != "rerank" and getattr(step, "limit", None) is None,
+        gives=not isinstance(step, Rerank) and getattr(step, "limit", None) is None,
         count=len(source.value) if isinstance(source.value, list) else 0,
         batch=batch,
     )
@@ -110,6 +117,12 @@ def step_of(task: Task) -> Step | None:
     """The step that a task was lowered from; None for a call."""
     body = task.primitives[0].body
     return body.step if isinstance(body, StepBody) else None
+
+
+def lease_of(primitive: Primitive) -> float:
+    """The seconds for which the step waits for a client that has left."""
+    assert isinstance(primitive.body, StepBody) and isinstance(primitive.body.step, ClientStep)
+    return primitive.body.step.lease_s
 
 
 def read_values(step: Step, values: Mapping[str, object]) -> dict[str, Any]:
@@ -153,6 +166,8 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Merge():
             hits_of(step, given["in"])
             return {}
+        case ClientStep():
+            return {}  # the client has its inputs
 
 
 def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
@@ -173,7 +188,7 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return merged(step, hits_of(step, given["in"]))
         case Fetch():
             return result["items"]
-        case Ingest() | Delete():
+        case Ingest() | Delete() | ClientStep():
             return result
 
 

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from weftline_server.runtime.service import Service
-from weftline_server.schedule.engines.slot import EngineState
+from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
 
@@ -42,6 +42,9 @@ class Metrics:
         self._calls = counter(
             "calls", "Calls that have ended", "model", "engine", "state", "criterion"
         )
+        self._steps = counter(
+            "steps", "Steps beside calls that have ended", "kind", "engine", "state"
+        )
         self._cached = counter(
             "prompt_cached_tokens", "Prompt tokens read from the KV cache", "model", "engine"
         )
@@ -68,10 +71,14 @@ class Metrics:
         return generate_latest(self._registry)
 
     def task_ended(self, session: Session, run: TaskRun) -> None:
-        """Count a call that has ended, and each output that it generated."""
+        """Count a call that has ended, and each output that it generated; or another step."""
         model = run.task.resource or "none"
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
+        if run.task.call is None:
+            kind = str(run.task.primitives[-1].kind)
+            self._of(self._steps, kind, engine, run.state.value).inc()
+            return
         self._of(self._calls, model, engine, run.state.value, criterion).inc()
         for step in run.steps:
             self._output_ended(step, model, criterion)
@@ -155,7 +162,7 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500  # the answer to a request that raised before it sent one
+        status = 500  # the response to a request that raised before it sent one
 
         async def counted(message: Message) -> None:
             nonlocal status

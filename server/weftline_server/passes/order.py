@@ -1,4 +1,4 @@
-"""Order: drops the edges that only order two steps whose order changes nothing (Teola's first pass).
+"""Order: drops the edges between steps whose order changes nothing (Teola's first pass).
 
 Two steps keep their order where both use one store and one of them writes to it, and where one has
 effects that may happen once only. All others may run at once.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from weftline.arguments import ArgumentReader, Member, MemberText, ReaderEvent
 from weftline.protocol import Call
 from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_xml import XmlCall, kept_back, name_in
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 _MARKS = {
@@ -51,7 +53,35 @@ class Arguments:
     text: str
 
 
-Delta = Said | Called | Arguments
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """The argument `key` of call number `index` is complete."""
+
+    index: int
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentText:
+    """More text of the argument `key`, which is a string. Its escapes are decoded."""
+
+    index: int
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Call number `index` is complete: its arguments are an object, and its closing mark is there.
+
+    A call that is cut off is never sealed, nor is one whose arguments are not strict JSON.
+    """
+
+    index: int
+
+
+Delta = Said | Called | Arguments | Argument | ArgumentText | Sealed
 
 
 class _State(Enum):
@@ -59,11 +89,17 @@ class _State(Enum):
     SAYING = auto()
     HEAD = auto()  # in a call, before its arguments
     ARGUMENTS = auto()
+    QUOTED = auto()  # in arguments that are a string, which holds JSON
+    XML = auto()  # in the parameters of a call in XML
     TAIL = auto()  # after the arguments, before the end of the call
 
 
 class ToolParser:
     """Takes an answer's text piece by piece.
+
+    `Called`, `Arguments` and `Said` are what OpenAI's stream sends. `Argument`, `ArgumentText` and
+    `Sealed` tell of the same arguments as they are decoded, for tools that start before the answer
+    ends. However the text is cut, the pieces of each kind add up to the same.
 
     The ids of its calls are derived from `key`, so they are the same each time. Bare JSON (Llama,
     or Mistral without its mark) counts as a call only if it begins the answer and names one of
@@ -71,10 +107,13 @@ class ToolParser:
     """
 
     def __init__(
-        self, format: ToolFormat, names: Collection[str], key: str, single: bool = False
+        self,
+        format: ToolFormat,
+        names: Collection[str] | Mapping[str, Mapping[str, Any]],
+        key: str,
+        single: bool = False,
     ) -> None:
         self._format = format
-        self._mark = _MARKS[format]
         self._names = names
         self._key = key
         self._single = single
@@ -82,8 +121,14 @@ class ToolParser:
         self._held = ""  # text that may still turn out to be a call
         self._tagged = False  # the call began with its mark, so it counts whatever it names
         self._json = JsonScanner()
-        self._quoted = False  # the arguments are a string that holds JSON
+        self._reader = ArgumentReader()
+        self._xml: XmlCall | None = None
+        self._closing = "}"  # what stands between the arguments and the mark that closes the call
         self.calls = 0
+
+    @property
+    def _mark(self) -> str:
+        return _MARKS[self._format]
 
     def feed(self, text: str) -> list[Delta]:
         """Take more text, and return the deltas that it completes."""
@@ -103,6 +148,8 @@ class ToolParser:
             _State.SAYING: self._saying,
             _State.HEAD: self._head,
             _State.ARGUMENTS: self._arguments,
+            _State.QUOTED: self._quoted,
+            _State.XML: self._parameters,
             _State.TAIL: self._tail,
         }
         while True:
@@ -138,8 +185,7 @@ class ToolParser:
         else:
             # Hold back white space, which is dropped before a call, and the beginning of a mark.
             keep = len(before) - len(before.rstrip())
-            size = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
-            if size:
+            if size := kept_back(before, mark):
                 cut = before[:-size]
                 keep = size + len(cut) - len(cut.rstrip())
             self._held = before[len(before) - keep :]
@@ -151,17 +197,33 @@ class ToolParser:
         """Wait for the name of a call. After it the arguments can stream."""
         text = self._held.lstrip("[ \n\t") if self._format is ToolFormat.MISTRAL else self._held
         head = _HEAD.match(text)
-        if head is None:
+        if self._format is ToolFormat.HERMES and text.lstrip()[:1] == "<":
+            yield from self._xml_head(text.lstrip(), last)
+        elif head is None:
             yield from self._whole(text, last)
         elif len(text) > head.end():
             name = _string(head.group(1))
             if name is not None and (self._tagged or name in self._names):
                 yield self._called(name)
                 self._held, self._json = text[head.end() :], JsonScanner()
-                self._quoted = self._held.startswith('"')
-                self._state = _State.ARGUMENTS
+                quoted = self._held.startswith('"')
+                self._state = _State.QUOTED if quoted else _State.ARGUMENTS
             else:
                 yield from self._give_up()
+        elif last:
+            yield from self._give_up()
+
+    def _xml_head(self, text: str, last: bool) -> Iterator[Delta]:
+        try:
+            found = name_in(text)
+        except ValueError:
+            yield from self._give_up()
+            return
+        if found is not None:
+            name, self._held = found
+            yield self._called(name)
+            schema = self._names.get(name) if isinstance(self._names, Mapping) else None
+            self._xml, self._closing, self._state = XmlCall(schema or {}), "", _State.XML
         elif last:
             yield from self._give_up()
 
@@ -177,7 +239,10 @@ class ToolParser:
         found = None if end is None else _call(body)
         if found is not None and (self._tagged or found[0] in self._names):
             yield self._called(found[0])
-            yield Arguments(self.calls - 1, found[1])
+            yield from self._read(found[1])
+            if self._reader.is_closed:
+                yield Sealed(self.calls - 1)
+                self._reader = ArgumentReader()  # so that the tail does not seal it again
             self._held, self._state = rest, _State.TAIL
         elif end is not None or last or len(text) > MAX_HEAD:
             yield from self._give_up()
@@ -190,6 +255,7 @@ class ToolParser:
 
     def _called(self, name: str) -> Called:
         self.calls += 1
+        self._reader, self._closing = ArgumentReader(), "}"
         index = self.calls - 1
         digest = hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
         # Mistral's templates take only ids of nine letters and digits.
@@ -197,15 +263,6 @@ class ToolParser:
         return Called(index, id, name)
 
     def _arguments(self, last: bool) -> Iterator[Delta]:
-        if self._quoted:
-            end = JsonScanner().feed(self._held)
-            if end is None and not last:
-                return
-            raw = self._held[:end]
-            self._held = "" if end is None else self._held[end:]
-            self._state = _State.TAIL
-            yield Arguments(self.calls - 1, _string(raw) or raw)
-            return
         end = self._json.feed(self._held)
         if end is None:
             text, self._held = self._held, ""
@@ -213,22 +270,66 @@ class ToolParser:
             text, self._held = self._held[:end], self._held[end:]
             self._state = _State.TAIL
         if text:
+            yield from self._read(text)
+
+    def _quoted(self, last: bool) -> Iterator[Delta]:
+        end = JsonScanner().feed(self._held)
+        if end is None and not last:
+            return
+        raw = self._held[:end]
+        self._held = "" if end is None else self._held[end:]
+        self._state = _State.TAIL
+        yield from self._read(_string(raw) or raw)
+
+    def _read(self, text: str) -> Iterator[Delta]:
+        """More of the arguments, as text and decoded."""
+        yield Arguments(self.calls - 1, text)
+        yield from _decoded(self.calls - 1, self._reader.feed(text))
+
+    def _parameters(self, last: bool) -> Iterator[Delta]:
+        assert self._xml is not None, "the call is in XML"
+        text, events, rest = self._xml.feed(self._held)
+        self._held = ""
+        if text:
             yield Arguments(self.calls - 1, text)
+        yield from _decoded(self.calls - 1, events)
+        if rest is not None:
+            self._held, self._state = rest, _State.TAIL
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the arguments of the latest call are a complete object."""
+        xml = self._closing == "" and self._xml is not None and self._xml.is_clean
+        return xml or self._reader.is_closed
 
     def _tail(self, last: bool) -> Iterator[Delta]:
         if self._format is ToolFormat.HERMES:
-            _, found, rest = self._held.partition(CLOSE_TAG)
+            between, found, rest = self._held.partition(CLOSE_TAG)
             if found:
+                if self._is_whole and between.strip() == self._closing:
+                    yield Sealed(self.calls - 1)
                 self._held, self._state = rest, _State.BEGIN
             elif last:
                 self._held = ""
         else:
+            text = self._held.lstrip()
+            if text[:1] == "}" and self._reader.is_closed:
+                yield Sealed(self.calls - 1)
+                self._reader = ArgumentReader()
             rest = self._held.lstrip("} \n\t;,")
             if rest[:1] == "{":
                 self._enter(rest, tagged=self._tagged)
             elif rest or last:
                 self._held, self._state = rest.lstrip("] \n\t"), _State.BEGIN
-        yield from ()
+
+
+def _decoded(index: int, events: list[ReaderEvent]) -> Iterator[Delta]:
+    for event in events:
+        match event:
+            case Member(key, value):
+                yield Argument(index, key, value)
+            case MemberText(key, text):
+                yield ArgumentText(index, key, text)
 
 
 class JsonScanner:
@@ -296,8 +397,8 @@ def _call(text: str) -> tuple[str, str] | None:
 
 def parser_of(call: Call, key: str, format: ToolFormat) -> ToolParser:
     """Return the parser for an output of `call`. `key` identifies the output."""
-    names = frozenset(tool.function.name for tool in call.offered_tools)
-    return ToolParser(format, names, key, single=not call.parallel_tool_calls)
+    schemas = {tool.function.name: tool.function.schema for tool in call.offered_tools}
+    return ToolParser(format, schemas, key, single=not call.parallel_tool_calls)
 
 
 def message_of(parser: ToolParser, text: str) -> dict[str, Any]:

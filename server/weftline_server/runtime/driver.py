@@ -6,24 +6,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from weftline.errors import EngineFailed, WeftlineError
+from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
-from weftline.protocol import Submit
+from weftline.protocol import SetVariable, Submit
 from weftline.steps import Step
 from weftline_engine import api
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.call import PromptBody, lower_call
 from weftline_server.lowering.provenance import verified
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import LOCAL, TAKES_ITEMS, lower_step
+from weftline_server.lowering.step import NO_ENGINE, TAKES_ITEMS, lower_step
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
+from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, PromptKind, StepKind, ValueKind
+from weftline_server.runtime.kinds import Attempt, Kinds, Where
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -60,12 +61,12 @@ class Driver:
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
-        prompts = PromptKind(dispatcher.prompter, registry.salt, without)
-        steps = StepKind(registry.salt)
-        self._kinds = Kinds(prompts, steps, ValueKind(registry.salt))
-        self._early = EarlyFill(dispatcher, prompts, clock)
-        self._items = EarlyItems(dispatcher, steps, clock, self.apply)
-        self._fills_early = "prefill_early" not in without
+        self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
+        self._early = EarlyFill(
+            dispatcher, self._kinds.prompts, clock, "prefill_early" not in without
+        )
+        self._items = EarlyItems(dispatcher, self._kinds.steps, clock, self.apply)
+        self._elsewhere = Elsewhere(self._hear, self.apply, clock)
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
@@ -82,7 +83,7 @@ class Driver:
         try:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
-            self.registry.forget(session)
+            self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
 
@@ -94,6 +95,7 @@ class Driver:
             self.close(session, "the session expired: it was not used")
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
+        self.registry.expire(self._now())
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""
@@ -128,9 +130,20 @@ class Driver:
                 if run is None or not run.live:  # refused, or ended at once: it will not be run
                     self._prepared.pop(id, None)
 
-    def set(self, session: Session, variable: str, value: Any) -> None:
-        """Give an empty variable its value. Raises AlreadySet."""
-        self.apply(session, ev.VariableSet(now=self._now(), variable=variable, value=value))
+    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+        """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
+
+        A step that a client computes may fail before its inputs are ready.
+        """
+        if given.error is None:
+            event: ev.SessionEvent = ev.VariableSet(
+                now=self._now(), variable=variable, value=given.value
+            )
+        else:
+            error = ClientStepFailed(given.error.message, param=variable)
+            error.own_code = given.error.code
+            event = ev.VariableRefused(now=self._now(), variable=variable, error=error)
+        self.apply(session, event)
 
     def cancel_variable(self, session: Session, variable: str) -> None:
         """Cancel the call that makes the variable, and its descendants. Raises UnknownVariable."""
@@ -151,13 +164,15 @@ class Driver:
                 case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
                     with self._contained.inside(session):
                         self._items.advance(session, id)
-                case ev.Fill(id) if self._fills_early and self._early.may_advance(session, id):
+                case ev.Fill(id) if self._early.may_advance(session, id):
                     self._contained.spawn(session, self._fill(session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
                 case ev.Replan(primitives):
                     self._replanned.note(session, primitives)
                 case ev.Ended(task):
+                    for run in session.tasks[task].primitives:
+                        self._elsewhere.end(PrimitiveId(session.id, run.id))
                     for observer in self.observers:
                         observer.task_ended(session, session.tasks[task])
 
@@ -182,10 +197,8 @@ class Driver:
         self.apply(session, ev.PrimitivePrepared(now=self._now(), primitive=id, tokens=charge))
         if not run.live:
             return  # cancelled while it was being tokenised, or over its budget
-        if primitive.kind in LOCAL:  # the server computes it, in microseconds
-            now = self._now()
-            self._hear(session, primitive, Sent("server", now, ""))
-            self._hear(session, primitive, _done_here(str(full), now))
+        if kind.where is not Where.ENGINE:
+            self._elsewhere.start(session, primitive, kind.where)
             return
         if primitive.items is not None and primitive.items.streams:
             self._items.complete(session, primitive, payload)
@@ -215,7 +228,7 @@ class Driver:
 
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The waiting primitives whose hints have changed, with their present hints."""
-        return self._replanned.take()
+        return self._replanned.drain()
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Turn an engine's report into an event of the session."""
@@ -282,18 +295,11 @@ class Driver:
 
 def _lowered(dispatcher: Dispatcher, step: Step) -> Task:
     """The task of a step. Raises UnknownModel, UnknownStore for an engine that is not there."""
-    if step.kind in LOCAL:
+    if step.kind in NO_ENGINE:
         return lower_step(step, "")
     store = getattr(step, "store", None)
     resource = dispatcher.resource(step.kind, store or getattr(step, "engine", None))
     return lower_step(step, resource, dispatcher.batch(step.kind, resource))
-
-
-def _done_here(op: str, now: float) -> api.Finished:
-    """The end of a primitive that needs no engine."""
-    usage = api.Usage(prompt_tokens=0, cached_tokens=0, output_tokens=0, started=now, filled=now)
-    reason = api.FinishReason.STOP
-    return api.Finished(op=op, attempt=0, sequence=0, time=now, reason=reason, usage=usage)
 
 
 def _finished(

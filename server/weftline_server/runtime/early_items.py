@@ -16,7 +16,7 @@ from weftline.transforms import closed_items
 from weftline_engine import api
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, PrimitiveId
 from weftline_server.lowering import items as item_values
-from weftline_server.lowering.step import LOCAL, StepBody
+from weftline_server.lowering.step import NO_ENGINE, StepBody
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.kinds import Attempt, StepKind
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -60,7 +60,7 @@ class EarlyItems:
         if flow is None or not flow.streams or not _waits_for_items(session, primitive):
             return
         known = _known(session, flow)
-        if primitive.kind in LOCAL:
+        if primitive.kind in NO_ENGINE:
             self._pass_on(session, primitive, known)
             return
         items = item_values.fed(_step(primitive), known)

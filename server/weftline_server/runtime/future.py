@@ -24,7 +24,7 @@ def want(session: Session, id: str) -> Want | None:
     last as long as this one did. A session that stays open may continue any context at any time.
     """
     run = session.primitives.get(id)
-    if run is None or session.closed:
+    if run is None or session.ended is not None:
         return None
     if run.task.live:
         after = session.graph.primitives[run.task.current.id].after

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from weftline.steps import Rerank, Search, Step
 from weftline.transforms import run
@@ -27,7 +28,7 @@ from weftline_server.lowering.step import (
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
-from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.engines.member import Work
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
@@ -57,8 +58,18 @@ class Attempt:
     is_open: bool = False
 
 
+class Where(Enum):
+    """Where a primitive is computed."""
+
+    ENGINE = "engine"
+    SERVER = "server"  # by the server itself, in microseconds
+    CLIENT = "client"
+
+
 class Kind(Protocol):
     """The server's side of a kind of primitives. All inputs are ready when it is asked."""
+
+    where: ClassVar[Where]
 
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
         """Make the payload from the session's values. Raises a WeftlineError for a bad value."""
@@ -87,6 +98,8 @@ class ValueKind:
     The inputs are the constants of the primitive's `ValueBody` and the values of its variables, by
     the variables' ids.
     """
+
+    where: ClassVar[Where] = Where.ENGINE
 
     def __init__(self, salt: Callable[[str], str]) -> None:
         self._salt = salt
@@ -194,8 +207,25 @@ def _step_of(primitive: Primitive) -> Step:
     return primitive.body.step
 
 
+class ServerKind(StepKind):
+    """The steps that the server computes, such as merge."""
+
+    where = Where.SERVER
+
+
+class ClientKind(StepKind):
+    """The steps that a client computes. It reads their inputs, and sets their output."""
+
+    where = Where.CLIENT
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return 0
+
+
 class PromptKind:
     """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
+
+    where: ClassVar[Where] = Where.ENGINE
 
     def __init__(
         self,
@@ -262,16 +292,27 @@ class PromptKind:
 class Kinds:
     """The server's side of every kind. A kind without an entry here is a `ValueKind`."""
 
-    def __init__(self, prompts: PromptKind, steps: StepKind, values: ValueKind) -> None:
-        self.prompts = prompts
-        self.steps = steps
-        self._values = values
+    def __init__(
+        self,
+        prompter: Callable[[str], Prompter],
+        salt: Callable[[str], str],
+        without: frozenset[str],
+    ) -> None:
+        self.prompts = PromptKind(prompter, salt, without)
+        self.steps = StepKind(salt)
+        self._values = ValueKind(salt)
+        self._elsewhere: Mapping[str, Kind] = {
+            "client": ClientKind(salt),
+            "merge": ServerKind(salt),
+        }
 
     def of(self, primitive: Primitive) -> Kind:
         """The kind that runs the primitive."""
         if isinstance(primitive.body, PromptBody):
             return self.prompts
-        return self.steps if isinstance(primitive.body, StepBody) else self._values
+        if not isinstance(primitive.body, StepBody):
+            return self._values
+        return self._elsewhere.get(primitive.kind, self.steps)
 
 
 def references(session: Session, primitive: Primitive) -> tuple[str, ...]:

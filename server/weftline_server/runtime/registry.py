@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, ServerRestarted, UnknownSession
 from weftline_server.passes import Plugin
+from weftline_server.runtime.closed import ClosedConfig, ClosedSessions
 from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
 
@@ -28,6 +29,7 @@ class RegistryConfig:
     idle_s: float = 3600.0
     max_queued: int = 100_000
     budget: Budget = field(default_factory=Budget)
+    closed: ClosedConfig = field(default_factory=ClosedConfig)
 
 
 class Registry:
@@ -43,6 +45,7 @@ class Registry:
         self._without = without
         self._plugins = plugins
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
         self._count: dict[str, int] = {}
         self._incarnation = secrets.token_hex(4)
@@ -89,10 +92,26 @@ class Registry:
             )
         return session
 
-    def forget(self, session: Session) -> None:
+    def look(self, tenant: str, id: str) -> Session:
+        """The tenant's session, to read it only: open, or closed a short time ago.
+
+        Raises what `find` raises.
+        """
+        closed = self._closed.find(tenant, id)
+        return closed if closed is not None else self.find(tenant, id)
+
+    def listed(self, tenant: str) -> list[Session]:
+        """The tenant's sessions that can be looked at, the last opened first."""
+        live = [one for key, one in self._sessions.items() if key[0] == tenant]
+        found = [*live, *self._closed.of(tenant)]
+        return sorted(found, key=lambda one: one.opened, reverse=True)
+
+    def end(self, session: Session, now: float) -> None:
+        """Forget an open session. For some time it can still be looked at."""
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             del self._by_id[session.id]
             self._count[session.tenant] -= 1
+            self._closed.keep(session, now)
 
     def by_id(self, id: str) -> Session | None:
         """The session that an engine's event is about; None if it has ended."""
@@ -113,6 +132,10 @@ class Registry:
         """Sessions that are older than their budget."""
         limit = self._config.budget.seconds
         return [session for session in self._sessions.values() if now - session.opened > limit]
+
+    def expire(self, now: float) -> None:
+        """Drop the closed sessions that were kept long enough."""
+        self._closed.expire(now)
 
     def idle(self, now: float) -> list[Session]:
         """Sessions that no client has named for the idle time and that no reader waits in."""

@@ -26,7 +26,7 @@ class Replanned:
         """The session has ended."""
         self._due.pop(session, None)
 
-    def take(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
+    def drain(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """Return the collected primitives with their present hints."""
         while self._due:
             _, (session, primitives) = self._due.popitem()

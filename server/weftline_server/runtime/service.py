@@ -6,16 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from weftline.errors import WeftlineError
-from weftline.protocol import Criterion, Submit
+from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver
 from weftline_server.runtime.readers import Chunk
-from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
 
@@ -54,19 +53,19 @@ class EngineStatus:
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
     @staticmethod
-    def of(slot: Slot) -> EngineStatus:
-        """The status of the engine in `slot`."""
-        description = slot.description
-        engine = None if slot.state is EngineState.DOWN else slot.engine
+    def of(member: Member) -> EngineStatus:
+        """The status of the engine in `member`."""
+        description = member.description
+        engine = None if member.state is EngineState.DOWN else member.engine
         return EngineStatus(
-            name=slot.name,
-            state=slot.state,
+            name=member.name,
+            state=member.state,
             model=None if description is None else description.model,
-            node=slot.node,
+            node=member.node,
             lacks=() if description is None else description.lacking,
-            last_error=slot.last_error,
-            running=len(slot.ops.works),
-            tokens=sum(work.tokens for work in slot.ops.works.values()),
+            last_error=member.last_error,
+            running=len(member.ops.works),
+            tokens=sum(work.tokens for work in member.ops.works.values()),
             kv_bytes=_kv_bytes(description),
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
@@ -98,6 +97,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.registry = driver.registry
         self._sweeper: asyncio.Task[None] | None = None
         self.draining = False  # no new work is taken
         self.start_error: Exception | None = None
@@ -158,9 +158,9 @@ class Service:
         """Add all calls of `submit` to the session, or raise and change nothing."""
         return await self._driver.submit(session, submit)
 
-    def set(self, session: Session, variable: str, value: Any) -> None:
-        """Give an empty variable its value. Raises AlreadySet."""
-        self._driver.set(session, variable, value)
+    def set(self, session: Session, variable: str, given: SetVariable) -> None:
+        """Give an empty variable its value or its error. Raises AlreadySet."""
+        self._driver.set(session, variable, given)
 
     def cancel(self, session: Session, call: str) -> None:
         """Cancel the call and all calls below it. Raises UnknownCall."""
@@ -224,7 +224,7 @@ class Service:
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
         """The status of every engine, the configured ones first."""
-        return tuple(EngineStatus.of(slot) for slot in self._driver.dispatcher.slots)
+        return tuple(EngineStatus.of(member) for member in self._driver.dispatcher.members)
 
     def status(self) -> Status:
         """The server's status, for health checks, metrics and the cluster."""

@@ -9,7 +9,7 @@
 """
 
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent, Sessions
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from weftline.errors import EngineFailed
 from weftline_engine import api
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.slot import Slot, Work
+from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import Free, perform
 from weftline_server.schedule.queue import Queue
@@ -36,54 +36,54 @@ class Delivery:
         self._place_soon = place_soon
         self._now = clock
 
-    def ready(self, slot: Slot) -> None:
+    def ready(self, member: Member) -> None:
         """Take note of an engine that takes work."""
-        assert slot.description is not None, "a ready engine has described itself"
-        if slot.takes_prompts:
-            counts = api.Capability.USAGE in slot.description.capabilities
-            self._memory.has_pool(slot.name, slot.description.kv_tokens, counts)
+        assert member.description is not None, "a ready engine has described itself"
+        if member.takes_prompts:
+            counts = api.Capability.USAGE in member.description.capabilities
+            self._memory.has_pool(member.name, member.description.kv_tokens, counts)
         self._place_soon()
 
-    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
+    def heard(self, member: Member, events: Sequence[api.Event]) -> None:
         """Pass an engine's events on, except those of ops that are no longer ours."""
         ended = False
         for event in events:
             # The op of such an event may have ended and been freed: only its context counts.
             if isinstance(event, api.ContextMoved):
-                slot.prefixes.moved(event.context, event.residency, event.tokens)
+                member.prefixes.moved(event.context, event.residency, event.tokens)
                 continue
-            work = slot.ops.works.get(event.op)
+            work = member.ops.works.get(event.op)
             # Events of an old attempt, or of an op that was cancelled meanwhile, are dropped.
             if work is None or event.attempt != work.op.attempt:
                 continue
             if isinstance(event, api.Part):
-                slot.ops.answer(event.op, event.tokens)
+                member.ops.answer(event.op, event.tokens)
                 self._sessions.outcome(work.primitive, event)
             elif isinstance(event, api.Items):
-                slot.delivered(event.op, event.offset + len(event.values))
+                member.delivered(event.op, event.offset + len(event.values))
                 self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Paused)):
                 ended = True
-                self._finished(slot, work, event)
+                self._finished(member, work, event)
             elif isinstance(event, api.Failed):
                 ended = True
-                self._failed(slot, work, event)
+                self._failed(member, work, event)
         if ended:
             self._place_soon()
 
-    def down(self, slot: Slot) -> None:
+    def down(self, member: Member) -> None:
         """Give every op of a dead engine another attempt, or fail it with the engine's reason."""
-        self._memory.lost(slot.name)
-        for work in list(slot.ops.works.values()):
-            answered = slot.ops.is_answered(work.op.id)
-            slot.release(work.op.id)
+        self._memory.lost(member.name)
+        for work in list(member.ops.works.values()):
+            answered = member.ops.is_answered(work.op.id)
+            member.release(work.op.id)
             if answered or not self._retry(work):
                 self.fail(
                     work,
                     EngineFailed.__name__,
-                    f"engine {slot.name} died while it ran this call: {slot.last_error}",
+                    f"engine {member.name} died while it ran this call: {member.last_error}",
                 )
-        slot.prefixes.clear()
+        member.prefixes.clear()
         self._place_soon()
 
     def fail(self, work: Work, error: str, message: str) -> None:
@@ -100,32 +100,32 @@ class Delivery:
         )
         self._sessions.outcome(work.primitive, failed)
 
-    def _finished(self, slot: Slot, work: Work, event: api.Finished | api.Paused) -> None:
+    def _finished(self, member: Member, work: Work, event: api.Finished | api.Paused) -> None:
         """Release an op that ended well, or that paused: another op will continue its context."""
-        written = slot.ops.written(work.op.id)
-        slot.release(work.op.id)
+        written = member.ops.written(work.op.id)
+        member.release(work.op.id)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.
-        slot.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
+        member.prefixes.moved(work.op.context, api.Residency.RESIDENT, tokens)
         # Report to the session first, because its waiting calls decide about the context.
         self._sessions.outcome(work.primitive, event)
         memory, id, op, now = self._memory, work.primitive, work.op, self._now()
         if isinstance(event, api.Paused):
-            verbs = memory.paused(slot.name, id, op, event.usage, now, written)
+            verbs = memory.paused(member.name, id, op, event.usage, now, written)
         else:
-            verbs = memory.finished(slot.name, id, op, event.usage, now)
-        perform(verbs, self._fleet.slots)
+            verbs = memory.finished(member.name, id, op, event.usage, now)
+        perform(verbs, self._fleet.members)
 
-    def _failed(self, slot: Slot, work: Work, event: api.Failed) -> None:
-        answered = slot.ops.is_answered(work.op.id)
-        slot.release(work.op.id)
-        slot.prefixes.lost(work.op.context)
+    def _failed(self, member: Member, work: Work, event: api.Failed) -> None:
+        answered = member.ops.is_answered(work.op.id)
+        member.release(work.op.id)
+        member.prefixes.lost(work.op.context)
         if event.retryable and not answered and self._retry(work):
             if work.item.has_prompt:
-                perform([Free(slot.name, work.op.context)], self._fleet.slots)
+                perform([Free(member.name, work.op.context)], self._fleet.members)
             return
         self._sessions.outcome(work.primitive, event)
-        perform(self._memory.dropped(slot.name, work.op, self._now()), self._fleet.slots)
+        perform(self._memory.dropped(member.name, work.op, self._now()), self._fleet.members)
 
     def _retry(self, work: Work) -> bool:
         """Queue the work again, unless this was its last attempt."""

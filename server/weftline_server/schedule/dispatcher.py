@@ -12,7 +12,7 @@ from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.slot import EngineState, Slot, Work
+from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
@@ -85,9 +85,9 @@ class Dispatcher:
         await self._fleet.join(name, engine, description)
 
     @property
-    def slots(self) -> Sequence[Slot]:
+    def members(self) -> Sequence[Member]:
         """The engines, the configured ones first."""
-        return tuple(self._fleet.slots.values())
+        return tuple(self._fleet.members.values())
 
     @property
     def healthy(self) -> bool:
@@ -97,7 +97,7 @@ class Dispatcher:
     @property
     def states(self) -> dict[str, EngineState]:
         """The state of each engine by name."""
-        return {slot.name: slot.state for slot in self._fleet.slots.values()}
+        return {member.name: member.state for member in self._fleet.members.values()}
 
     @property
     def queued(self) -> int:
@@ -106,7 +106,7 @@ class Dispatcher:
 
     def running(self) -> dict[str, tuple[int, int]]:
         """Return for each engine how many primitives it runs, and the sum of their tokens."""
-        works = {slot.name: slot.ops.works.values() for slot in self._fleet.slots.values()}
+        works = {member.name: member.ops.works.values() for member in self._fleet.members.values()}
         return {name: (len(ops), sum(work.tokens for work in ops)) for name, ops in works.items()}
 
     @property
@@ -153,7 +153,7 @@ class Dispatcher:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
         self._queue.add(work)
         verbs = self._memory.queued(work.op, work.model, work.stays, self._now())
-        perform(verbs, self._fleet.slots)
+        perform(verbs, self._fleet.members)
         self._rounds.soon()
 
     def feed(self, op: str, part: tuple[int, ...] | list[Any], last: bool) -> bool:
@@ -161,37 +161,37 @@ class Dispatcher:
         if self._queue.feed(op, part, last):
             self._rounds.soon()
             return True
-        for slot in self._fleet.slots.values():
-            if (work := slot.ops.works.get(op)) is None:
+        for member in self._fleet.members.values():
+            if (work := member.ops.works.get(op)) is None:
                 continue
-            assert slot.engine is not None
-            slot.engine.feed(op, work.fed_so_far, part, last)
-            slot.hold(work.fed(part, last))
+            assert member.engine is not None
+            member.engine.feed(op, work.fed_so_far, part, last)
+            member.hold(work.fed(part, last))
             if last:
-                sent = Sent(slot.name, self._now(), slot.node)
+                sent = Sent(member.name, self._now(), member.node)
                 self._sessions.outcome(work.primitive, sent)
             return True
         return False
 
     def cancel(self, op: str) -> None:
         """Take a primitive back. Its session gets no more reports about it."""
-        if (queued := self._queue.take(op)) is not None:
+        if (queued := self._queue.remove(op)) is not None:
             self._memory.dropped(None, queued.op, self._now())
             return
-        for slot in self._fleet.slots.values():
-            if (work := slot.release(op)) is not None and slot.engine:
-                slot.engine.cancel(op)
-                slot.prefixes.lost(work.op.context)
-                verbs = self._memory.dropped(slot.name, work.op, self._now())
-                perform(verbs, self._fleet.slots)
+        for member in self._fleet.members.values():
+            if (work := member.release(op)) is not None and member.engine:
+                member.engine.cancel(op)
+                member.prefixes.lost(work.op.context)
+                verbs = self._memory.dropped(member.name, work.op, self._now())
+                perform(verbs, self._fleet.members)
                 self._rounds.soon()
                 return
         # An op that paused is on no engine, but its context, which has its id, is kept.
-        perform(self._memory.abandoned(op), self._fleet.slots)
+        perform(self._memory.abandoned(op), self._fleet.members)
 
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
-        perform(self._memory.closed(application), self._fleet.slots)
+        perform(self._memory.closed(application), self._fleet.members)
         if self._queue:
             self._rounds.soon()
 
@@ -206,7 +206,7 @@ class Dispatcher:
         """Fail the calls whose model has had no engine for UNAVAILABLE_S."""
         self._fleet.note_gaps()
         for work in self._queue.take_expired(self._fleet, self._now()):
-            why = "; ".join(f"{s.name}: {s.last_error}" for s in self.slots if s.last_error)
+            why = "; ".join(f"{s.name}: {s.last_error}" for s in self.members if s.last_error)
             self._delivery.fail(
                 work,
                 EngineUnavailable.__name__,

@@ -9,7 +9,7 @@ from typing import Any
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.slot import Work
+from weftline_server.schedule.engines.member import Work
 
 # A queued call fails when no engine has taken its kind of work for its model for this long, so that
 # its graph ends.
@@ -31,7 +31,7 @@ class Queue:
     def add(self, work: Work) -> None:
         self._works[work.op.id] = work
 
-    def take(self, op: str) -> Work | None:
+    def remove(self, op: str) -> Work | None:
         """Remove an op and return its work; None if it does not wait here."""
         return self._works.pop(op, None)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.placement import place
 from weftline_server.schedule.queue import Queue
@@ -43,7 +43,9 @@ class Rounds:
         """Place and send everything that can start now."""
         self._due = False
         self._queue.replan(self._sessions.replanned())
-        ready = [slot for slot in self._fleet.slots.values() if slot.state is EngineState.READY]
+        ready = [
+            member for member in self._fleet.members.values() if member.state is EngineState.READY
+        ]
         models = _by_model(ready)
         self._admit(models)
         gate = self._memory.gate
@@ -53,34 +55,36 @@ class Rounds:
             if gate.may_start(work.op.hints.application) or not work.item.has_prompt
         ]
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
-        loads = [slot.load() for slot in ready] if queue else []
+        loads = [member.load() for member in ready] if queue else []
         for placement in place(queue, loads, self._policy, self._now()):
-            self._send(placement.id, self._fleet.slots[placement.engine])
-        for model, slots in models.items():
-            busy = sum(bool(slot.ops.works) for slot in slots) / len(slots)
+            self._send(placement.id, self._fleet.members[placement.engine])
+        for model, members in models.items():
+            busy = sum(bool(member.ops.works) for member in members) / len(members)
             gate.ran(model, busy, self._now())
 
-    def _admit(self, models: Mapping[str, Sequence[Slot]]) -> None:
+    def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""
-        for model, slots in models.items():
-            sizes = [slot.description.kv_tokens for slot in slots if slot.description is not None]
+        for model, members in models.items():
+            sizes = [
+                member.description.kv_tokens for member in members if member.description is not None
+            ]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.admit(model, pool, self._now())
 
-    def _send(self, op: str, slot: Slot) -> None:
-        work = self._queue.take(op)
-        assert work is not None and slot.engine is not None
-        slot.hold(work)
-        slot.engine.submit(self._memory.continuing(slot.name, slot.op(work)))
+    def _send(self, op: str, member: Member) -> None:
+        work = self._queue.remove(op)
+        assert work is not None and member.engine is not None
+        member.hold(work)
+        member.engine.submit(self._memory.continuing(member.name, member.op(work)))
         if not work.op.open:
-            self._sessions.outcome(work.primitive, Sent(slot.name, self._now(), slot.node))
+            self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node))
 
 
-def _by_model(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
+def _by_model(members: Sequence[Member]) -> dict[str, list[Member]]:
     """Group the engines that take prompts, and so have a KV cache, by their model."""
-    found: dict[str, list[Slot]] = {}
-    for slot in slots:
-        if slot.description is not None and slot.takes_prompts:
-            found.setdefault(slot.description.model, []).append(slot)
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        if member.description is not None and member.takes_prompts:
+            found.setdefault(member.description.model, []).append(member)
     return found

@@ -57,13 +57,16 @@ class Spent:
 
     def take_value(self, value: Any, age_s: float) -> None:
         """Charge a value that a client sets. Raises BudgetExceeded."""
-        size = value_bytes(value)
+        self.check_value(value, age_s)
+        self.add_value(value)
+
+    def check_value(self, value: Any, age_s: float) -> None:
+        """Raise BudgetExceeded unless a client may set this value."""
         self._check("seconds", age_s, "close the session and open another")
-        self._check("value_bytes", self.value_bytes + size, "send less text")
-        self.value_bytes += size
+        self._check("value_bytes", self.value_bytes + value_bytes(value), "send less text")
 
     def add_value(self, value: Any) -> None:
-        """Charge a value that a call has made. It exists already, so only later values
+        """Charge a value. One that a call has made exists already, so only later values
         are refused.
         """
         self.value_bytes += value_bytes(value)

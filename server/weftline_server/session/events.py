@@ -75,6 +75,17 @@ class VariableSet(VariableEvent):
 
 
 @record
+class VariableRefused(VariableEvent):
+    """A client cannot give the variable a value."""
+
+    error: WeftlineError
+
+    @property
+    def detail(self) -> str:
+        return f"{self.error.type}: {self.error}"
+
+
+@record
 class ReaderOpened(VariableEvent):
     """A get or a stream waits for the variable from now on."""
 

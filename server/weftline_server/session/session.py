@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import AlreadySet, Cancelled, UnknownCall, UnknownVariable
+from weftline.errors import Cancelled, UnknownCall, UnknownVariable
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
 from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.execution import Execution, IllegalMove
+from weftline_server.session.given import give, refuse
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable
 from weftline_server.session.watch import Watch
@@ -50,7 +51,7 @@ class Session:
         self.opened = now
         self.stays = stays
         self.touched = now  # when a client last named it
-        self.closed = False
+        self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
         self.execution = Execution(without, self.spent, plugins)
         self.watch = Watch(self.execution)
@@ -78,6 +79,11 @@ class Session:
     @property
     def primitives(self) -> Mapping[str, PrimitiveRun]:
         return self.execution.primitives
+
+    @property
+    def alone_since(self) -> float | None:
+        """When its last client left; None while a client has a get or a stream open."""
+        return None if self.watch.readers else self.touched
 
     def variable(self, id: str) -> Variable:
         """The variable. Raises UnknownVariable."""
@@ -157,16 +163,7 @@ class Session:
         return self.execution.add(event.tasks, event.now, event.detach)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
-        id = event.variable
-        variable = self.variables.get(id)
-        if id in self.graph.producer or (variable is not None and variable.settled):
-            raise AlreadySet(
-                f"variable {id!r} already has a value or a producer: use another", param=id
-            )
-        self.spent.take_value(event.value, event.now - self.opened)
-        variable = self.execution.variables.setdefault(id, Variable(id))
-        variable.set(event.value)
-        return self.execution.settled(variable, event.now)
+        return give(self.execution, self.spent, event, self.opened)
 
     def _read(self, event: ev.VariableRead) -> list[ev.Action]:
         self.variable(event.variable).reads += 1
@@ -195,7 +192,7 @@ class Session:
         return self.execution.settled(variable, event.now)
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
-        self.closed = True
+        self.ended = event.now
         actions: list[ev.Action] = []
         for task in self.tasks.values():
             if task.live:
@@ -215,6 +212,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
         {
             ev.TasksSubmitted: Session._submit,
             ev.VariableSet: Session._set,
+            ev.VariableRefused: lambda session, event: refuse(session.execution, event),
             ev.VariableRead: Session._read,
             ev.VariableCancelled: Session._cancel_variable,
             ev.TaskCancelled: Session._cancel,

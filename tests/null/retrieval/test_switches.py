@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,16 +126,44 @@ def graphs(draw: st.DrawFn) -> Drawn:
                 Rerank(in_=source, query=query, out=name, name=name, k=draw(st.integers(1, 4)))
             )
         elif kind == "ask" and made.hits:
-            hits = draw(st.sampled_from(made.hits))
+            read = draw(st.sampled_from(made.hits))
             holder = Placeholder(
-                name="h", in_out=InOut.IN, semantic_var_id=hits, transforms=({"op": "texts"},)
+                name="h", in_out=InOut.IN, semantic_var_id=read, transforms=({"op": "texts"},)
             )
             made.add(call(name, Segment(text="Read "), holder))
     return made
 
 
-class Run:
-    """A server's driver on null engines, without the passes in `without`."""
+class Servers:
+    """Drivers on null engines and one event loop; each example is a tenant of its own."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.tenants = 0
+        self._made: dict[frozenset[str], Started] = {}
+
+    async def without(self, names: frozenset[str]) -> Started:
+        """The driver that leaves these out. The passes are decided for each session."""
+        outside = names - frozenset(PASSES)
+        if outside not in self._made:
+            self._made[outside] = Started(outside)
+            await self._made[outside].dispatcher.start(self._made[outside].driver)
+        made = self._made[outside]
+        made.driver.registry._without = names
+        return made
+
+    def close(self) -> None:
+        async def stop() -> None:
+            for made in self._made.values():
+                await made.driver.shut_down()
+                await made.dispatcher.close()
+
+        self.runner.run(stop())
+        self.runner.close()
+
+
+class Started:
+    """A driver with an embedder and two stores. Two texts are a batch, so short lists are split."""
 
     def __init__(self, without: frozenset[str]) -> None:
         self.tables = {name: MemoryTable() for name in ("docs", "more")}
@@ -143,57 +173,49 @@ class Run:
             "words": lambda: LocalItems(WordBackend("words"), most_items=2, kept=kept),
         }
         for name, table in self.tables.items():
-            engines[name] = lambda name=name, table=table: LocalItems(StoreBackend(name, table))
+            engines[name] = partial(LocalItems, StoreBackend(name, table))
         self.dispatcher = Dispatcher(engines, "app", without=without)
+        self.dispatcher.batch = lambda kind, resource: 2 if kind == "embed" else 1
         self.driver = Driver(Registry(RegistryConfig(), without), self.dispatcher, without)
-        # Two items a batch, so that short lists are split too.
-        self.dispatcher.batch = lambda kind, resource: 2 if kind == "embed" else 1  # type: ignore[method-assign]
 
-    async def values(self, graph: Drawn, *, together: bool) -> dict[str, Any]:
-        """The value of every variable, or its error."""
-        await self.dispatcher.start(self.driver)
-        try:
-            session = self.driver.open("t")
-            groups = [graph.nodes] if together else [[node] for node in graph.nodes]
-            for nodes in groups:
-                calls = tuple(one for one in nodes if isinstance(one, Call))
-                steps = tuple(one for one in nodes if not isinstance(one, Call))
-                await self.driver.submit(session, Submit(calls=calls, steps=steps, detach=True))
-                if not together:
-                    await self._ended(session)
-            await self._ended(session)
-            session.validate()
-            found = {id: one.value for id, one in session.variables.items()}
-            errors = {id: str(one.error) for id, one in session.variables.items() if one.error}
-            assert not errors, errors
-            return found
-        finally:
-            await self.driver.shut_down()
-            await self.dispatcher.close()
+    async def run(self, graph: Drawn, tenant: str, *, together: bool) -> dict[str, Any]:
+        """The value of every variable, and what the stores hold in the end."""
+        session = self.driver.open(tenant)
+        for nodes in [graph.nodes] if together else [[node] for node in graph.nodes]:
+            calls = tuple(one for one in nodes if isinstance(one, Call))
+            steps = tuple(one for one in nodes if not isinstance(one, Call))
+            await self.driver.submit(session, Submit(calls=calls, steps=steps, detach=True))
+            for variable in list(session.variables):
+                await self.driver.readers.get(session, variable)
+        session.validate()
+        found = {id: one.value for id, one in session.variables.items()}
+        self.driver.close(session)
+        for name, table in self.tables.items():
+            found[f"in {name}"] = table.fetch(tenant, table.matching(tenant, {}))
+        return found
 
-    async def _ended(self, session: Any) -> None:
-        while any(run.live for run in session.tasks.values()):
-            await asyncio.sleep(0)
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    made = Servers()
+    yield made
+    made.close()
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.just(frozenset()) | st.frozensets(st.sampled_from(SWITCHES)))
 def test_a_graph_gives_what_its_steps_give_one_by_one(
-    graph: Drawn, without: frozenset[str]
+    servers: Servers, graph: Drawn, without: frozenset[str]
 ) -> None:
     """All variables are equal, and so is what the stores hold in the end."""
+    servers.tenants += 1
+    tenant = str(servers.tenants)
 
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            alone = Run(frozenset(SWITCHES))
-            expected = await alone.values(graph, together=False)
-            made = Run(without)
-            assert await made.values(graph, together=True) == expected
-            for name, table in alone.tables.items():
-                assert made.tables[name].fetch("t", ids(table)) == table.fetch("t", ids(table))
+    async def both() -> None:
+        async with asyncio.timeout(30):
+            alone = await servers.without(frozenset(SWITCHES))
+            expected = await alone.run(graph, f"alone {tenant}", together=False)
+            made = await servers.without(without)
+            assert await made.run(graph, tenant, together=True) == expected
 
-    asyncio.run(main())
-
-
-def ids(table: MemoryTable) -> list[str]:
-    return table.matching("t", {})
+    servers.runner.run(both())

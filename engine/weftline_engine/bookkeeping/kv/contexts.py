@@ -139,7 +139,7 @@ class Contexts:
             if found is not None:
                 tree.hold(found)
             else:
-                block = tree.take() if context.saved is not None else None
+                block = tree.reserve() if context.saved is not None else None
                 if block is None:
                     break
                 found = tree.add(node, tokens, block, tree.step)

@@ -77,7 +77,7 @@ class Leaves(Generic[L]):
             self._push(self._late, (-at, stamp, leaf))
             self._push(self._overdue, (at, stamp, leaf))
 
-    def take(self, now: float) -> L | None:
+    def evict(self, now: float) -> L | None:
         """Remove and return the leaf to evict first. None if there is none."""
         if self._top(self._unknown) is not None:
             return heapq.heappop(self._unknown)[2]

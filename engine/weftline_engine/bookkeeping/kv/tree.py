@@ -36,7 +36,7 @@ class BlockPool:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int | None:
+    def reserve(self) -> int | None:
         """A free block, or None when there is none right now."""
         if not self._free:
             return None
@@ -199,7 +199,7 @@ class ContextTree:
 
     def evict(self) -> bool:
         """Free the block without a holder that will be read last. False if there is none."""
-        node = self._leaves.take(self.now)
+        node = self._leaves.evict(self.now)
         if node is None:
             return False
         parent = node.parent
@@ -219,17 +219,17 @@ class ContextTree:
                 del self._anchors[name]
         return True
 
-    def take(self) -> int | None:
+    def reserve(self) -> int | None:
         """A block for the caller to own, by eviction if none is free. None if all are held."""
-        block = self.pool.take()
+        block = self.pool.reserve()
         if block is None and self.evict():
-            block = self.pool.take()
+            block = self.pool.reserve()
         return block
 
     def take_beside(self, node: Node) -> int | None:
         """A block for a copy of `node`, without evicting `node` itself."""
         self.hold(node)
-        block = self.take()
+        block = self.reserve()
         self.release([node])
         return block
 

@@ -269,7 +269,7 @@ class Scheduler:
         """A block, at the cost of less urgent sequences. None if all others are more urgent; then
         the sequence itself was preempted."""
         while True:
-            block = self.tree.take()
+            block = self.tree.reserve()
             if block is not None:
                 return block
             victim = max(self.running, key=urgency)
@@ -286,7 +286,7 @@ class Scheduler:
         how many of the drafts have room."""
         size = self.config.block_size
         while len(sequence.blocks) * size < sequence.computed + drafts:
-            block = self.tree.take()
+            block = self.tree.reserve()
             if block is None:
                 return len(sequence.blocks) * size - sequence.computed
             sequence.blocks.append(block)

@@ -52,7 +52,7 @@ class Model(Protocol):
         logits (R, V) on the device, in float32 or wider."""
         ...
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor:
+    def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache. It is zeroed, because unused rows of a block must be finite."""
         ...
 
@@ -88,10 +88,10 @@ class TorchModel(ABC):
         """`Model.forward` on the CPU."""
         return self.compute(step, TorchAttention(step.work, self.scale), kv_L2KPSH)
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor:
+    def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache (L, 2, K, P, S, H)."""
         config = self.config
-        shape = (config.layers, 2, config.kv_heads, pages, page_size, config.head_size)
+        shape = (config.layers, 2, config.kv_heads, blocks, block_size, config.head_size)
         if self.device.type == "cpu":
             return empty_cache(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -35,7 +35,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Tensor `name`, still mapped. Raises ModelError if it is not there in this shape."""
         tensor = self._tensors.get(name)
         if tensor is None:
@@ -62,7 +62,7 @@ class RandomWeights(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1:
             full = 0.0 if name.endswith("bias") else 1.0
             return torch.full(shape, full, dtype=torch.bfloat16, device=self._drawn.device)

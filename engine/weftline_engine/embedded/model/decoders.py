@@ -41,7 +41,7 @@ _IN_BFLOAT16 = "in bfloat16: slower than the C kernels"
 def load_decoder(
     directory: Path,
     dtype: str,
-    page_size: int,
+    block_size: int,
     builds: Path,
     *,
     dummy: bool = False,
@@ -58,7 +58,7 @@ def load_decoder(
     if dtype != "bfloat16":
         return torch_model(config, weights, getattr(torch, dtype))
     search = Search(builds, machine=machine or this_machine())
-    if isinstance(config, LlamaConfig) and runs(config, page_size):
+    if isinstance(config, LlamaConfig) and runs(config, block_size):
         try:
             library, choice = load(search)
         except NoKernels as reasons:

@@ -71,9 +71,9 @@ class DeviceModel:
         self._captured: dict[int, CapturedStep] = {}
         self._cache: Tensor | None = None
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor:
+    def new_cache(self, blocks: int, block_size: int) -> Tensor:
         """An empty KV cache (L, 2, K, P, S, H). `warm` captures the decode steps over it."""
-        return self.network.new_cache(pages, page_size)
+        return self.network.new_cache(blocks, block_size)
 
     @torch.inference_mode()
     def warm(self, cache: Tensor) -> None:
@@ -85,9 +85,9 @@ class DeviceModel:
 
     def forward(self, step: StepInput, cache: Tensor) -> Tensor:
         """`Model.forward`; the logits are valid until the next call."""
-        page_size = cache.shape[4]
-        split = split_length(step.work, self.config.kv_heads, units(self.device), page_size)
-        tiles = cut(step.work, page_size, self._group, split)
+        block_size = cache.shape[4]
+        split = split_length(step.work, self.config.kv_heads, units(self.device), block_size)
+        tiles = cut(step.work, block_size, self._group, split)
         rows = len(step.tokens_T)
         # If each sequence computes one token, the wanted rows are all rows, in their order.
         if rows == len(step.rows_R) <= self._sizes[-1] and cache is self._cache:
@@ -115,9 +115,9 @@ class CapturedStep:
 
     def __init__(self, network: TorchModel, rows: int, cache: Tensor, capture: Capture) -> None:
         config, device = network.config, network.device
-        pages, page_size = cache.shape[3], cache.shape[4]
+        blocks, block_size = cache.shape[3], cache.shape[4]
         self.tiles = DeviceTiles(
-            capacity(config, rows, pages, page_size, units(device)),
+            capacity(config, rows, blocks, block_size, units(device)),
             *tile_rows(config.heads // config.kv_heads),
             device,
         )
@@ -159,15 +159,15 @@ def sizes(max_running: int) -> tuple[int, ...]:
 
 
 def capacity(
-    config: ModelConfig, rows: int, pages: int, page_size: int, multiprocessors: int
+    config: ModelConfig, rows: int, blocks: int, block_size: int, multiprocessors: int
 ) -> Capacity:
     """The capacity that nearly every decode step of `rows` rows needs. A larger one is launched."""
-    tokens = rows * min(config.context_limit, pages * page_size)
+    tokens = rows * min(config.context_limit, blocks * block_size)
     balanced = TILES_PER_UNIT * multiprocessors // config.kv_heads + 1
     return Capacity(
         # Items are cut into tiles that balance the device, of at most 2,048 tokens.
         tiles=4 * (balanced + 2 * rows) + tokens // 2048,
-        blocks=tokens // page_size + rows,
+        blocks=tokens // block_size + rows,
         queries=_LEVELS * rows,
         rows=rows,
         slots=_SLOTS_A_ROW * rows,

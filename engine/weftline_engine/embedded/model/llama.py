@@ -52,40 +52,40 @@ class LlamaDecoder(TorchModel):
         self.frequencies_F = frequencies(config.rope, config.head_size).to(device)
         hidden, vocabulary = config.hidden, config.vocabulary
 
-        def take(name: str, *shape: int) -> Tensor:
-            return weights.take(name, shape).to(device, dtype)
+        def read(name: str, *shape: int) -> Tensor:
+            return weights.read(name, shape).to(device, dtype)
 
-        self.embedding_VC = take("model.embed_tokens.weight", vocabulary, hidden)
+        self.embedding_VC = read("model.embed_tokens.weight", vocabulary, hidden)
         self.layers = [self._layer(weights, i) for i in range(config.layers)]
-        self.norm_C = take("model.norm.weight", hidden)
+        self.norm_C = read("model.norm.weight", hidden)
         tied = config.tied or "lm_head.weight" not in weights
-        self.head_VC = self.embedding_VC if tied else take("lm_head.weight", vocabulary, hidden)
+        self.head_VC = self.embedding_VC if tied else read("lm_head.weight", vocabulary, hidden)
 
     def _layer(self, weights: Checkpoint, index: int) -> Layer:
         config = self.config
         hidden, mlp = config.hidden, config.mlp
         query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
 
-        def take(name: str, *shape: int) -> Tensor:
-            found = weights.take(f"model.layers.{index}.{name}.weight", shape)
+        def read(name: str, *shape: int) -> Tensor:
+            found = weights.read(f"model.layers.{index}.{name}.weight", shape)
             return found.to(self.device, self.dtype)
 
         bias_X = qkv_bias(weights, config, index)
         return Layer(
-            take("input_layernorm", hidden),
+            read("input_layernorm", hidden),
             torch.cat(
                 [
-                    take("self_attn.q_proj", query, hidden),
-                    take("self_attn.k_proj", kv, hidden),
-                    take("self_attn.v_proj", kv, hidden),
+                    read("self_attn.q_proj", query, hidden),
+                    read("self_attn.k_proj", kv, hidden),
+                    read("self_attn.v_proj", kv, hidden),
                 ]
             ),
-            take("self_attn.o_proj", hidden, query),
-            take("post_attention_layernorm", hidden),
-            torch.cat([take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)]),
-            take("mlp.down_proj", hidden, mlp),
+            read("self_attn.o_proj", hidden, query),
+            read("post_attention_layernorm", hidden),
+            torch.cat([read("mlp.gate_proj", mlp, hidden), read("mlp.up_proj", mlp, hidden)]),
+            read("mlp.down_proj", hidden, mlp),
             None if bias_X is None else bias_X.to(self.device, self.dtype),
-            (take("self_attn.q_norm", config.head_size), take("self_attn.k_norm", config.head_size))
+            (read("self_attn.q_norm", config.head_size), read("self_attn.k_norm", config.head_size))
             if config.qk_norm
             else None,
         )
@@ -123,7 +123,7 @@ def qkv_bias(weights: Checkpoint, config: LlamaConfig, index: int) -> Tensor | N
     counts = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
     names = {f"model.layers.{index}.self_attn.{n}_proj.bias": c for n, c in counts.items()}
     return torch.cat(
-        [weights.take(name, (count * config.head_size,)) for name, count in names.items()]
+        [weights.read(name, (count * config.head_size,)) for name, count in names.items()]
     )
 
 

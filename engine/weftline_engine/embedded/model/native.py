@@ -1,7 +1,7 @@
 """The decoder in C (weftline_kernels.cpu) for bfloat16 weights, with the interface of a `Model`.
 
 Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
-uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = pages,
+uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = blocks,
 H = head size, F = H / 2, X = rows of a weight, Y = its columns.
 """
 
@@ -23,7 +23,7 @@ from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
 from weftline_kernels.cpu.layout import interleave, pack, stride
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
-PAGE = 16  # fixed in decoder.c
+BLOCK = 16  # fixed in decoder.c
 _MOST_SIZE = 256  # of a head, in step.h
 
 Pointer = ctypes.c_void_p
@@ -36,7 +36,7 @@ def _struct(name: str, fields: list[tuple[str, Any]]) -> Any:
 _LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
-_ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "page", "query", "visible")
+_ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "block", "query", "visible")
 _SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "logits")
 
 _CLayer = _struct("_CLayer", [(name, Pointer) for name in (*_LAYER, *_MATRICES)])
@@ -53,16 +53,16 @@ _CStep = _struct(
     "_CStep",
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
-        ("pages", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
         *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH)),
     ],
 )
 
 
-def runs(config: LlamaConfig, page_size: int) -> bool:
+def runs(config: LlamaConfig, block_size: int) -> bool:
     """Whether the C decoder can run this model."""
     size = config.head_size
-    return page_size == PAGE and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
+    return block_size == BLOCK and size % 16 == 0 and size <= _MOST_SIZE and config.hidden % 2 == 0
 
 
 class NativeDecoder:
@@ -80,9 +80,9 @@ class NativeDecoder:
         self._kept: list[Tensor] = []  # what the structs point to
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
         hidden, vocabulary = config.hidden, config.vocabulary
-        embedding = weights.take("model.embed_tokens.weight", (vocabulary, hidden))
+        embedding = weights.read("model.embed_tokens.weight", (vocabulary, hidden))
         tied = config.tied or "lm_head.weight" not in weights
-        head = embedding if tied else weights.take("lm_head.weight", (vocabulary, hidden))
+        head = embedding if tied else weights.read("lm_head.weight", (vocabulary, hidden))
         self._layers = (_CLayer * config.layers)(
             *(self._layer(weights, i) for i in range(config.layers))
         )
@@ -92,7 +92,7 @@ class NativeDecoder:
             # A copy: the mapped file is as large as the packed weights, and is released with its
             # last tensor.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
-            norm=self._keep(weights.take("model.norm.weight", (hidden,)).float()),
+            norm=self._keep(weights.read("model.norm.weight", (hidden,)).float()),
             head=self._keep(pack(head, self._panel)),
             layer=self._layers,
         )
@@ -102,22 +102,22 @@ class NativeDecoder:
         hidden, mlp, panel = config.hidden, config.mlp, self._panel
         query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
 
-        def take(name: str, *shape: int) -> Tensor:
-            return weights.take(f"model.layers.{index}.{name}.weight", shape)
+        def read(name: str, *shape: int) -> Tensor:
+            return weights.read(f"model.layers.{index}.{name}.weight", shape)
 
         qkv = [
-            take("self_attn.q_proj", query, hidden),
-            take("self_attn.k_proj", kv, hidden),
-            take("self_attn.v_proj", kv, hidden),
+            read("self_attn.q_proj", query, hidden),
+            read("self_attn.k_proj", kv, hidden),
+            read("self_attn.v_proj", kv, hidden),
         ]
-        gate, up = take("mlp.gate_proj", mlp, hidden), take("mlp.up_proj", mlp, hidden)
+        gate, up = read("mlp.gate_proj", mlp, hidden), read("mlp.up_proj", mlp, hidden)
         return _CLayer(
-            attention_norm=self._keep(take("input_layernorm", hidden).float()),
-            mlp_norm=self._keep(take("post_attention_layernorm", hidden).float()),
+            attention_norm=self._keep(read("input_layernorm", hidden).float()),
+            mlp_norm=self._keep(read("post_attention_layernorm", hidden).float()),
             qkv=self._keep(pack(torch.cat(qkv), panel)),
-            out=self._keep(pack(take("self_attn.o_proj", hidden, query), panel)),
+            out=self._keep(pack(read("self_attn.o_proj", hidden, query), panel)),
             gate_up=self._keep(pack(interleave(gate, up, panel // 2), panel)),
-            down=self._keep(pack(take("mlp.down_proj", hidden, mlp), panel)),
+            down=self._keep(pack(read("mlp.down_proj", hidden, mlp), panel)),
             **self._extras(weights, index),
         )
 
@@ -130,7 +130,7 @@ class NativeDecoder:
             extras["qkv_bias"] = self._keep(torch.nn.functional.pad(bias_X.float(), (0, padding)))
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             found = f"model.layers.{index}.self_attn.{name}.weight"
-            extras[name] = self._keep(weights.take(found, (config.head_size,)).float())
+            extras[name] = self._keep(weights.read(found, (config.head_size,)).float())
         return extras
 
     def _keep(self, tensor: Tensor) -> int:
@@ -165,7 +165,7 @@ class NativeDecoder:
                     rows=rows,
                     items=len(flat.item),
                     threads=self.threads,
-                    pages=cache_L2KPX.shape[3],
+                    blocks=cache_L2KPX.shape[3],
                     **{name: tensor.data_ptr() for name, tensor in inputs.items()},
                     **{name: array.ctypes.data for name, array in flat._asdict().items()},
                     x=self._room("x", tokens * config.hidden),
@@ -192,8 +192,8 @@ class NativeDecoder:
             self._scratch[name] = np.zeros(count, np.float32)
         return self._scratch[name].ctypes.data
 
-    def new_cache(self, pages: int, page_size: int) -> Tensor:
-        """An empty KV cache (L, 2, K, P, H * S); keys lie transposed in their page."""
+    def new_cache(self, blocks: int, block_size: int) -> Tensor:
+        """An empty KV cache (L, 2, K, P, H * S); keys lie transposed in their block."""
         config = self.config
-        shape = (config.layers, 2, config.kv_heads, pages, config.head_size * page_size)
+        shape = (config.layers, 2, config.kv_heads, blocks, config.head_size * block_size)
         return empty_cache(shape, torch.bfloat16)

@@ -84,12 +84,12 @@ class OptDecoder(TorchModel):
         self.last_norm = self._norm("final_layer_norm") if config.last_norm else None
         self.head_VE = self.embedding_VE
         if not config.tied and "lm_head.weight" in weights:
-            found = weights.take("lm_head.weight", (config.vocabulary, width))
+            found = weights.read("lm_head.weight", (config.vocabulary, width))
             self.head_VE = found.to(device, dtype)
         del self._weights
 
     def _take(self, name: str, *shape: int) -> Tensor:
-        return self._weights.take(f"model.decoder.{name}", shape).to(self.device, self.dtype)
+        return self._weights.read(f"model.decoder.{name}", shape).to(self.device, self.dtype)
 
     def _norm(self, name: str) -> LayerNorm:
         hidden = self.config.hidden

@@ -31,7 +31,7 @@ class Rejected(Exception):
 
 
 @dataclass(slots=True)
-class Line:
+class Connection:
     """A TCP connection that carries frames of `wire`."""
 
     reader: asyncio.StreamReader
@@ -64,24 +64,24 @@ def check_key(key: str) -> None:
         raise ValueError(f"the key that engines join with needs at least {LEAST_KEY} characters")
 
 
-async def challenge(line: Line, key: str) -> str:
+async def challenge(connection: Connection, key: str) -> str:
     """Do the server's part up to Welcome, and return the host's name. Raises Rejected."""
     nonce = secrets.token_hex(16)
-    line.send(wire.Hello(nonce))
-    proof = await _expect(line, wire.Prove, MOST_UNPROVEN)
+    connection.send(wire.Hello(nonce))
+    proof = await _expect(connection, wire.Prove, MOST_UNPROVEN)
     if not hmac.compare_digest(proof.proof, _proof(key, "host", nonce, proof.nonce, proof.name)):
         raise Rejected("the key is wrong: use the server's")
     mine = _proof(key, "server", nonce, proof.nonce, proof.name)
-    line.send(wire.Welcome(mine))
+    connection.send(wire.Welcome(mine))
     return proof.name
 
 
-async def respond(line: Line, key: str, name: str) -> None:
+async def respond(connection: Connection, key: str, name: str) -> None:
     """Do the host's part up to the server's Welcome. Raises Rejected."""
-    hello = await _expect(line, wire.Hello, MOST_UNPROVEN)
+    hello = await _expect(connection, wire.Hello, MOST_UNPROVEN)
     nonce = secrets.token_hex(16)
-    line.send(wire.Prove(name, nonce, _proof(key, "host", hello.nonce, nonce, name)))
-    welcome = await _expect(line, wire.Welcome, MOST_UNPROVEN)
+    connection.send(wire.Prove(name, nonce, _proof(key, "host", hello.nonce, nonce, name)))
+    welcome = await _expect(connection, wire.Welcome, MOST_UNPROVEN)
     if not hmac.compare_digest(welcome.proof, _proof(key, "server", hello.nonce, nonce, name)):
         raise Rejected("the server does not know the key")
 
@@ -92,8 +92,8 @@ def _proof(key: str, side: str, *parts: str) -> str:
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 
-async def _expect(line: Line, kind: type[T], most: int) -> T:
-    messages = await line.receive(most)
+async def _expect(connection: Connection, kind: type[T], most: int) -> T:
+    messages = await connection.receive(most)
     match messages:
         case [wire.Refused(message)]:
             raise Rejected(message)

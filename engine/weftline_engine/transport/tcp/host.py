@@ -15,7 +15,7 @@ from weftline_engine.transport.tcp.handshake import (
     HANDSHAKE_S,
     HEARTBEAT_S,
     LOST_S,
-    Line,
+    Connection,
     Rejected,
     check_key,
     respond,
@@ -86,7 +86,7 @@ class EngineHost:
         while not self._leave.is_set():
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
-                    line = await self._join(description)
+                    connection = await self._join(description)
             except (OSError, TimeoutError) as error:
                 log.warning("cannot reach the server: %s", error)
                 await self._pause(failures)
@@ -94,38 +94,42 @@ class EngineHost:
                 continue
             failures = 0
             try:
-                await self._serve(engine, line, events)
+                await self._serve(engine, connection, events)
             finally:
                 self.joined = False
-                await line.close()
+                await connection.close()
                 self._drop_all(engine)
 
-    async def _join(self, description: api.Description) -> Line:
-        line = Line(*await asyncio.open_connection(self._config.host, self._config.port))
+    async def _join(self, description: api.Description) -> Connection:
+        connection = Connection(
+            *await asyncio.open_connection(self._config.host, self._config.port)
+        )
         try:
-            await respond(line, self._config.key, self._config.name)
-            line.send(wire.Describe(replace(description, tokenizer=None), _tokenizer(description)))
-            match await line.receive():
+            await respond(connection, self._config.key, self._config.name)
+            connection.send(
+                wire.Describe(replace(description, tokenizer=None), _tokenizer(description))
+            )
+            match await connection.receive():
                 case [wire.Admitted()]:
                     self.joined = True
-                    line.send(wire.Heartbeat(time.monotonic()))
-                    return line
+                    connection.send(wire.Heartbeat(time.monotonic()))
+                    return connection
                 case [wire.Refused(message)]:
                     raise Rejected(message)
         except BaseException:
-            await line.close()
+            await connection.close()
             raise
         raise OSError("the server closed the connection")
 
-    async def _serve(self, engine: api.Engine, line: Line, events: _Events) -> None:
+    async def _serve(self, engine: api.Engine, connection: Connection, events: _Events) -> None:
         """Perform verbs and send events until the connection is lost or the last op has ended."""
         tasks = [
             asyncio.create_task(one)
             for one in (
-                self._hear(engine, line),
-                self._tell(line, events),
-                self._beat(line),
-                self._wait_to_leave(line),
+                self._hear(engine, connection),
+                self._tell(connection, events),
+                self._beat(connection),
+                self._wait_to_leave(connection),
             )
         ]
         try:
@@ -139,19 +143,19 @@ class EngineHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear(self, engine: api.Engine, line: Line) -> None:
+    async def _hear(self, engine: api.Engine, connection: Connection) -> None:
         while True:
             try:
                 async with asyncio.timeout(LOST_S):
-                    messages = await line.receive()
+                    messages = await connection.receive()
             except TimeoutError:
                 return
             for message in messages:
-                self._perform(engine, line, message)
+                self._perform(engine, connection, message)
             if not messages:
                 return
 
-    def _perform(self, engine: api.Engine, line: Line, verb: wire.Message) -> None:
+    def _perform(self, engine: api.Engine, connection: Connection, verb: wire.Message) -> None:
         match verb:
             case wire.Submit(op):
                 self._running.add(op.id)
@@ -171,25 +175,25 @@ class EngineHost:
             case wire.Refused(message):
                 raise Rejected(message)
 
-    async def _tell(self, line: Line, events: _Events) -> None:
+    async def _tell(self, connection: Connection, events: _Events) -> None:
         while True:
             batch = await events.next()
             for event in batch:
                 if isinstance(event, (api.Finished, api.Failed)):
                     self._running.discard(event.op)
-            line.send(*batch)
+            connection.send(*batch)
             self._ended.set()
 
-    async def _beat(self, line: Line) -> None:
+    async def _beat(self, connection: Connection) -> None:
         while True:
-            line.send(wire.Heartbeat(time.monotonic()))
+            connection.send(wire.Heartbeat(time.monotonic()))
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _wait_to_leave(self, line: Line) -> None:
+    async def _wait_to_leave(self, connection: Connection) -> None:
         """Return once `leave` was called and the last op has ended, or after DRAIN_S."""
         await self._leave.wait()
         now = time.monotonic()
-        line.send(
+        connection.send(
             api.Availability(op="", attempt=0, sequence=0, time=now, available=False, leaving=True)
         )
         try:
@@ -199,7 +203,7 @@ class EngineHost:
                     await self._ended.wait()
         except TimeoutError:
             log.warning("some ops still ran after %g s: they are dropped", DRAIN_S)
-        await line.writer.drain()
+        await connection.writer.drain()
 
     def _drop_all(self, engine: api.Engine) -> None:
         """Cancel all ops and free all contexts. The server has retried the ops on other engines."""

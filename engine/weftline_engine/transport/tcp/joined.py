@@ -16,7 +16,13 @@ from weftline.errors import EngineUnavailable
 from weftline_engine import api
 from weftline_engine.transport import wire
 from weftline_engine.transport.tcp import handshake
-from weftline_engine.transport.tcp.handshake import HANDSHAKE_S, LOST_S, Line, Rejected, challenge
+from weftline_engine.transport.tcp.handshake import (
+    HANDSHAKE_S,
+    LOST_S,
+    Connection,
+    Rejected,
+    challenge,
+)
 
 log = logging.getLogger("weftline.gate")
 
@@ -33,8 +39,8 @@ class JoinedEngine:
     old one are never read.
     """
 
-    def __init__(self, line: Line, description: api.Description) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, description: api.Description) -> None:
+        self._connection = connection
         self._description = description
         self._ahead: float | None = None  # seconds by which our clock is ahead of the host's
         self._leaving = False
@@ -44,29 +50,29 @@ class JoinedEngine:
         return self._description
 
     def submit(self, op: api.Op) -> None:
-        self._line.send(wire.Submit(replace(op, hints=self._theirs(op.hints))))
+        self._connection.send(wire.Submit(replace(op, hints=self._theirs(op.hints))))
 
     def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
-        self._line.send(wire.Feed.of(op, offset, part, last))
+        self._connection.send(wire.Feed.of(op, offset, part, last))
 
     def update(self, op: str, hints: api.Hints) -> None:
-        self._line.send(wire.Update(op, self._theirs(hints)))
+        self._connection.send(wire.Update(op, self._theirs(hints)))
 
     def cancel(self, op: str) -> None:
-        self._line.send(wire.Cancel(op))
+        self._connection.send(wire.Cancel(op))
 
     def retain(self, context: str, retention: api.Retention) -> None:
-        self._line.send(wire.Retain(context, retention))
+        self._connection.send(wire.Retain(context, retention))
 
     def free(self, context: str) -> None:
-        self._line.send(wire.Free(context))
+        self._connection.send(wire.Free(context))
 
     async def events(self) -> AsyncIterator[list[api.Event]]:
         """Yield events until the host leaves. Raises EngineDied if it hangs or disconnects."""
         while True:
             try:
                 async with asyncio.timeout(LOST_S):
-                    messages = await self._line.receive()
+                    messages = await self._connection.receive()
             except TimeoutError:
                 reason = f"its host hangs: no heartbeat for {LOST_S:g} s"
                 break
@@ -80,17 +86,17 @@ class JoinedEngine:
             for message in messages:
                 if isinstance(message, wire.Heartbeat):
                     self._learn_clock(message.time)
-                    self._line.send(wire.Heartbeat(time.monotonic()))
+                    self._connection.send(wire.Heartbeat(time.monotonic()))
             self._leaving |= any(isinstance(e, api.Availability) and e.leaving for e in events)
             if events:
                 yield [self._ours(event) for event in events]
-        await self._line.close()
+        await self._connection.close()
         if not (self._leaving or self._closing):
             raise api.EngineDied(reason)
 
     async def close(self) -> None:
         self._closing = True
-        await self._line.close()
+        await self._connection.close()
 
     def _learn_clock(self, theirs: float) -> None:
         """Keep the smallest difference seen: it contains the least network delay."""
@@ -131,34 +137,34 @@ class Gate:
         shutil.rmtree(self._tokenizers, ignore_errors=True)
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer)
+        connection = Connection(reader, writer)
         if self._unproven >= MOST_UNPROVEN_HOSTS:
-            await line.close()
+            await connection.close()
             return
         name = "?"
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 self._unproven += 1
                 try:
-                    name = await challenge(line, self._key)
+                    name = await challenge(connection, self._key)
                 finally:
                     self._unproven -= 1
-                description = await self._described(line)
-            engine = JoinedEngine(line, description)
-            line.send(wire.Admitted())
+                description = await self._described(connection)
+            engine = JoinedEngine(connection, description)
+            connection.send(wire.Admitted())
             await self._admit(name, engine, description)
         except (TimeoutError, EngineUnavailable):  # the host tries again
-            await line.close()
+            await connection.close()
         except Exception as error:
             # Rejected, WireError, or an error of `admit`. The host logs it for its operator.
             log.warning("engine %r may not join: %s", name[:64], error)
-            line.send(wire.Refused(str(error)[:300]))
-            await line.close()
+            connection.send(wire.Refused(str(error)[:300]))
+            await connection.close()
         else:
             log.warning("engine %s joined", name)
 
-    async def _described(self, line: Line) -> api.Description:
-        messages: Sequence[wire.Message] = await line.receive()
+    async def _described(self, connection: Connection) -> api.Description:
+        messages: Sequence[wire.Message] = await connection.receive()
         match messages:
             case [wire.Describe(description, tokenizer)]:
                 path = None if tokenizer is None else str(self._kept(tokenizer))

@@ -13,12 +13,19 @@ from langchain_core.runnables import RunnableConfig
 from langchain_weftline.chat_models import ChatWeftline
 from langchain_weftline.lower.lowered import CallOptions, Draft
 from langchain_weftline.lower.parsers import lowered_parser, reads_tools
-from langchain_weftline.lower.prompts import calls_user_code, messages_as_turns, render, text_of
-from langchain_weftline.lower.steps import Handler, Lowerer, Mode, Run, Step, Steps
+from langchain_weftline.lower.prompts import (
+    calls_user_code,
+    item_for,
+    messages_as_turns,
+    render,
+    text_of,
+)
+from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Mode, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     UNKNOWN,
     Answer,
     CannotCompile,
+    Local,
     Prompt,
     Ref,
     Slot,
@@ -106,6 +113,8 @@ class Calls:
         names = template.input_variables
         is_lone = not isinstance(value, dict) and len(names) == 1
         values = {names[0]: value} if is_lone else value
+        if isinstance(value, Local):
+            values = {name: value.item(name, item_for(template, name)) for name in names}
         if isinstance(values, Unknown):
             values = {name: values[name] for name in (*names, *values)}
         elif not isinstance(values, dict) or not set(names) <= values.keys():
@@ -135,6 +144,8 @@ class Calls:
         """A call of a ChatWeftline."""
         model: ChatWeftline = step.runnable
         self.models.append(model)
+        if isinstance(value, Local):
+            value = yield Fetch(value)  # it may be a text, messages, or a prompt
         options = call_options(model, step.options)
         if self._lowering.mode is Mode.AHEAD_OF_STREAM:
             if options.toolbox is not None:
@@ -159,7 +170,6 @@ class Calls:
         self.asked[draft.var] = Asked(model, value, step.config, step.options)
         self._lowering.note(step, f"call {name!r}", in_server=True)
         return Answer(draft.var, options.toolbox is not None, options.form)
-        yield  # makes this a generator, as all handlers are
 
     def _unknown_call(self, step: Step, options: CallOptions) -> Any:
         """A call whose prompt depends on a step of the client."""

@@ -101,7 +101,9 @@ class Flow:
 
     def _passthrough(self, step: Step, value: Any) -> Steps:
         if step.runnable.func is not None or step.runnable.afunc is not None:
-            yield from self._lowering.run(step, value, "it calls a function of the client")
+            # What follows waits for the function: it may be there to stop the run.
+            reason = "it calls a function of the client"
+            yield from self._lowering.run(step, value, reason, may_wait=False)
         return value
 
     def _lambda(self, step: Step, value: Any) -> Steps:

@@ -14,6 +14,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_weftline.lower.symbols import (
     Answer,
     Hole,
+    Local,
     Make,
     Prompt,
     Ref,
@@ -29,6 +30,7 @@ from langchain_weftline.model.forms import Form
 from langchain_weftline.model.tools import Toolbox
 from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
+from weftline.errors import TransformFailed
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
 from weftline.watching import Value
 
@@ -215,8 +217,11 @@ def finish(
     result: Any,
     server: Server | None,
     raw: Callable[[Sequence[Draft]], Iterable[str]] = lambda _: (),
+    also: Iterable[str] = (),
 ) -> Lowered:
     """`drafts` as calls, and `result` as a tree. The variables that `raw` names stay as they are.
+
+    So do those of `also`, which steps of the client read.
 
     If every reader of a variable wants the same transforms, the call's output has them. Then the
     value is parsed once, and the graph shows it parsed. If one reader wants the raw text and
@@ -225,8 +230,9 @@ def finish(
 
     A call whose answer is not read is left out. Variables of earlier submits do not change.
     """
-    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))})
-    kept = set(raw(drafts))
+    also = set(also)
+    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))} | also)
+    kept = {*raw(drafts), *also}
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
@@ -236,6 +242,31 @@ def finish(
     shared = {var: _common_start(readers) for var, readers in uses.items() if var not in kept}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)
     return Lowered(calls, _tree(result, shared), server)
+
+
+def with_texts(draft: Draft, texts: Mapping[str, Mapping[str, str]]) -> Draft:
+    """`draft`, with the `texts` of variables that the client has set in place of the variables."""
+
+    def known(piece: str | Hole) -> str | Hole:
+        if isinstance(piece, str) or piece.ref.var not in texts:
+            return piece
+        try:
+            specs = (*piece.ref.transforms, *piece.form)
+            return str(transforms.run(specs, texts[piece.ref.var]))
+        except TransformFailed:
+            return piece  # the server fails the call
+
+    turns = tuple(
+        replace(
+            turn,
+            content=tuple(
+                part if isinstance(part, str) else Slot(part.name, tuple(map(known, part.pieces)))
+                for part in turn.content
+            ),
+        )
+        for turn in draft.turns
+    )
+    return replace(draft, turns=turns)
 
 
 def raw_calls(drafts: Sequence[Draft]) -> tuple[Call, ...]:
@@ -272,6 +303,8 @@ def _tree(value: Any, shared: Mapping[str, tuple[Spec, ...]]) -> Tree:
     if isinstance(value, Ref):
         rest = value.transforms[len(shared.get(value.var, ())) :]
         return Variable(value.var, rest, is_text=value.is_text, make=value.make)
+    if isinstance(value, Local):
+        return Variable(value.var, is_text=False, make=value.part)
     if isinstance(value, Answer):
         is_text = not value.calls_tools
         return Variable(value.var, is_message=True, is_text=is_text, form=value.form)

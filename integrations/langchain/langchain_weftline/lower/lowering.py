@@ -22,8 +22,8 @@ from langchain_weftline.lower.parsers import has_transform
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
+    Local,
     Ref,
-    is_symbolic,
     item_of,
     name_of,
 )
@@ -73,12 +73,22 @@ class Lowering:
             handler = self.calls.template
         return handler
 
-    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
-        """Have the client run a step, on the values that it waits for."""
+    def run(
+        self,
+        step: Step,
+        value: Any,
+        reason: str,
+        *,
+        is_quick: bool = False,
+        may_wait: bool = True,
+    ) -> Steps:
+        """Have the client run a step, on the values that it waits for.
+
+        With `may_wait` the output may be a promise.
+        """
         self.note(step, reason)
-        if is_symbolic(value):
-            value = yield Fetch(value)
-        return (yield Run(step.runnable, value, step.config, step.options, is_quick))
+        how = {"is_quick": is_quick, "may_wait": may_wait and not is_quick}
+        return (yield Run(step.runnable, value, step.config, step.options, **how))
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""
@@ -90,6 +100,8 @@ class Lowering:
 
         The client fetches the value to learn its length or keys. The items stay variables.
         """
+        if isinstance(value, Local):
+            return (yield Fetch(value))
         if not isinstance(value, Ref) or value.is_text:
             return value
         found = yield Fetch(value)

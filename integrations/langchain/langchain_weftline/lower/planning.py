@@ -16,7 +16,7 @@ from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
 from langchain_weftline.lower.pure import apply_pure
 from langchain_weftline.lower.steps import Fork, Request, Run, Step, Steps
-from langchain_weftline.lower.symbols import UNKNOWN, CannotCompile, has_unknown
+from langchain_weftline.lower.symbols import UNKNOWN, CannotCompile, has_unknown, is_symbolic
 
 
 def plan(
@@ -48,7 +48,7 @@ def _answer(request: Request) -> Any:
     match request:
         case Fork(parts):
             return [_follow(part) for part in parts]
-        case Run(step, value) if not request.options and not has_unknown(value):
+        case Run(step, value) if not (request.options or has_unknown(value) or is_symbolic(value)):
             return _made_by(step, value)
     return UNKNOWN
 

@@ -1,18 +1,21 @@
 """Runs the parts of a lowering side by side, each as far as it can go. No I/O, clock or threads.
 
-A part yields its requests. A step for the client to run is returned as a job. A part that needs the
-server's values waits for them. The caller submits calls when no part can go on without them.
+A part yields its requests. A step for the client to run becomes a job, once its input is there. A
+part that needs the server's values waits for them. When no part can go on, the caller lets those
+that wait for jobs go on with promises of their outputs, and submits the calls.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_weftline.lower.lowered import Tree, build, tree_of, variables_of
 from langchain_weftline.lower.steps import Fetch, Fork, Run, Steps
+from langchain_weftline.lower.symbols import Local, Make, name_of
+from langchain_weftline.model.answers import new_variable
 from langchain_weftline.model.failures import own_failures
 from weftline.protocol import Call
 from weftline.watching import Failed, Value
@@ -30,6 +33,17 @@ class Outcome:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A variable that the client cannot make: its step, or one before it, raised `error`."""
+
+    variable: str
+    error: BaseException
+
+
+Event = Value | Failed | Lost
 
 
 @dataclass(eq=False, slots=True)
@@ -52,27 +66,37 @@ class Part:
         return failed or Outcome([end.value for end in done])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Job:
-    """A step that the client has to run for a part."""
+    """A step that the client has to run, once it has the step's input.
 
-    part: Part
+    The outcome goes to `part`. Where that went on with a `promise` of the output, it is kept here.
+    """
+
     run: Run
+    part: Part | None
+    reads: tuple[str, ...]
+    promise: Local | None = None
+    outcome: Outcome | None = None
+    is_answered_for: bool = False  # a part was told of the failure, and deals with it
 
 
 class Program:
-    """A lowering under way. `known` has the variables that have settled."""
+    """A lowering under way. `known` has the variables that have settled, the client's own too."""
 
-    def __init__(self, root: Steps) -> None:
+    def __init__(self, root: Steps, mint: Callable[[], str] = new_variable) -> None:
+        self._mint = mint
         self._ready: deque[tuple[Part, Outcome]] = deque([(Part(root), Outcome())])
-        self._waiting: dict[Part, Tree] = {}
-        self.known: dict[str, Value | Failed] = {}
+        self._waiting: dict[Part | Job, Tree] = {}
+        self._to_run: list[Job] = []
+        self._open: dict[Job, None] = {}  # in the order of the chain
+        self._promised: dict[str, Job] = {}  # by the promise's variable
+        self.known: dict[str, Event] = {}
         self.running = 0
         self.outcome: Outcome | None = None
 
     def advance(self) -> list[Job]:
         """Run every part as far as it can go. Returns the steps that the client has to run."""
-        jobs: list[Job] = []
         while self._ready:
             part, outcome = self._ready.popleft()
             try:
@@ -85,14 +109,22 @@ class Program:
             except Exception as error:
                 self._end(part, Outcome(error=error))
             else:
-                jobs += self._take(part, request)
+                self._take(part, request)
+        for job in self._promised.values():
+            if job.outcome is not None:
+                self._show(job, job.outcome)
+        jobs, self._to_run = self._to_run, []
         self.running += len(jobs)
         return jobs
 
-    def _take(self, part: Part, request: Run | Fetch | Fork) -> list[Job]:
+    def _take(self, part: Part, request: Run | Fetch | Fork) -> None:
         match request:
             case Run():
-                return [Job(part, request)]
+                tree = tree_of(request.value)
+                job = Job(request, part, variables_of(tree))
+                self._open[job] = None
+                self._waiting[job] = tree
+                self._look(job)
             case Fetch(value):
                 self._waiting[part] = tree_of(value)
                 self._look(part)
@@ -103,18 +135,28 @@ class Program:
                 ]
                 if not parts:
                     self._ready.append((part, Outcome([])))
-        return []
 
     def ran(self, job: Job, outcome: Outcome) -> None:
         """Note that the client has run a step."""
         self.running -= 1
-        self._ready.append((job.part, outcome))
+        self._finish(job, outcome)
 
-    def told(self, event: Value | Failed) -> None:
+    def told(self, event: Event) -> None:
         """Note that a variable has settled."""
-        self.known[event.variable] = event
-        for part in list(self._waiting):
-            self._look(part)
+        self.known.setdefault(event.variable, event)
+        for waiting in list(self._waiting):
+            self._look(waiting)
+
+    def promise(self) -> bool:
+        """Let the parts that wait for steps of the client go on with promises of their outputs."""
+        found = [job for job in self._open if job.part is not None and job.run.may_wait]
+        for job in found:
+            assert job.part is not None, "it was selected by that"
+            job.promise = Local(self._mint())
+            self._promised[job.promise.var] = job
+            self._ready.append((job.part, Outcome(job.promise)))
+            job.part = None
+        return bool(found)
 
     @property
     def is_alone(self) -> bool:
@@ -124,20 +166,85 @@ class Program:
     @property
     def can_go_on(self) -> bool:
         """Whether a part can go on without waiting."""
-        return bool(self._ready)
+        return bool(self._ready or self._to_run)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether every step of the client has run, or can no longer."""
+        return not self._open
+
+    @property
+    def lost(self) -> Outcome | None:
+        """The outcome of the first promised step that has failed, and that no part deals with."""
+        left = (job.outcome for job in self._promised.values() if not job.is_answered_for)
+        return next((end for end in left if end is not None and end.error is not None), None)
+
+    def is_own(self, name: str) -> bool:
+        """Whether the client itself makes this variable."""
+        return name.partition(".")[0] in self._promised
+
+    def texts(self) -> dict[str, Mapping[str, str]]:
+        """The texts of steps of the client that have run: sets by variable."""
+        sets = {name: event for name, event in self.known.items() if "." in name}
+        return {
+            name: event.value
+            for name, event in sets.items()
+            if isinstance(event, Value) and self.is_own(name)
+        }
+
+    def origin(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The step that makes one of the client's own variables, and the variables it reads."""
+        job = self._promised[name.partition(".")[0]]
+        return name_of(job.run.step), tuple(dict.fromkeys(self._reads(job)))
+
+    def _reads(self, job: Job) -> Iterator[str]:
+        """The server's variables that a step depends on."""
+        for name in job.reads:
+            if self.is_own(name):
+                yield from self._reads(self._promised[name.partition(".")[0]])
+            else:
+                yield name
 
     def wanted(self) -> list[str]:
-        """The distinct variables that parts wait for."""
+        """The distinct variables of the server that parts and steps wait for."""
         names = [name for tree in self._waiting.values() for name in variables_of(tree)]
-        return [name for name in dict.fromkeys(names) if name not in self.known]
+        return [n for n in dict.fromkeys(names) if n not in self.known and not self.is_own(n)]
 
-    def _look(self, part: Part) -> None:
-        """Let `part` go on if all its variables are ready, or one has failed."""
-        tree = self._waiting[part]
-        outcome = settle(tree, self.known)
-        if outcome is not None:
-            del self._waiting[part]
-            self._ready.append((part, outcome))
+    def _look(self, waiting: Part | Job) -> None:
+        """Let a part or a step go on if all its variables are ready, or one has failed."""
+        tree = self._waiting.get(waiting)
+        outcome = None if tree is None else settle(tree, self.known)
+        if outcome is None:  # or an event that this one caused has let it go on
+            return
+        del self._waiting[waiting]
+        if isinstance(waiting, Part):
+            for job in self._promised.values() if outcome.error is not None else ():
+                same = job.outcome is not None and job.outcome.error is outcome.error
+                job.is_answered_for = job.is_answered_for or same
+            self._ready.append((waiting, outcome))
+        elif outcome.error is not None:
+            self._finish(waiting, outcome)
+        else:
+            waiting.run = replace(waiting.run, value=outcome.value)
+            self._to_run.append(waiting)
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        del self._open[job]
+        job.outcome = outcome
+        if job.part is not None:
+            self._ready.append((job.part, outcome))
+            return
+        assert job.promise is not None, "its part went on with a promise"
+        self.told(_event(job.promise.var, outcome))
+        self._show(job, outcome)
+
+    def _show(self, job: Job, outcome: Outcome) -> None:
+        """Make the texts of a step's output that prompts show."""
+        assert job.promise is not None, "only a promise is shown before it is kept"
+        shown = job.promise.shown
+        for number in range(shown.closed, len(shown.sets)):
+            shown.closed += 1
+            self.told(_event(f"{job.promise.var}.{number}", _made(shown.sets[number], outcome)))
 
     def _end(self, part: Part, outcome: Outcome) -> None:
         if part.parent is None:
@@ -146,9 +253,24 @@ class Program:
             self._ready.append((part.parent, all_ended))
 
 
+def _made(texts: Mapping[str, Make], outcome: Outcome) -> Outcome:
+    if outcome.error is not None:
+        return outcome
+    try:
+        return Outcome({key: make(outcome.value) for key, make in texts.items()})
+    except Exception as error:  # showing an object calls its class
+        return Outcome(error=error)
+
+
+def _event(variable: str, outcome: Outcome) -> Event:
+    if outcome.error is not None:
+        return Lost(variable, outcome.error)
+    return Value(variable, outcome.value, {})
+
+
 def settle(
     tree: Tree,
-    known: Mapping[str, Value | Failed],
+    known: Mapping[str, Event],
     calls: Sequence[Call] = (),
     *,
     streamed: bool = False,
@@ -159,7 +281,7 @@ def settle(
     """
     names = variables_of(tree)
     found = [known[name] for name in names if name in known]
-    failed = next((event for event in found if isinstance(event, Failed)), None)
+    failed = next((event for event in found if isinstance(event, (Failed, Lost))), None)
     if failed is None and len(found) < len(names):
         return None
     values = [event for event in found if isinstance(event, Value)]

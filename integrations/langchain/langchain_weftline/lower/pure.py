@@ -18,6 +18,7 @@ from langchain_weftline.lower.symbols import (
     Answer,
     CannotCompile,
     Fragment,
+    Local,
     Ref,
     Text,
     is_symbolic,
@@ -232,7 +233,7 @@ class _Evaluation:
             raise self._impure(node)
         if function is str and len(values) == 1 and not named:
             return settled(shown(values[0], self._step))
-        if any(isinstance(value, (Ref, Answer, Text)) for value in values):
+        if any(isinstance(value, (Ref, Answer, Local, Text)) for value in values):
             raise self._unknown_length()
         if any(keyword.arg is None for keyword in node.keywords):
             raise self._impure(node)
@@ -273,7 +274,7 @@ class _Evaluation:
         if more or loop.is_async:
             raise CannotCompile(self._step, "its comprehension has several loops")
         items = self._items(loop.iter)
-        if isinstance(items, (Ref, Answer, Text)):
+        if isinstance(items, (Ref, Answer, Local, Text)):
             raise self._unknown_length()
         if not isinstance(items, (dict, list, tuple, range, enumerate, zip)):
             raise self._impure(loop)

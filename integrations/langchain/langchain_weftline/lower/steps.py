@@ -12,10 +12,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A request to run `step` in the client on a value that the client has.
+    """A request to run `step` in the client, once the client has all of `value`.
 
     The answer is the step's output. `is_quick` marks a step that only renders or parses: starting
-    a thread for it would take longer than the step.
+    a thread for it would take longer than the step. With `may_wait` the answer may be a promise of
+    the output, a Local, if calls can be submitted before the step has run.
     """
 
     step: Runnable[Any, Any]
@@ -23,6 +24,7 @@ class Run:
     config: RunnableConfig
     options: Mapping[str, Any] = field(default_factory=dict)
     is_quick: bool = False
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,15 @@ class Lowerer(Protocol):
     def step(self, step: Step, value: Any) -> Steps:
         """Lower any step."""
 
-    def run(self, step: Step, value: Any, reason: str, *, is_quick: bool = False) -> Steps:
+    def run(
+        self,
+        step: Step,
+        value: Any,
+        reason: str,
+        *,
+        is_quick: bool = False,
+        may_wait: bool = True,
+    ) -> Steps:
         """Have the client run a step."""
 
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:

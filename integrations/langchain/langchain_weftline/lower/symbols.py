@@ -75,6 +75,51 @@ class Answer:
         return Ref(self.var)
 
 
+@dataclass(eq=False, slots=True)
+class Shown:
+    """The texts of one step's output that prompts show, in sets: each set is one variable.
+
+    A set is `closed` when its value is made. Texts that are asked for later are another set.
+    """
+
+    sets: list[dict[str, Make]] = field(default_factory=list)
+    closed: int = 0
+
+    def add(self, key: str, make: Make) -> int:
+        """The number of the set that has the text `key`."""
+        for number, texts in enumerate(self.sets):
+            if key in texts:
+                return number
+        if self.closed == len(self.sets):
+            self.sets.append({})
+        self.sets[-1][key] = make
+        return len(self.sets) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What a step of the client will return. The client keeps the object, as its variable `var`.
+
+    `part` takes what is meant out of the object, and `name` tells it from other parts; None means
+    all of it. The server gets only the texts of the object that prompts show.
+    """
+
+    var: str
+    part: Make | None = None
+    name: str = ""
+    shown: Shown = field(default_factory=Shown, compare=False, repr=False)
+
+    def item(self, name: str, part: Make) -> Local:
+        """A part of the object, which `name` tells from its other parts."""
+        return Local(self.var, part, name, self.shown)
+
+    def text(self, show: Callable[[Any], str]) -> Ref:
+        """The text that `show` makes: `format` or `repr`."""
+        key, part = f"{show.__name__} {self.name}".rstrip(), self.part
+        number = self.shown.add(key, show if part is None else lambda value: show(part(value)))
+        return Ref(f"{self.var}.{number}", ({"op": "path", "keys": [key]},))
+
+
 @dataclass(frozen=True, slots=True)
 class Hole:
     """A place in a text that holds `ref`, shown as it is or by the transform `str` or `repr`."""
@@ -192,7 +237,7 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(is_symbolic, value))
-    return isinstance(value, (Ref, Answer, Text, Said, Prompt))
+    return isinstance(value, (Ref, Answer, Local, Text, Said, Prompt))
 
 
 def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, ...]:
@@ -206,6 +251,8 @@ def shown(value: Any, step: object, *, quoted: bool = False) -> tuple[Fragment, 
         return (Hole(value, () if value.is_text and not quoted else (form,)),)
     if isinstance(value, Text) and not quoted:
         return value.pieces
+    if isinstance(value, Local):
+        return (Hole(value.text(repr if quoted else format)),)
     if isinstance(value, dict):
         items = [
             (*shown(key, step, quoted=True), ": ", *shown(item, step, quoted=True))
@@ -242,7 +289,8 @@ def item_of(value: Any, key: Any, step: object) -> Ref:
         raise CannotCompile(step, f"it takes item {str(key)[:40]!r} of a {_kind(value)}")
     *before, last = value.transforms or ({},)
     if last.get("op") != "path":
-        return value.then({"op": "path", "keys": [key]})
+        of_texts = last.get("op") == "text" and type(key) is int  # a part of a split text
+        return value.then({"op": "path", "keys": [key]}, is_text=of_texts)
     deeper = {"op": "path", "keys": [*last["keys"], key]}
     return Ref(value.var, (*before, deeper), is_text=False)
 
@@ -269,6 +317,7 @@ def _separated(items: list[tuple[Fragment, ...]], separator: str = ", ") -> list
 _KINDS = {
     Ref: "parsed value",
     Answer: "message",
+    Local: "value of the client",
     Said: "message",
     Text: "built string",
     Prompt: "prompt",

@@ -47,9 +47,17 @@ class Deadlines:
         self._due: dict[str, float] = {}
 
     def submitted(
-        self, calls: Iterable[Call], patience: Mapping[str, Patience], now: float
+        self,
+        calls: Iterable[Call],
+        patience: Mapping[str, Patience],
+        now: float,
+        later: Iterable[str] = (),
     ) -> None:
-        """Note `calls`, in an order where producers come first. `patience` is by output."""
+        """Note `calls`, in an order where producers come first. `patience` is by output.
+
+        Nobody knows when the variables of `later` are ready, because steps of the client make them.
+        """
+        self._due |= dict.fromkeys(later, math.inf)
         for call in calls:
             reads = [p.semantic_var_id for p in call.placeholders if p.in_out is InOut.IN]
             start = max([now, *(self._due.get(name, now) for name in reads if name is not None)])

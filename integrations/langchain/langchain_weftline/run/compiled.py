@@ -46,8 +46,8 @@ def compile_chain(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None)
 
     Steps that only move or show values (sequences, parallels, `.map()`, assign, pick, f-string
     prompts, parsers, itemgetter, pure lambdas) never wait for a model. Any other step (retrievers,
-    tools, opaque functions) runs in the client, on the values that it needs. The calls after it
-    are another graph of the same session. `explain()` tells where each step runs, and why.
+    tools, opaque functions) runs in the client, on the values that it needs, as a step of the same
+    graph. `explain()` tells where each step runs, and why.
     """
     return CompiledChain(chain, on_graph)
 

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack, aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, closing
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_executor_for_config
 
-from langchain_weftline.lower.lowered import Draft, Lowered, Variable, finish, raw_calls
+from langchain_weftline.lower.lowered import Lowered, Variable
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.program import Job, Outcome, Program, settle
+from langchain_weftline.lower.program import Outcome, Program, settle
 from langchain_weftline.lower.steps import Step
 from langchain_weftline.model.answers import chunk_fields
 from langchain_weftline.model.failures import own_failures
-from langchain_weftline.model.patience import Deadlines
+from langchain_weftline.run.submits import Message, OnMessage, Submits
 from langchain_weftline.run.telling import Telling
-from weftline.adapters import Feed, Result, awaited
-from weftline.http import MAX_RETRIES, OnGraph
-from weftline.protocol import Call
-from weftline.watching import Failed, Value
+from langchain_weftline.run.workers import Tasks, Threads
+from weftline.adapters import Result, awaited
+from weftline.http import OnGraph
 
 # While steps of the client still run, the calls of other parts wait this long, so that one request
 # can submit several.
@@ -38,8 +34,7 @@ GATHER_S = 0.01
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
-Message = Value | Failed | tuple[Job, Outcome]
-OnMessage = Callable[[Message], None]
+Settled = Callable[[], Outcome | None]
 
 
 class Execution:
@@ -55,13 +50,11 @@ class Execution:
     ) -> None:
         self._config = config
         self._on_graph = on_graph
-        self._lowering = Lowering()
-        self._program = Program(self._lowering.step(Step(chain, config, (), options), input))
+        lowering = Lowering()
+        self._program = Program(lowering.step(Step(chain, config, (), options), input))
         self._telling = Telling()
-        self._told_of: tuple[str, ...] = ()  # variables that callbacks need
-        self._feed: Feed | None = None
-        self._watched: set[str] = set()
-        self._deadlines = Deadlines()
+        self._submits = Submits(lowering, self._program, self._telling, graph=on_graph is not None)
+        self._gathered = False  # the wait for more calls is over
 
     def __enter__(self) -> Self:
         return self
@@ -72,14 +65,15 @@ class Execution:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._feed is not None:
-            self._feed.close()
+        if self._submits.feed is not None:
+            self._submits.feed.close()
 
     def run(self) -> Any:
         """The chain's result."""
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         try:
-            return self._wait(self._drive(inbox), inbox)
+            with Threads(self._config, inbox.put) as threads:
+                return self._wait(self._drive(inbox, threads), inbox, threads)
         except BaseException as error:
             for end in self._telling.left(error):
                 self._telling.tell(end)
@@ -88,11 +82,13 @@ class Execution:
     def stream(self) -> Generator[Any, None, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        lowered = self._drive(inbox)
-        result = self._streamed(lowered, inbox.put)
-        if result is None:
-            yield _whole(lowered, self._wait(lowered, inbox, streamed=True))
-            return
+        with Threads(self._config, inbox.put) as threads:
+            lowered = self._drive(inbox, threads)
+            result = self._submits.streamed(lowered, inbox.put)
+            if result is None:
+                yield _whole(lowered, self._wait(lowered, inbox, threads, streamed=True))
+                return
+            self._serve(inbox, threads, self._steps_over).get()
         with (
             own_failures(lowered.result, lowered.calls, streamed=True),
             closing(result.text.read()) as texts,
@@ -101,14 +97,14 @@ class Execution:
                 yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:
             yield end
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(self._feed.fetch_graph().result())
+        self._show_graph()
 
     async def arun(self) -> Any:
         """The chain's result."""
         inbox = _AsyncInbox()
         try:
-            return await self._await(await self._adrive(inbox), inbox)
+            with Tasks(self._config, inbox.put) as tasks:
+                return await self._await(await self._adrive(inbox, tasks), inbox, tasks)
         except BaseException as error:
             for end in self._telling.left(error):
                 await self._telling.atell(end)
@@ -117,85 +113,54 @@ class Execution:
     async def astream(self) -> AsyncGenerator[Any, None]:
         """The chain's result: as it is generated, if it is one text, and otherwise at once."""
         inbox = _AsyncInbox()
-        lowered = await self._adrive(inbox)
-        result = self._streamed(lowered, inbox.put)
-        if result is None:
-            yield _whole(lowered, await self._await(lowered, inbox, streamed=True))
-            return
+        with Tasks(self._config, inbox.put) as tasks:
+            lowered = await self._adrive(inbox, tasks)
+            result = self._submits.streamed(lowered, inbox.put)
+            if result is None:
+                yield _whole(lowered, await self._await(lowered, inbox, tasks, streamed=True))
+                return
+            (await self._aserve(inbox, tasks, self._steps_over)).get()
         with own_failures(lowered.result, lowered.calls, streamed=True):
             async with aclosing(result.text.aread()) as texts:
                 async for text in texts:
                     yield _shown(lowered, text)
         if (end := _end(lowered, result)) is not None:
             yield end
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await awaited(self._feed.fetch_graph()))
+        await self._ashow_graph()
 
-    def _drive(self, inbox: queue.SimpleQueue[Message]) -> Lowered:
+    def _drive(self, inbox: queue.SimpleQueue[Message], threads: Threads) -> Lowered:
         """Run the client's steps, and submit the calls that they need. The rest is returned."""
         program = self._program
-        with ExitStack() as stack:
-            threads: Executor | None = None
+        while True:
+            threads.start(program.advance(), program)
+            self._submits.keep(inbox.put)
+            if program.can_go_on:
+                continue
+            if program.outcome is not None:
+                return self._submits.rest(program.outcome)
+            self._telling.tell_due(program.known)
+            try:
+                self._take(inbox.get(timeout=self._patience(inbox.put)))
+            except queue.Empty:
+                self._gathered = True
+            self._telling.tell_due(program.known)
 
-            def work(job: Job) -> None:
-                inbox.put((job, _perform(job)))
-
-            while True:
-                jobs = program.advance()
-                for job in jobs:
-                    if job.run.is_quick or (len(jobs) == 1 and program.is_alone):
-                        program.ran(job, _perform(job))
-                        continue
-                    if threads is None:
-                        pool = get_executor_for_config(self._config)
-                        threads = stack.enter_context(pool)
-                    threads.submit(work, job)
-                if program.can_go_on:
-                    continue
-                if program.outcome is not None:
-                    return self._lowered(program.outcome)
-                try:
-                    patience = self._patience(inbox.put)
-                    self._telling.tell_due(self._program.known)
-                    self._take(inbox.get(timeout=patience))
-                except queue.Empty:
-                    self._submit(inbox.put)
-                self._telling.tell_due(self._program.known)
-
-    async def _adrive(self, inbox: _AsyncInbox) -> Lowered:
+    async def _adrive(self, inbox: _AsyncInbox, tasks: Tasks) -> Lowered:
         """Run the client's steps, and submit the calls that they need. The rest is returned."""
         program = self._program
-        room = asyncio.Semaphore(self._config.get("max_concurrency") or 2**31)
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def work(job: Job) -> None:
-            async with room:
-                inbox.put((job, await _aperform(job)))
-
-        try:
-            while True:
-                jobs = program.advance()
-                for job in jobs:
-                    if job.run.is_quick or (len(jobs) == 1 and program.is_alone):
-                        program.ran(job, await _aperform(job))
-                        continue
-                    task = asyncio.create_task(work(job))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-                if program.can_go_on:
-                    continue
-                if program.outcome is not None:
-                    return self._lowered(program.outcome)
-                try:
-                    patience = self._patience(inbox.put)
-                    await self._telling.atell_due(self._program.known)
-                    self._take(await inbox.get(patience))
-                except TimeoutError:
-                    self._submit(inbox.put)
-                await self._telling.atell_due(self._program.known)
-        finally:
-            for task in tasks:
-                task.cancel()
+        while True:
+            await tasks.start(program.advance(), program)
+            self._submits.keep(inbox.put)
+            if program.can_go_on:
+                continue
+            if program.outcome is not None:
+                return self._submits.rest(program.outcome)
+            await self._telling.atell_due(program.known)
+            try:
+                self._take(await inbox.get(self._patience(inbox.put)))
+            except TimeoutError:
+                self._gathered = True
+            await self._telling.atell_due(program.known)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, tuple):
@@ -204,97 +169,90 @@ class Execution:
             self._program.told(message)
 
     def _patience(self, tell: OnMessage) -> float | None:
-        """Seconds to wait for a message; None waits forever.
+        """Seconds to wait for a message: None waits forever, and 0 does not wait.
 
-        Submits the calls first if nothing else can bring a message.
+        If nothing else can bring a message, parts that wait for steps of the client go on with
+        promises. When there are none, the calls are submitted.
         """
-        if not self._lowering.calls.drafts and self._watched >= set(self._program.wanted()):
+        program = self._program
+        if not self._submits.is_due:
             return None
-        if self._program.running:
+        if program.running and not self._gathered:
             return GATHER_S
-        self._submit(tell)
+        if program.promise():
+            return 0
+        self._gathered = False
+        self._submits.submit(tell)
         return None
 
-    def _submit(self, tell: OnMessage) -> None:
-        """Submit the calls found so far, and watch the variables that parts of the chain need."""
-        drafts, self._lowering.calls.drafts = self._lowering.calls.drafts, []
-        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
-        wanted = [name for name in needed if name not in self._watched]
-        if drafts and not wanted:
-            wanted = [draft.var for draft in drafts]
-        self._send(raw_calls(drafts), wanted, tell)
-
-    def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
-        heard = self._telling.add(drafts, self._lowering.calls.asked)
-        self._told_of = (*heard, *self._telling.reads())
-        return self._told_of
-
-    def _lowered(self, outcome: Outcome) -> Lowered:
-        calls = self._lowering.calls
-        return finish(calls.drafts, outcome.get(), calls.server, self._heard)
-
-    def _last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
-        """Submit the remaining calls, and watch the remaining variables of the result."""
-        known = self._program.known.keys() | self._watched
-        needed = dict.fromkeys([*lowered.variables(), *self._told_of])
-        watch = [name for name in needed if name not in known]
-        if lowered.calls or watch:
-            graph = self._on_graph is not None
-            self._send(lowered.calls, watch, tell, parts=parts, graph=graph, close=True)
-
-    def _send(
-        self, calls: Sequence[Call], watch: Sequence[str], tell: OnMessage, **how: bool
-    ) -> None:
-        self._watched.update(watch)
-        if self._feed is None:
-            server = self._lowering.calls.server
-            assert server is not None, "a variable has a call, and a call has a model"
-            self._feed = Feed(server, tell)
-        patience, now = self._lowering.calls.patience, time.monotonic()
-        self._deadlines.submitted(calls, patience, now)
-        outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
-        retries = [patience[name].retries for name in outputs if name in patience]
-        self._feed.send(
-            calls,
-            watch,
-            max_retries=max(retries, default=MAX_RETRIES),
-            within=self._deadlines.left(watch, now),
-            **how,
-        )
-
-    def _streamed(self, lowered: Lowered, tell: OnMessage) -> Result | None:
-        """Submit the calls of a result that is streamed. None where it is not one text."""
-        final = lowered.streamable()
-        if final is None or final.var in self._program.known:
-            return None
-        self._last(lowered, tell, parts=True)
-        assert self._feed is not None, "an unknown variable is watched"
-        return self._feed.results[final.var]
-
     def _wait(
-        self, lowered: Lowered, inbox: queue.SimpleQueue[Message], *, streamed: bool = False
+        self,
+        lowered: Lowered,
+        inbox: queue.SimpleQueue[Message],
+        threads: Threads,
+        *,
+        streamed: bool = False,
     ) -> Any:
-        self._last(lowered, inbox.put)
-        self._telling.tell_due(self._program.known)
-        while (outcome := self._settled(lowered, streamed)) is None:
-            self._take(inbox.get())
-            self._telling.tell_due(self._program.known)
-        made = outcome.get()
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(self._feed.fetch_graph().result())
+        self._submits.last(lowered, inbox.put)
+        made = self._serve(inbox, threads, lambda: self._settled(lowered, streamed)).get()
+        self._show_graph()
         return made
 
-    async def _await(self, lowered: Lowered, inbox: _AsyncInbox, *, streamed: bool = False) -> Any:
-        self._last(lowered, inbox.put)
-        await self._telling.atell_due(self._program.known)
-        while (outcome := self._settled(lowered, streamed)) is None:
-            self._take(await inbox.get(None))
-            await self._telling.atell_due(self._program.known)
+    def _serve(
+        self, inbox: queue.SimpleQueue[Message], threads: Threads, settled: Settled
+    ) -> Outcome:
+        """Run the steps that wait for values, until the run has an outcome."""
+        program = self._program
+        while True:
+            threads.start(program.advance(), program)
+            self._submits.keep(inbox.put)
+            self._telling.tell_due(program.known)
+            if program.can_go_on:
+                continue
+            if (outcome := self._over(settled)) is not None:
+                return outcome
+            self._take(inbox.get())
+
+    async def _await(
+        self, lowered: Lowered, inbox: _AsyncInbox, tasks: Tasks, *, streamed: bool = False
+    ) -> Any:
+        self._submits.last(lowered, inbox.put)
+        outcome = await self._aserve(inbox, tasks, lambda: self._settled(lowered, streamed))
         made = outcome.get()
-        if self._on_graph is not None and self._feed is not None:
-            self._on_graph(await awaited(self._feed.fetch_graph()))
+        await self._ashow_graph()
         return made
+
+    async def _aserve(self, inbox: _AsyncInbox, tasks: Tasks, settled: Settled) -> Outcome:
+        """Run the steps that wait for values, until the run has an outcome."""
+        program = self._program
+        while True:
+            await tasks.start(program.advance(), program)
+            self._submits.keep(inbox.put)
+            await self._telling.atell_due(program.known)
+            if program.can_go_on:
+                continue
+            if (outcome := self._over(settled)) is not None:
+                return outcome
+            self._take(await inbox.get(None))
+
+    def _over(self, settled: Settled) -> Outcome | None:
+        """The run's outcome. It has failed if one of its steps has, though nothing reads it."""
+        outcome = settled()
+        if outcome is None or outcome.error is not None:
+            return outcome
+        return self._program.lost or (outcome if self._program.is_served else None)
+
+    def _steps_over(self) -> Outcome | None:
+        """A first outcome for a run that is streamed: all steps of the client have run."""
+        return Outcome() if self._program.is_served else self._program.lost
+
+    def _show_graph(self) -> None:
+        if self._on_graph is not None and self._submits.feed is not None:
+            self._on_graph(self._submits.feed.fetch_graph().result())
+
+    async def _ashow_graph(self) -> None:
+        if self._on_graph is not None and self._submits.feed is not None:
+            self._on_graph(await awaited(self._submits.feed.fetch_graph()))
 
     def _settled(self, lowered: Lowered, streamed: bool) -> Outcome | None:
         return settle(lowered.result, self._program.known, lowered.calls, streamed=streamed)
@@ -314,22 +272,6 @@ class _AsyncInbox:
     async def get(self, timeout: float | None) -> Message:
         async with asyncio.timeout(timeout):
             return await self._queue.get()
-
-
-def _perform(job: Job) -> Outcome:
-    run = job.run
-    try:
-        return Outcome(run.step.invoke(run.value, run.config, **run.options))
-    except BaseException as error:  # the part that asked for the step raises it
-        return Outcome(error=error)
-
-
-async def _aperform(job: Job) -> Outcome:
-    run = job.run
-    try:
-        return Outcome(await run.step.ainvoke(run.value, run.config, **run.options))
-    except Exception as error:
-        return Outcome(error=error)
 
 
 def _shown(lowered: Lowered, text: str) -> Any:

@@ -30,14 +30,14 @@ from langchain_weftline.lower.lowered import (
     tree_of,
     variables_of,
 )
-from langchain_weftline.lower.program import settle
+from langchain_weftline.lower.program import Event, Lost, settle
 from langchain_weftline.lower.symbols import Text, Turn, is_symbolic
 from langchain_weftline.model.answers import result_of, run_id_of
 from langchain_weftline.model.failures import own_failures
 from langchain_weftline.model.sampling import call_options
-from weftline.watching import Failed, Value
+from weftline.watching import Failed
 
-Known = Mapping[str, Value | Failed]
+Known = Mapping[str, Event]
 
 
 def listens(handlers: Sequence[BaseCallbackHandler]) -> bool:
@@ -107,11 +107,11 @@ class Telling:
             if before == (len(self._waiting), len(self._managers)):
                 return
 
-    def _end(self, name: str, event: Value | Failed) -> End:
+    def _end(self, name: str, event: Event) -> End:
         asked = self._asked[name]
         try:
             with own_failures(Constant(None)):
-                if isinstance(event, Failed):
+                if isinstance(event, (Failed, Lost)):
                     raise event.error
                 form = call_options(asked.model, asked.options).form
                 made = result_of(event, form)

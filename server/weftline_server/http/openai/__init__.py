@@ -1,1 +1,1 @@
-"""OpenAI's API: its routes, its requests as calls of a session, and its answers."""
+"""OpenAI's API: its routes, its requests as calls of a session, and its responses."""

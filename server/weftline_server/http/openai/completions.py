@@ -21,7 +21,7 @@ from weftline_server.http.openai.replies import (
     TEXT,
     Reply,
     Shape,
-    delta_of,
+    deltas_of,
     finish_reason,
     logprobs_body,
     usage_body,
@@ -84,7 +84,7 @@ class _Running:
 
     @property
     def choices(self) -> list[_Choice]:
-        """The choices of the answer, of which nothing has been sent."""
+        """The choices of the response, of which nothing has been sent."""
         return [_Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
 
     def usage(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class _Running:
         if self.own:
             self.service.close(self.session)
             return
-        if not self.session.closed:
+        if self.session.ended is None:
             for task in self.tasks:
                 self.service.cancel(self.session, task.id)
         self.runs.leave(self.session)
@@ -106,7 +106,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice of an answer, and how much of it has been sent."""
+    """One choice of a response, and how much of it has been sent."""
 
     running: _Running
     index: int
@@ -154,8 +154,8 @@ class _Choice:
                 yield part
         calls = False
         if self.parser is not None:
-            for last in self.parser.end():
-                yield reply.chunk(self.index, delta_of(last))
+            for last in deltas_of(self.parser.end()):
+                yield reply.chunk(self.index, last)
             calls = self.parser.calls > 0
         step = self.step
         assert step is not None and step.reason is not None, "the stream has ended"
@@ -166,7 +166,7 @@ class _Choice:
         """The chunks for new `text`, of which the first has the new log probabilities."""
         deltas = [{"content": text}]
         if self.parser is not None:
-            deltas = [delta_of(part) for part in self.parser.feed(text)]
+            deltas = deltas_of(self.parser.feed(text))
         logprobs = self.logprobs()
         if logprobs is not None and not deltas:
             deltas = [{}]
@@ -218,14 +218,14 @@ async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: S
 
 
 def _ids(session: Session, task: Task) -> dict[str, str]:
-    """The ids by which a client can name this call's answer later."""
+    """The ids by which a client can name this call's value later."""
     return {"session_id": session.id, "call_id": task.id, "semantic_var_id": task.writes[0]}
 
 
 async def _complete(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
-    """The answer to `body`, whole or as a stream."""
+    """The response to `body`, whole or as a stream."""
     running = await _start(service, state_of(request.app).runs, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
@@ -233,7 +233,7 @@ async def _complete(
     try:
         reading = asyncio.gather(*(choice.whole() for choice in running.choices))
         choices = await or_disconnect(request, reading)
-        running.runs.answered(running.session)
+        running.runs.responded(running.session)
         return JSONResponse(running.reply.whole(choices, running.usage()))
     finally:
         running.end()
@@ -246,7 +246,7 @@ async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, 
         async with aclosing(_merged(streams)) as chunks:
             async for chunk in chunks:
                 yield sse(None, chunk)
-                running.runs.answered(running.session)
+                running.runs.responded(running.session)
         usage = b""
         if with_usage:
             usage = sse(None, running.reply.usage_chunk(running.usage()))

@@ -1,10 +1,10 @@
-"""The answers of OpenAI's endpoints: whole bodies, and the chunks of streams."""
+"""The responses of OpenAI's endpoints: whole bodies, and the chunks of streams."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from weftline_server.session.task import Step, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The form of one endpoint's answers: the prefix of ids, and the names of its objects."""
+    """The form of one endpoint's responses: the prefix of ids, and the names of its objects."""
 
     prefix: str
     whole: str
@@ -30,7 +30,7 @@ TEXT = Shape("cmpl", "text_completion", "text_completion", chat=False)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Makes the body of one answer, or its chunks, which share an id, a time and a model.
+    """Makes the body of one response, or its chunks, which share an id, a time and a model.
 
     `ours` names the session, the call and its variable if the request has a `weftline` object.
     """
@@ -47,13 +47,13 @@ class Reply:
         return Reply(shape, model, ours, f"{shape.prefix}-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """The body of a response that is not streamed."""
         return {**self._head(self.shape.whole, choices), "usage": usage, **self._ours()}
 
     def choice(
         self, index: int, value: Any, step: Step, logprobs: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """One choice of a whole answer; `value` is text, or with tools the message."""
+        """One choice of a whole response; `value` is text, or with tools the message."""
         content: dict[str, Any] = {"text": value}
         reason = step.reason
         assert reason is not None, "the call has ended"
@@ -118,8 +118,13 @@ def finish_reason(reason: FinishReason, calls: bool) -> str:
     return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
 
 
-def delta_of(part: Delta) -> dict[str, Any]:
-    """OpenAI's delta of a `part` of an answer with tools."""
+def deltas_of(parts: Iterable[Delta]) -> list[dict[str, Any]]:
+    """OpenAI's deltas of a response with tools. Parts that OpenAI's stream does not have are left
+    out."""
+    return [_delta(part) for part in parts if isinstance(part, Said | Called | Arguments)]
+
+
+def _delta(part: Said | Called | Arguments) -> dict[str, Any]:
     match part:
         case Said(text):
             return {"content": text}
@@ -156,7 +161,7 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 def usage_body(usages: Sequence[Usage], choices: int) -> dict[str, Any]:
     """OpenAI's usage of the calls with `usages`, where each prompt has `choices` calls in a row.
 
-    A prompt counts once, whatever its number of answers. Its `cached_tokens` are the fewest of its
+    A prompt counts once, whatever its number of choices. Its `cached_tokens` are the fewest of its
     calls, which are the first call's: the others also read what the first one computed. The
     prediction tokens are the engine's drafts; without drafts there is no such field.
     """

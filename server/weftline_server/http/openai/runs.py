@@ -16,7 +16,7 @@ from weftline_server.session.session import Session
 class _Guests:
     """The requests under way in a session that a request opened.
 
-    `told` says that a client has had an answer, and so knows the session's id.
+    `told` says that a client has had a response, and so knows the session's id.
     """
 
     requests: int = 0
@@ -47,7 +47,7 @@ class Runs:
             guests.requests += 1
         return session
 
-    def answered(self, session: Session) -> None:
+    def responded(self, session: Session) -> None:
         """Note that the client knows the session's id, so that it can close the session."""
         if (guests := self._guests.get(session)) is not None:
             guests.told = True
@@ -58,7 +58,7 @@ class Runs:
         if guests is None:
             return
         guests.requests -= 1
-        if not guests.requests and not guests.told and not session.closed:
+        if not guests.requests and not guests.told and session.ended is None:
             self._service.close(session)
 
     def close(self, tenant: str, ids: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class Runs:
 
     def _find(self, tenant: str, id: str) -> Session | None:
         session = self._sessions.get((tenant, id))
-        if session is not None and not session.closed:
+        if session is not None and session.ended is None:
             return session
         with suppress(UnknownSession):
             return self._service.find(tenant, id)

@@ -1,6 +1,6 @@
 """The engines under supervision: their states, the ops they run, and the prefixes they hold."""
 
 from weftline_server.schedule.engines.fleet import Fleet, Watcher
-from weftline_server.schedule.engines.slot import EngineState, Slot, Work
+from weftline_server.schedule.engines.member import EngineState, Member, Work
 
-__all__ = ["EngineState", "Fleet", "Slot", "Watcher", "Work"]
+__all__ = ["EngineState", "Fleet", "Member", "Watcher", "Work"]

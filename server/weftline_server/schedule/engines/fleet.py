@@ -14,7 +14,7 @@ from typing import Protocol
 from weftline.errors import EngineUnavailable, InvalidRequest
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
-from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.schedule.engines.member import EngineState, Member
 
 log = logging.getLogger("weftline.fleet")
 
@@ -25,15 +25,15 @@ MOST_GONE = 64  # engines that joined and are gone, which health still names
 class Watcher(Protocol):
     """The receiver of engines' arrivals, departures and events."""
 
-    def ready(self, slot: Slot) -> None:
+    def ready(self, member: Member) -> None:
         """The engine takes work."""
         ...
 
-    def heard(self, slot: Slot, events: Sequence[api.Event]) -> None:
+    def heard(self, member: Member, events: Sequence[api.Event]) -> None:
         """The engine sent these events."""
         ...
 
-    def down(self, slot: Slot) -> None:
+    def down(self, member: Member) -> None:
         """The engine is gone, with everything that it ran."""
         ...
 
@@ -50,7 +50,7 @@ class Fleet:
         engines: Mapping[str, Callable[[], api.Engine]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.slots = {name: Slot(name, make) for name, make in engines.items()}
+        self.members = {name: Member(name, make) for name, make in engines.items()}
         self.prompters: dict[str, Prompter] = {}  # of the models whose engines take prompts
         self.models: list[str] = []  # those that some engine generates with, the default first
         self._watcher: Watcher  # set by `start`
@@ -64,25 +64,25 @@ class Fleet:
         self._watcher = watcher
         try:
             async with asyncio.TaskGroup() as group:
-                for slot in self.slots.values():
-                    group.create_task(self._load(slot))
+                for member in self.members.values():
+                    group.create_task(self._load(member))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        for slot in list(self.slots.values()):  # in the order of the configuration
-            await self._enter(slot)
-            slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {slot.name}")
+        for member in list(self.members.values()):  # in the order of the configuration
+            await self._enter(member)
+            member.task = asyncio.create_task(self._supervise(member), name=f"engine {member.name}")
 
     async def close(self) -> None:
         """Stop the supervision and every engine."""
         self._closing = True
-        slots = list(self.slots.values())
-        for slot in slots:
-            slot.move_to(EngineState.CLOSED)
-            if slot.engine is not None:
-                await slot.engine.close()
-            if slot.task is not None:
-                slot.task.cancel()
-        tasks = [slot.task for slot in slots if slot.task is not None]
+        members = list(self.members.values())
+        for member in members:
+            member.move_to(EngineState.CLOSED)
+            if member.engine is not None:
+                await member.engine.close()
+            if member.task is not None:
+                member.task.cancel()
+        tasks = [member.task for member in members if member.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def join(self, name: str, engine: api.Engine, description: api.Description) -> None:
@@ -92,9 +92,9 @@ class Fleet:
         """
         if self._closing:
             raise EngineUnavailable("the server is shutting down")
-        slot = Slot(name, None, engine=engine, description=description)
-        await self._enter(slot)
-        slot.task = asyncio.create_task(self._supervise(slot), name=f"engine {name}")
+        member = Member(name, None, engine=engine, description=description)
+        await self._enter(member)
+        member.task = asyncio.create_task(self._supervise(member), name=f"engine {name}")
 
     @property
     def healthy(self) -> bool:
@@ -109,15 +109,15 @@ class Fleet:
         return [model for model, one in self._announced if one == kind]
 
     def batch(self, kind: str, resource: str) -> int | None:
-        """Return the efficient number of items of an op of `kind`, the least of the engines that run
-        it for `resource`; None if one of them takes whole ops only.
+        """Return the efficient number of items of an op of `kind`: the least of the engines that
+        run it for `resource`, or None if one of them takes whole ops only.
         """
         described = [
             one
-            for slot in self.slots.values()
-            if (one := slot.description) is not None
+            for member in self.members.values()
+            if (one := member.description) is not None
             and one.model == resource
-            and kind in slot.kinds
+            and kind in member.kinds
         ]
         if not described or any(api.Capability.FEED not in one.capabilities for one in described):
             return None
@@ -135,10 +135,10 @@ class Fleet:
     def note_gaps(self) -> None:
         """Remember which announced kinds of op no engine takes now, and since when."""
         taken = {
-            (slot.description.model, kind)
-            for slot in self.slots.values()
-            if slot.state is EngineState.READY and slot.description is not None
-            for kind in slot.kinds
+            (member.description.model, kind)
+            for member in self.members.values()
+            if member.state is EngineState.READY and member.description is not None
+            for kind in member.kinds
         }
         for one in self._announced:
             if one in taken:
@@ -146,102 +146,102 @@ class Fleet:
             else:
                 self._without.setdefault(one, self._now())
 
-    async def _load(self, slot: Slot) -> None:
-        assert slot.make is not None
-        slot.engine = slot.make()
-        slot.describe(await slot.engine.start())
+    async def _load(self, member: Member) -> None:
+        assert member.make is not None
+        member.engine = member.make()
+        member.describe(await member.engine.start())
 
-    async def _enter(self, slot: Slot) -> None:
+    async def _enter(self, member: Member) -> None:
         """Let the engine take work, if it takes the same prompts as other engines of its model."""
-        assert slot.description is not None
-        model = slot.description.model
+        assert member.description is not None
+        model = member.description.model
         prompter: Prompter | None = None
-        if slot.takes_prompts:
+        if member.takes_prompts:
             loop = asyncio.get_running_loop()
-            prompter = await loop.run_in_executor(None, Prompter, slot.description)
+            prompter = await loop.run_in_executor(None, Prompter, member.description)
             if prompter.fingerprint != self.prompters.get(model, prompter).fingerprint:
                 raise InvalidRequest(
-                    f"engine {slot.name} serves model {model!r} with another tokenizer, template "
+                    f"engine {member.name} serves model {model!r} with another tokenizer, template "
                     "or kind of prompt than the engine before it: give it a name of its own"
                 )
-        former = self.slots.get(slot.name, slot)
-        if former is not slot and former.make is not None:
+        former = self.members.get(member.name, member)
+        if former is not member and former.make is not None:
             raise InvalidRequest(
-                f"{slot.name!r} is an engine of the server itself: join by another name"
+                f"{member.name!r} is an engine of the server itself: join by another name"
             )
         if prompter is not None:
             self.prompters.setdefault(model, prompter)
-        if api.Kind.GENERATE in slot.kinds and model not in self.models:
+        if api.Kind.GENERATE in member.kinds and model not in self.models:
             self.models.append(model)
-        self._announced |= dict.fromkeys((model, kind) for kind in sorted(slot.kinds))
-        self.slots[slot.name] = slot
-        if former is not slot:
+        self._announced |= dict.fromkeys((model, kind) for kind in sorted(member.kinds))
+        self.members[member.name] = member
+        if former is not member:
             self._fence(former)
-        slot.move_to(EngineState.READY)
+        member.move_to(EngineState.READY)
         self.note_gaps()
-        self._watcher.ready(slot)
+        self._watcher.ready(member)
 
-    def _fence(self, slot: Slot) -> None:
+    def _fence(self, member: Member) -> None:
         """Ignore an engine from now on: its successor has joined."""
-        if slot.task is not None:
-            slot.task.cancel()
-        if slot.state is not EngineState.DOWN:
-            slot.last_error = "it joined again"
-            self._lose(slot)
+        if member.task is not None:
+            member.task.cancel()
+        if member.state is not EngineState.DOWN:
+            member.last_error = "it joined again"
+            self._lose(member)
 
-    async def _supervise(self, slot: Slot) -> None:
+    async def _supervise(self, member: Member) -> None:
         """Pass the engine's events on. When it dies, start it again or wait until it joins."""
         failures = 0
-        while not slot.closed:
-            assert slot.engine is not None
+        while not member.closed:
+            assert member.engine is not None
             try:
-                if slot.state is EngineState.DOWN:
-                    await self._load(slot)
-                    await self._enter(slot)
-                async for events in slot.engine.events():
+                if member.state is EngineState.DOWN:
+                    await self._load(member)
+                    await self._enter(member)
+                async for events in member.engine.events():
                     failures = 0
-                    self._hear(slot, events)
+                    self._hear(member, events)
             except (api.EngineDied, InvalidRequest) as error:
-                slot.last_error = str(error)
-            if slot.closed:
+                member.last_error = str(error)
+            if member.closed:
                 return
-            if slot.state is EngineState.LEAVING and not slot.ops.works:
-                del self.slots[slot.name]
+            if member.state is EngineState.LEAVING and not member.ops.works:
+                del self.members[member.name]
                 return
-            self._lose(slot)
-            if slot.make is None:
-                await slot.engine.close()
+            self._lose(member)
+            if member.make is None:
+                await member.engine.close()
                 self._forget_gone()
                 return
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             failures += 1
 
-    def _hear(self, slot: Slot, events: Sequence[api.Event]) -> None:
+    def _hear(self, member: Member, events: Sequence[api.Event]) -> None:
         for event in events:
             if isinstance(event, api.Availability):
-                self._availability(slot, event)
-        self._watcher.heard(slot, events)
+                self._availability(member, event)
+        self._watcher.heard(member, events)
 
-    def _availability(self, slot: Slot, event: api.Availability) -> None:
+    def _availability(self, member: Member, event: api.Availability) -> None:
         if event.leaving:
-            slot.move_to(EngineState.LEAVING)
-        elif event.available and slot.state is EngineState.SUSPENDED:
-            slot.move_to(EngineState.READY)
-            self._watcher.ready(slot)
-        elif not event.available and slot.state is EngineState.READY:
-            slot.last_error = event.reason
-            slot.move_to(EngineState.SUSPENDED)
-            log.warning("engine %s takes no work for a while: %s", slot.name, event.reason)
+            member.move_to(EngineState.LEAVING)
+        elif event.available and member.state is EngineState.SUSPENDED:
+            member.move_to(EngineState.READY)
+            self._watcher.ready(member)
+        elif not event.available and member.state is EngineState.READY:
+            member.last_error = event.reason
+            member.move_to(EngineState.SUSPENDED)
+            log.warning("engine %s takes no work for a while: %s", member.name, event.reason)
         self.note_gaps()
 
-    def _lose(self, slot: Slot) -> None:
-        log.error("engine %s died: %s", slot.name, slot.last_error or "its events ended")
-        if slot.state is not EngineState.DOWN:  # a restart that failed changes nothing
-            slot.move_to(EngineState.DOWN)
+    def _lose(self, member: Member) -> None:
+        log.error("engine %s died: %s", member.name, member.last_error or "its events ended")
+        if member.state is not EngineState.DOWN:  # a restart that failed changes nothing
+            member.move_to(EngineState.DOWN)
         self.note_gaps()
-        self._watcher.down(slot)
+        self._watcher.down(member)
 
     def _forget_gone(self) -> None:
-        gone = [s for s in self.slots.values() if s.make is None and s.state is EngineState.DOWN]
-        for slot in gone[:-MOST_GONE]:
-            del self.slots[slot.name]
+        gone = [s for s in self.members.values() if s.make is None and s.state is EngineState.DOWN]
+        for member in gone[:-MOST_GONE]:
+            del self.members[member.name]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weftline_engine.api import Hints, Retention
-from weftline_server.schedule.engines.slot import EngineState, Slot
+from weftline_server.schedule.engines.member import EngineState, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Free:
 Verb = Advise | Retain | Free
 
 
-def perform(verbs: Iterable[Verb], slots: Mapping[str, Slot]) -> None:
+def perform(verbs: Iterable[Verb], members: Mapping[str, Member]) -> None:
     """Send each verb to its engine. An engine that is gone has lost its contexts and
     gets nothing.
     """
     for verb in verbs:
-        slot = slots.get(verb.engine)
-        if slot is None or slot.engine is None or slot.state is EngineState.DOWN:
+        member = members.get(verb.engine)
+        if member is None or member.engine is None or member.state is EngineState.DOWN:
             continue
         match verb:
             case Advise(_, context, pause_s, tokens):
-                slot.engine.update(context, Hints(expected_pause=pause_s, kept_tokens=tokens))
+                member.engine.update(context, Hints(expected_pause=pause_s, kept_tokens=tokens))
             case Retain(_, context, retention):
-                slot.engine.retain(context, retention)
+                member.engine.retain(context, retention)
             case Free(_, context):
-                slot.engine.free(context)
+                member.engine.free(context)

@@ -84,10 +84,10 @@ class _Replicas:
         better = [one for one in full if cost(one, item, throughput) < least]
         return None if any(one.missing(item) < missing for one in better) else best
 
-    def take(self, index: int, item: Queued) -> None:
+    def place(self, index: int, item: Queued) -> None:
         """Add a call that was placed on engine `index`."""
         engine = self.engines[index]
-        engine.take(item)
+        engine.place(item)
         self.free -= 1
         self._fresh.update(hash for hash, _ in item.prefixes)
         for key, (_, rooms) in self._rooms.items():
@@ -119,6 +119,6 @@ def place(
         late = now - item.queued > PATIENCE_S
         best = replicas.best(item, cost, late, waits=policy == "app" and not late)
         if best is not None:
-            replicas.take(best, item)
+            replicas.place(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name))
     return placements

@@ -92,7 +92,7 @@ class Candidate:
             return min(left, bound - min(held, self.bounded))
         return left
 
-    def take(self, item: Queued) -> None:
+    def place(self, item: Queued) -> None:
         """Add a call that was placed here."""
         self.running += 1
         missing = self.missing(item)

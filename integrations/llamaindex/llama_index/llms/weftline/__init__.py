@@ -1,5 +1,6 @@
 """LlamaIndex on weftline: an LLM whose synthesizers run as one graph in the server."""
 
 from llama_index.llms.weftline.base import Weftline
+from llama_index.llms.weftline.early import early
 
-__all__ = ["Weftline"]
+__all__ = ["Weftline", "early"]

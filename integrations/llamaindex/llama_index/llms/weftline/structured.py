@@ -8,6 +8,7 @@ from typing import Any
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
+    ChatResponseAsyncGen,
     MessageRole,
     ToolCallBlock,
 )
@@ -18,6 +19,7 @@ from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts.base import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import Model
+from llama_index.llms.weftline.early import watched
 from llama_index.llms.weftline.objects import are_asked_in_text, as_text_field, offer
 from llama_index.llms.weftline.wire import arguments_of
 
@@ -112,6 +114,12 @@ class StructuredLLM(FunctionCallingLLM):
             forced = tool_required or must_call
             offered = offer(specs, tool_choice, forced, allow_parallel_tool_calls)
         return {"messages": messages, **offered, **kwargs}
+
+    async def astream_chat_with_tools(
+        self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """As in every LLM. Tools of `early` start as their calls are complete."""
+        return watched(await super().astream_chat_with_tools(tools, *args, **kwargs), tools)
 
     def _validate_chat_with_tools_response(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
-from weftline_server.schedule.engines.slot import Slot, Work
+from weftline_server.schedule.engines.member import Member, Work
 
 
 def sent(*prefixes: tuple[str, int]) -> Work:
@@ -14,15 +14,15 @@ def sent(*prefixes: tuple[str, int]) -> Work:
     return Work(PrimitiveId("s", "c"), "m", op, 0.0, 1, prefixes)
 
 
-def slot(kv_tokens: int | None) -> Slot:
-    return Slot("e", None, description=api.Description(model="m", kv_tokens=kv_tokens))
+def member(kv_tokens: int | None) -> Member:
+    return Member("e", None, description=api.Description(model="m", kv_tokens=kv_tokens))
 
 
 def test_the_load_follows_the_ops_it_holds() -> None:
     """The load changes when an op is held, fed, released or described again. An unknown op changes
     nothing.
     """
-    one, work = slot(300), sent(("a", 64))
+    one, work = member(300), sent(("a", 64))
     idle = one.load()
     one.hold(work)
     assert (idle.running, one.load().running, one.load().latency) == (0, 1, 1)
@@ -40,7 +40,7 @@ def test_cached_tokens_are_no_work() -> None:
     """Two calls with a common prefix of 64 tokens hold it once. The first had to compute it, the
     second did not, however much either is fed.
     """
-    one, first = slot(300), replace(sent(("a", 64)), tokens=100)
+    one, first = member(300), replace(sent(("a", 64)), tokens=100)
     second = replace(first, op=replace(first.op, id="p"))
     for work in (first, second):
         one.hold(work)

@@ -198,7 +198,7 @@ class InHand:
         )
 
 
-class Slot:
+class Member:
     """One engine under supervision.
 
     `make` starts it again after it has died. It is None for an engine that joined: that one comes

@@ -1,4 +1,4 @@
-"""The answers that are kept by idempotency key, within limits of age, number and size.
+"""The responses that are kept by idempotency key, within limits of age, number and size.
 
 All of it is synchronous; the time is an argument.
 """
@@ -12,17 +12,17 @@ from weftline.errors import KeyReused, Overloaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswersConfig:
-    """The seconds that an answer is kept, and a tenant's limits of keys and of bytes of answers.
+class ResponsesConfig:
+    """The seconds that a response is kept, and a tenant's limits of keys and of bytes of responses.
 
-    An answer of more than `max_answer` bytes is not kept. A request goes on for `reconnect_s`
+    A response of more than `max_response` bytes is not kept. A request goes on for `reconnect_s`
     seconds after its client has left, so that a client whose connection broke can repeat it.
     """
 
     expiry_s: float = 600.0
     max_keys: int = 10_000
     max_bytes: int = 16 << 20
-    max_answer: int = 1 << 20
+    max_response: int = 1 << 20
     reconnect_s: float = 1.0
 
 
@@ -45,7 +45,7 @@ class Recorded:
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would most likely get the same answer again."""
+        """Whether the same request would most likely get the same response again."""
         return self.whole and self.status < 500 and self.status not in (408, 429)
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -63,7 +63,7 @@ class Recorded:
         self.wake()
 
     def wake(self) -> None:
-        """Wake every waiter in `grown`."""
+        """Wake every task that waits in `grown`."""
         self._grown.set()
         self._grown = asyncio.Event()
 
@@ -74,15 +74,15 @@ class Recorded:
 
 @dataclass(slots=True)
 class Entry:
-    """A request under a key: its answer, and the number of clients that wait for it.
+    """A request under a key: its response, and the number of clients that wait for it.
 
     `made` is when it began. `changed` is set when a client arrives or leaves. `ended` says that the
-    request has ended, `kept` that its answer was kept for repetitions.
+    request has ended, `kept` that its response was kept for repetitions.
     """
 
     digest: bytes
     made: float
-    answer: Recorded
+    response: Recorded
     clients: int = 1
     ended: bool = False
     kept: bool = False
@@ -90,8 +90,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """The bytes of the answer that is kept."""
-        return len(self.answer.body or b"") if self.kept else 0
+        """The bytes of the response that is kept."""
+        return len(self.response.body or b"") if self.kept else 0
 
     def count(self, by: int) -> None:
         """Add `by` to the number of clients that wait."""
@@ -99,10 +99,10 @@ class Entry:
         self.changed.set()
 
 
-class Answers:
+class Responses:
     """The entries of one tenant, the oldest first."""
 
-    def __init__(self, config: AnswersConfig) -> None:
+    def __init__(self, config: ResponsesConfig) -> None:
         self._config = config
         self._entries: dict[str, Entry] = {}
         self._bytes = 0
@@ -130,14 +130,14 @@ class Answers:
                 "later",
                 retry_after_s=1.0,
             )
-        entry = self._entries[key] = Entry(digest, now, Recorded(self._config.max_answer))
+        entry = self._entries[key] = Entry(digest, now, Recorded(self._config.max_response))
         return entry
 
     def end(self, key: str, *, abandoned: bool = False) -> None:
-        """End the request of `key`, and keep its answer if it is final and was not `abandoned`."""
+        """End the request of `key`. Keep its response if it is final and was not `abandoned`."""
         entry = self._entries[key]
-        entry.ended, entry.kept = True, entry.answer.is_final and not abandoned
-        entry.answer.wake()
+        entry.ended, entry.kept = True, entry.response.is_final and not abandoned
+        entry.response.wake()
         self._bytes += entry.size
         if not entry.kept:
             self._forget(key)

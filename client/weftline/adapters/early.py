@@ -1,0 +1,127 @@
+"""Starts tools while a model still writes its answer, and hands their results over later."""
+
+from __future__ import annotations
+
+import contextvars
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from threading import BoundedSemaphore, Lock, Thread
+from typing import Any, Generic, TypeVar
+
+from weftline.arguments import ArgumentReader
+
+T = TypeVar("T")
+
+# Starts a tool for a call's name and arguments; None if the call has to wait for its turn.
+Start = Callable[[str, dict[str, Any]], T | None]
+
+# The most results that wait to be taken. A run that breaks off leaves its results here.
+MOST_WAITING = 1024
+# The most functions that run ahead at a time. Those beyond wait for their turn. Python's own pools
+# of threads stop at 32 too.
+MOST_RUNNING = 32
+
+
+@dataclass
+class _Call:
+    id: str = ""
+    name: str = ""
+    is_started: bool = False
+    reader: ArgumentReader = field(default_factory=ArgumentReader)
+
+
+class StartedTools(Generic[T]):
+    """The tools that have started ahead of their turn, by the ids of their calls.
+
+    A result is handed over once, and only to a call with the same name and arguments. Another
+    attempt at an answer may have written another call under the same id.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, tuple[str, dict[str, Any], T]] = OrderedDict()
+        self._lock = Lock()
+
+    def put(self, id: str, name: str, arguments: dict[str, Any], result: T) -> None:
+        """Note a tool that has started."""
+        with self._lock:
+            self._waiting[id] = name, arguments, result
+            while len(self._waiting) > MOST_WAITING:
+                self._waiting.popitem(last=False)
+
+    def claim(self, id: str | None, name: str, arguments: Mapping[str, Any]) -> T | None:
+        """The result of the tool that was started for this very call; None if there is none."""
+        with self._lock:
+            found = self._waiting.pop(id or "", None)
+        if found is None or found[:2] != (name, arguments):
+            return None
+        return found[2]
+
+
+class EarlyTurn(Generic[T]):
+    """One answer of a model. A call's tool starts when the call's arguments are complete.
+
+    It takes the parts of calls as OpenAI's stream has them. The server sends the text of a call's
+    arguments only up to their end, so an object that closes is what the call is made with.
+    """
+
+    def __init__(self, start: Start[T], started: StartedTools[T]) -> None:
+        self._start = start
+        self._started = started
+        self._calls: dict[int, _Call] = {}
+
+    def see(self, index: int, id: str | None, name: str | None, arguments: str | None) -> None:
+        """Take a part of call number `index`, and start the tool if the part completes the call."""
+        call = self._calls.setdefault(index, _Call())
+        call.id = id or call.id
+        call.name += name or ""
+        call.reader.feed(arguments or "")
+        if not call.reader.is_closed or call.is_started:
+            return
+        call.is_started = True
+        result = self._start(call.name, call.reader.value)
+        if result is not None:
+            self._started.put(call.id, call.name, call.reader.value, result)
+
+
+_TURN: ContextVar[EarlyTurn[Any] | None] = ContextVar("weftline_early_turn", default=None)
+
+
+def early_turn() -> EarlyTurn[Any] | None:
+    """The turn that the current model call belongs to, if tools may start early in it."""
+    return _TURN.get()
+
+
+@contextmanager
+def as_early_turn(turn: EarlyTurn[Any]) -> Iterator[None]:
+    """Model calls inside the block belong to `turn`."""
+    token = _TURN.set(turn)
+    try:
+        yield
+    finally:
+        _TURN.reset(token)
+
+
+_running = BoundedSemaphore(MOST_RUNNING)
+
+
+def in_thread(run: Callable[[], T]) -> Future[T] | None:
+    """Start `run` in a thread, with a copy of the context variables; None if too many run now."""
+    if not _running.acquire(blocking=False):
+        return None
+    context = contextvars.copy_context()
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(run))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            _running.release()
+
+    Thread(target=work, name="weftline-early-tool", daemon=True).start()
+    return future

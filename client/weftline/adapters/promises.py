@@ -1,0 +1,84 @@
+"""The texts that a client owes the calls of its run, because its own steps make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from weftline.adapters.background import BACKGROUND, awaited
+from weftline.adapters.feed import Feed
+from weftline.computations import outcome_of
+from weftline.protocol import Call, InOut, SetVariable
+from weftline.steps import MAX_NAME, ClientStep
+
+Origin = Callable[[str], tuple[str, tuple[str, ...]]]
+"""Gives the step that makes a variable: its name, and the server's variables that it reads."""
+
+
+class Promises:
+    """The submitted calls, and the variables among their inputs that the client has to set."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[frozenset[str], tuple[str, ...]]] = []  # inputs and outputs
+        self._owed: dict[str, None] = {}
+        self._declared: set[str] = set()
+
+    def owe(self, calls: Sequence[Call], own: Iterable[str], origin: Origin) -> list[ClientStep]:
+        """Note `calls`, which are about to be submitted. `own` are the variables of the client.
+
+        Returns the steps to submit with the calls: one for each variable that has none yet.
+        """
+        for call in calls:
+            inputs = frozenset(_names(call, InOut.IN))
+            self._calls.append((inputs, _names(call, InOut.OUT)))
+        new = [name for name in dict.fromkeys(own) if name not in self._declared]
+        self._declared.update(new)
+        self._owed |= dict.fromkeys(new)
+        return [_step(name, *origin(name)) for name in new]
+
+    def due(self, known: Mapping[str, object]) -> list[str]:
+        """The variables that have become known and are to be set. Each is returned once."""
+        due = [name for name in self._owed if name in known]
+        for name in due:
+            del self._owed[name]
+        return due
+
+    def readers(self, name: str) -> Iterator[str]:
+        """The variables that submitted calls make of `name`, directly or by others in between."""
+        found = {name}
+        for inputs, outputs in self._calls:  # producers come first
+            if inputs & found:
+                found.update(outputs)
+                yield from outputs
+
+
+def keep(feed: Feed, variable: str, value: Any) -> Future[None]:
+    """Set the output of a step of the client."""
+    return BACKGROUND.start(_set(feed, variable, SetVariable(value=value)))
+
+
+def fail(feed: Feed, variable: str, error: BaseException) -> Future[None]:
+    """Fail the output of a step of the client, and with it what reads it."""
+    return BACKGROUND.start(_set(feed, variable, outcome_of(error)))
+
+
+async def _set(feed: Feed, variable: str, body: SetVariable) -> None:
+    client = await BACKGROUND.client(feed.server)
+    await client.set(await awaited(feed.session), variable, body)
+
+
+def own_inputs(calls: Iterable[Call]) -> Iterator[str]:
+    """The variables that calls read."""
+    return (name for call in calls for name in _names(call, InOut.IN))
+
+
+def _step(out: str, name: str, reads: tuple[str, ...]) -> ClientStep:
+    shown = "".join(char if char.isprintable() else " " for char in name)[:MAX_NAME]
+    # It runs once, whatever happens: nobody knows what a repetition would do.
+    return ClientStep(name=shown, reads=reads, out=out, effects="once")
+
+
+def _names(call: Call, side: InOut) -> tuple[str, ...]:
+    found = (p.semantic_var_id for p in call.placeholders if p.in_out is side)
+    return tuple(name for name in found if name is not None)

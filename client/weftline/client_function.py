@@ -1,0 +1,71 @@
+"""Client steps: functions of the client that run between calls of a session's graph.
+
+Inside a session a decorated function that is given a variable does not run at once. It is added to
+the graph, and returns the variable of its result. The client runs it when the variables among its
+arguments have their values, and sends the result to the server.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+from weftline.session import current_session
+from weftline.variable import VariableBase
+
+Effects = Literal["none", "idempotent", "once"]
+
+
+class ClientFunction:
+    """A function that the client computes as a step of a graph. Make one with `client_step`."""
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, effects: Effects, lease_s: float
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = name
+        self.effects: Effects = effects
+        self.lease_s = lease_s
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a step to the current session, and return the variable of its result.
+
+        Without a variable among the arguments it is the plain function.
+        """
+        if not any(isinstance(one, VariableBase) for one in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)
+        return current_session().client(self, *args, **kwargs)
+
+
+@overload
+def client_step(function: Callable[..., Any], /) -> ClientFunction: ...
+
+
+@overload
+def client_step(
+    *, name: str | None = None, effects: Effects = "none", lease_s: float = 60.0
+) -> Callable[[Callable[..., Any]], ClientFunction]: ...
+
+
+def client_step(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    effects: Effects = "none",
+    lease_s: float = 60.0,
+) -> ClientFunction | Callable[[Callable[..., Any]], ClientFunction]:
+    """Make a function a step that the client computes, with variables as its arguments.
+
+    It may be a coroutine function. Its result is a JSON value; an exception fails what depends on
+    it. `effects` says what running it twice would do. The step fails after `lease_s` seconds in
+    which the server does not hear from this client.
+    """
+
+    def make(function: Callable[..., Any]) -> ClientFunction:
+        shown = getattr(function, "__name__", type(function).__name__)
+        return ClientFunction(function, name or shown, effects, lease_s)
+
+    return make if function is None else make(function)

@@ -1,0 +1,81 @@
+"""The client steps that a session has sent: what each waits for, and how to compute it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import MAX_ERROR_CHARS, SetVariable, StepError, to_wire
+from weftline.steps import ClientStep
+from weftline.variable import VariableBase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computation:
+    """A client step of a session, and how to compute it."""
+
+    step: ClientStep
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def out(self) -> str:
+        """The variable of its result."""
+        assert self.step.out is not None, "the SDK names every output"
+        return self.step.out
+
+    def bound(self, values: Mapping[str, Any]) -> Callable[[], Any]:
+        """The function with its arguments; `values` holds those of its variables."""
+
+        def value(given: Any) -> Any:
+            return values[given.id] if isinstance(given, VariableBase) else given
+
+        kwargs = {name: value(given) for name, given in self.kwargs.items()}
+        return functools.partial(self.function, *map(value, self.args), **kwargs)
+
+
+class Waiting:
+    """Client steps that were sent with one submit, and the values that have come for them."""
+
+    def __init__(self, computations: Iterable[Computation]) -> None:
+        self._values: dict[str, Any] = {}
+        self._left = {one: {*one.step.reads, *one.step.after} for one in computations}
+        self.by_out = {one.out: one for one in self._left}
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What to watch: the steps' inputs, and their outputs, so that the server sees that this
+        client is here until the last of them is settled.
+        """
+        inputs = (variable for one in self._left for variable in (*one.step.reads, *one.step.after))
+        return tuple(dict.fromkeys((*inputs, *self.by_out)))
+
+    def take_ready(self) -> list[tuple[Computation, Callable[[], Any]]]:
+        """The steps that can be computed now; each is given once."""
+        ready = [one for one, left in self._left.items() if not left]
+        for one in ready:
+            del self._left[one]
+        return [(one, one.bound(self._values)) for one in ready]
+
+    def add(self, variable: str, value: Any) -> None:
+        """A watched variable has its value."""
+        self._values[variable] = value
+        for left in self._left.values():
+            left.discard(variable)
+
+
+def outcome_of(error: BaseException) -> SetVariable:
+    """The message to the server that a step has failed."""
+    message = str(error)[:MAX_ERROR_CHARS] or type(error).__name__
+    return SetVariable(error=StepError(code=type(error).__name__[:128], message=message))
+
+
+def result_of(computation: Computation, value: Any) -> SetVariable:
+    """The message to the server with a step's result. Raises InvalidRequest for None."""
+    if value is None:
+        raise InvalidRequest(f"client step {computation.step.name!r} returned None: return JSON")
+    return SetVariable(value=to_wire(value))

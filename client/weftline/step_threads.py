@@ -1,0 +1,95 @@
+"""Computes the client steps of a synchronous session, in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING, Any
+
+from weftline.computations import Computation, Waiting, outcome_of, result_of
+from weftline.errors import AlreadySet, ConnectionFailed, UnknownSession
+from weftline.protocol import SetVariable, Submit
+from weftline.watching import Submitted, Value, event_of
+
+if TYPE_CHECKING:
+    from weftline.client import Session
+
+log = logging.getLogger("weftline.steps")
+
+MOST_AT_ONCE = 32  # functions that run at the same time; more only compete for the interpreter
+MOST_SENDS = 3  # of one result, over broken connections
+
+
+class StepThreads:
+    """Sends a submit with client steps. One thread watches for the values that they need."""
+
+    def __init__(self, session: Session, waiting: Waiting) -> None:
+        self._session = session
+        self._waiting = waiting
+        self._places = Semaphore(MOST_AT_ONCE)
+        self._accepted: Future[None] = Future()
+
+    def start(self, submit: Submit) -> None:
+        """Send `submit`. Returns when the server has accepted it, and raises what it refuses."""
+        body = replace(submit, watch=self._waiting.variables, wait=True)
+        Thread(target=self._watch, args=(body,), name="weftline-steps", daemon=True).start()
+        self._accepted.result()
+
+    def _watch(self, submit: Submit) -> None:
+        try:
+            with closing(self._session._client._events("/v1/submit", submit)) as events:
+                for event in events:
+                    said = event_of(event)
+                    if isinstance(said, Submitted):
+                        self._accepted.set_result(None)
+                    elif isinstance(said, Value):
+                        self._waiting.add(said.variable, said.value)
+                    self._start_ready()
+        except Exception as error:
+            if not self._accepted.done():
+                self._accepted.set_exception(error)
+                return
+            log.warning("the client steps of session %s end: %s", self._session.id, error)
+            for out in self._waiting.by_out:
+                self._send(out, outcome_of(error))
+
+    def _start_ready(self) -> None:
+        for computation, function in self._waiting.take_ready():
+            run = Thread(
+                target=self._compute,
+                args=(computation, function),
+                name=f"weftline-{computation.step.name}",
+                daemon=True,
+            )
+            run.start()
+
+    def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
+        try:
+            with self._places:
+                value = function()
+                if inspect.iscoroutine(value):
+                    value = asyncio.run(value)
+            self._send(computation.out, result_of(computation, value))
+        except Exception as error:
+            self._session._failures[computation.out] = error
+            self._send(computation.out, outcome_of(error))
+
+    def _send(self, out: str, body: SetVariable) -> None:
+        path = f"/v1/session/{self._session.id}/variable/{out}"
+        for left in reversed(range(MOST_SENDS)):
+            try:
+                self._session._client._request("PUT", path, body)
+            except ConnectionFailed as error:
+                if not left:  # the get that waits for it fails in the same way
+                    log.warning("the result of %s cannot be sent: %s", out, error)
+            except (AlreadySet, UnknownSession) as error:
+                log.debug("the result of %s comes too late: %s", out, error)
+                return
+            else:
+                return

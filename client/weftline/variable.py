@@ -1,0 +1,31 @@
+"""The futures of a session: variables by id, without a value of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from weftline.session import SessionBase
+
+
+class VariableBase:
+    """A named value of a session. It is a future until its call has run."""
+
+    def __init__(self, session: SessionBase[Any], id: str) -> None:
+        self.id = id
+        self._owner = session
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def __str__(self) -> str:
+        raise TypeError(
+            f"variable {self.id} has no text here: pass it to a semantic function as it is, "
+            "or call .get() first"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+V = TypeVar("V", bound=VariableBase)

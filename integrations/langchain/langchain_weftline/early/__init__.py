@@ -1,0 +1,1 @@
+"""Tools that start while the model still writes the rest of its answer."""

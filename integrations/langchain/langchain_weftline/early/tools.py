@@ -1,0 +1,198 @@
+"""EarlyTools: starts read-only tools while the model still writes, for LangChain's agents.
+
+LangChain still makes each tool run, with its callbacks and its handling of errors. Only the
+function inside the run is replaced: it waits for the result of the function that runs already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import BaseTool, StructuredTool, Tool
+
+from weftline.adapters.early import EarlyTurn, StartedTools, as_early_turn, in_thread
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import AgentMiddleware
+else:
+    try:
+        from langchain.agents.middleware import AgentMiddleware
+    except ImportError:  # a graph of the user's own needs only langgraph
+
+        class AgentMiddleware:
+            """Stands for LangChain's class where `langchain` is not installed."""
+
+
+Running = Future[Any] | asyncio.Task[Any]
+
+# Parameters for what LangChain puts into a run; ahead of the run there is nothing to put in.
+_OF_RUNS = {"callbacks", "run_manager", "config"}
+
+
+class EarlyTools(AgentMiddleware[Any, Any, Any]):
+    """Starts the tools of a call as soon as the call is complete, before the model's turn ends.
+
+    Only tools without effects start early: those in `read_only`, by name, and those whose
+    `metadata` says `{"effects": "none"}`. Every other tool runs when LangChain runs it. So does a
+    call that the model's final answer does not contain exactly as it began.
+
+    In an agent:
+        ```python
+        agent = create_agent(ChatWeftline(), tools, middleware=[EarlyTools(["search"])])
+        ```
+
+    In a graph of your own:
+        ```python
+        early = EarlyTools(["search"])
+        model = ChatWeftline(early_tools=early).bind_tools(tools)
+        node = ToolNode(tools, wrap_tool_call=early, awrap_tool_call=early.awrap_tool_call)
+        ```
+
+    A tool that asks a person for approval, calls other runnables or interrupts the graph must not
+    be named, because it would do so before its run begins.
+    """
+
+    def __init__(self, read_only: Iterable[str] = ()) -> None:
+        super().__init__()
+        if isinstance(read_only, str):
+            raise TypeError("read_only is a list of names: write EarlyTools(['search'])")
+        self._read_only = frozenset(read_only)
+        self._known: dict[str, BaseTool] = {}
+        self._started: StartedTools[Running] = StartedTools()
+
+    def learn(self, tools: Iterable[Any]) -> None:
+        """Note the tools that a model may call. For ChatWeftline."""
+        self._known |= {one.name: one for one in tools if isinstance(one, BaseTool)}
+
+    def turn(self) -> EarlyTurn[Running]:
+        """One model call with the tools that were learned. For ChatWeftline."""
+        return self._turn(self._known.values())
+
+    def _turn(self, tools: Iterable[Any]) -> EarlyTurn[Running]:
+        eligible = {tool.name: tool for tool in tools if self._is_eligible(tool)}
+        return EarlyTurn(partial(_start, eligible), self._started)
+
+    def _is_eligible(self, tool: Any) -> bool:
+        if not isinstance(tool, StructuredTool | Tool):
+            return False
+        marked = (tool.metadata or {}).get("effects") == "none"
+        return (marked or tool.name in self._read_only) and not _needs_run(tool)
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Let tools start during the model call. LangChain's agent calls this."""
+        with as_early_turn(self._turn(request.tools)):
+            return handler(request)
+
+    async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Let tools start during the model call. LangChain's agent calls this."""
+        with as_early_turn(self._turn(request.tools)):
+            return await handler(request)
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Run a tool, or take its result if it has started. LangChain's agent calls this."""
+        return handler(self._with_result(request))
+
+    __call__ = wrap_tool_call  # ToolNode takes a function
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Run a tool, or take its result if it has started. LangChain's agent calls this."""
+        return await handler(self._with_result(request, is_async=True))
+
+    def _with_result(self, request: Any, is_async: bool = False) -> Any:
+        call, tool = request.tool_call, request.tool
+        running = self._started.claim(call.get("id"), call["name"], call["args"])
+        if running is None or not self._is_eligible(tool):
+            return request
+        if isinstance(running, Future):
+            return request.override(tool=_handing_over(tool, running))
+        return request.override(tool=_ahanding_over(tool, running)) if is_async else request
+
+
+def _needs_run(tool: StructuredTool | Tool) -> bool:
+    """Whether the function takes what only a run of the tool can give it."""
+    if not isinstance(tool.get_input_schema(), type):
+        return True
+    shown = tool.tool_call_schema
+    known = getattr(shown, "model_fields", {})
+    for function in (tool.func, tool.coroutine):
+        parameters = inspect.signature(function).parameters if function is not None else {}
+        for name, parameter in parameters.items():
+            named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            asks_for_config = parameter.annotation in (RunnableConfig, "RunnableConfig")
+            injected = isinstance(tool, StructuredTool) and name not in known
+            if named and (name in _OF_RUNS or asks_for_config or injected):
+                return True
+    return False
+
+
+def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) -> Running | None:
+    """Start the function of a tool; None if the call has to wait for its turn."""
+    tool = tools.get(name)
+    if not isinstance(tool, StructuredTool | Tool):
+        return None
+    try:
+        args, kwargs = tool._to_args_and_kwargs(dict(arguments), None)
+    except Exception:
+        return None  # LangChain makes the error of these arguments, in the tool's own run
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    if loop is not None and tool.coroutine is not None:
+        task = loop.create_task(_outside_of_runs(tool.coroutine, args, kwargs))
+        task.add_done_callback(_ignore)
+        return task
+    function = tool.func
+    return None if function is None else in_thread(lambda: _call_outside(function, args, kwargs))
+
+
+def _call_outside(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    # Without a run, `interrupt` and its like raise a RuntimeError, and the call waits for its turn.
+    var_child_runnable_config.set(None)
+    return function(*args, **kwargs)
+
+
+async def _outside_of_runs(function: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
+    var_child_runnable_config.set(None)
+    return await function(*args, **kwargs)
+
+
+def _ignore(task: asyncio.Task[Any]) -> None:
+    """Take note of an error that nobody may ever ask for."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _handing_over(tool: StructuredTool | Tool, running: Future[Any]) -> BaseTool:
+    """The tool with a function that waits for a result. It runs itself if the early run failed for
+    want of a run around it."""
+    function = tool.func
+    assert function is not None, "it has started"
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return running.result()
+        except RuntimeError:
+            return function(*args, **kwargs)
+
+    return tool.model_copy(update={"func": wait, "coroutine": None})
+
+
+def _ahanding_over(tool: StructuredTool | Tool, running: asyncio.Task[Any]) -> BaseTool:
+    function = tool.coroutine
+    assert function is not None, "it has started"
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await running
+        except RuntimeError:
+            return await function(*args, **kwargs)
+
+    return tool.model_copy(update={"coroutine": wait})

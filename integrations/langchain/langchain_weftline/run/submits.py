@@ -1,0 +1,139 @@
+"""The sending side of a compiled run: its calls, and the texts that its own steps make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from langchain_weftline.lower.lowered import Draft, Lowered, finish, raw_calls, with_texts
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.program import Event, Job, Lost, Outcome, Program
+from langchain_weftline.model.patience import Deadlines
+from langchain_weftline.run.telling import Telling
+from weftline.adapters import Feed, Promises, Result
+from weftline.adapters.promises import fail, keep, own_inputs
+from weftline.http import MAX_RETRIES
+from weftline.protocol import Call
+from weftline.watching import Value
+
+Message = Event | tuple[Job, Outcome]
+OnMessage = Callable[[Message], None]
+
+
+class Submits:
+    """The submits of one run. What the server answers goes to `tell`, from any thread."""
+
+    def __init__(
+        self, lowering: Lowering, program: Program, telling: Telling, *, graph: bool
+    ) -> None:
+        self._graph = graph  # whether the last submit asks for the session's graph
+        self._calls = lowering.calls
+        self._program = program
+        self._telling = telling
+        self._told_of: tuple[str, ...] = ()  # variables that callbacks need
+        self._watched: set[str] = set()
+        self._promises = Promises()
+        self._deadlines = Deadlines()
+        self.feed: Feed | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are calls to submit, or variables to watch."""
+        return bool(self._calls.drafts) or not self._watched >= set(self._program.wanted())
+
+    def submit(self, tell: OnMessage) -> None:
+        """Submit the calls found so far, and watch the variables that parts of the chain need."""
+        drafts, self._calls.drafts = self._calls.drafts, []
+        drafts = self._with_texts(drafts)
+        needed = dict.fromkeys([*self._program.wanted(), *self._heard(drafts)])
+        wanted = [name for name in needed if self._is_to_watch(name)]
+        if drafts and not wanted:
+            wanted = [draft.var for draft in drafts]
+        self._send(raw_calls(drafts), wanted, tell)
+
+    def rest(self, outcome: Outcome) -> Lowered:
+        """The calls that are not submitted yet, and the chain's result."""
+        drafts = self._with_texts(self._calls.drafts)
+        wanted = self._program.wanted()
+        return finish(drafts, outcome.get(), self._calls.server, self._heard, wanted)
+
+    def last(self, lowered: Lowered, tell: OnMessage, *, parts: bool = False) -> None:
+        """Submit the remaining calls, and watch the remaining variables of the result."""
+        wanted = self._program.wanted()
+        needed = dict.fromkeys([*lowered.variables(), *self._told_of, *wanted])
+        watch = [name for name in needed if self._is_to_watch(name)]
+        if lowered.calls or watch:
+            self._send(lowered.calls, watch, tell, parts=parts, graph=self._graph, close=True)
+
+    def streamed(self, lowered: Lowered, tell: OnMessage) -> Result | None:
+        """Submit the calls of a result that is streamed. None where it is not one text."""
+        final = lowered.streamable()
+        if final is None or final.var in self._program.known:
+            return None
+        self.last(lowered, tell, parts=True)
+        assert self.feed is not None, "an unknown variable is watched"
+        return self.feed.results[final.var]
+
+    def keep(self, tell: OnMessage) -> None:
+        """Send the texts that the client's steps have made, and that submitted calls wait for."""
+        known = self._program.known
+        for name in self._promises.due(known):
+            assert self.feed is not None, "a submitted call waits for the text"
+            event = known[name]
+            if isinstance(event, Lost):
+                fail(self.feed, name, event.error)
+                self._lose(name, event.error, self._program.told)
+            elif isinstance(event, Value):
+                keep(self.feed, name, event.value).add_done_callback(self._kept(name, tell))
+
+    def _kept(self, name: str, tell: OnMessage) -> Callable[[Future[None]], None]:
+        """What to do when the server has answered: nobody waits for a text that it refuses."""
+
+        def answered(keeping: Future[None]) -> None:
+            if not keeping.cancelled() and (error := keeping.exception()) is not None:
+                self._lose(name, error, tell)
+
+        return answered
+
+    def _lose(self, name: str, error: BaseException, tell: Callable[[Event], None]) -> None:
+        for reader in self._promises.readers(name):
+            tell(Lost(reader, error))
+
+    def _heard(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
+        """The variables that callbacks need to hear of `drafts`, which are about to be sent."""
+        heard = self._telling.add(drafts, self._calls.asked)
+        self._told_of = (*heard, *self._telling.reads())
+        return self._told_of
+
+    def _with_texts(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Drafts with the texts of the client's steps that have run."""
+        texts = self._program.texts()
+        return [with_texts(draft, texts) for draft in drafts] if texts else list(drafts)
+
+    def _is_to_watch(self, name: str) -> bool:
+        known = name in self._program.known or name in self._watched
+        return not known and not self._program.is_own(name)
+
+    def _send(
+        self, calls: Sequence[Call], watch: Sequence[str], tell: OnMessage, **how: bool
+    ) -> None:
+        self._watched.update(watch)
+        if self.feed is None:
+            server = self._calls.server
+            assert server is not None, "a variable has a call, and a call has a model"
+            self.feed = Feed(server, tell)
+        own = [name for name in own_inputs(calls) if self._program.is_own(name)]
+        steps = self._promises.owe(calls, own, self._program.origin)
+        patience, now = self._calls.patience, time.monotonic()
+        self._deadlines.submitted(calls, patience, now, later=own)
+        outputs = [p.semantic_var_id for call in calls for p in call.placeholders]
+        retries = [patience[name].retries for name in outputs if name in patience]
+        self.feed.send(
+            calls,
+            watch,
+            steps=steps,
+            max_retries=max(retries, default=MAX_RETRIES),
+            within=self._deadlines.left(watch, now),
+            **how,
+        )

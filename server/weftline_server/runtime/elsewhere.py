@@ -1,0 +1,79 @@
+"""Primitives that no engine computes: the server does at once, or a client within its lease.
+
+A step whose client has left fails after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from weftline.errors import ClientGone
+from weftline_engine import api
+from weftline_server.graph.primitive import Primitive, PrimitiveId
+from weftline_server.lowering.step import lease_of
+from weftline_server.runtime.kinds import Where
+from weftline_server.schedule.sessions import Outcome, Sent
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+
+
+class Elsewhere:
+    """Starts these primitives. `hear` takes outcomes as an engine's, `apply` tells a session."""
+
+    def __init__(
+        self,
+        hear: Callable[[Session, Primitive, Outcome], None],
+        apply: Callable[[Session, ev.SessionEvent], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._hear = hear
+        self._apply = apply
+        self._now = clock
+        self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of clients' steps
+
+    def start(self, session: Session, primitive: Primitive, where: Where) -> None:
+        """Compute the primitive, or wait for its client.
+
+        A client's step fails once none of its requests has been open for the step's lease.
+        """
+        now = self._now()
+        self._hear(session, primitive, Sent(where.value, now, ""))
+        if where is Where.CLIENT:
+            lease_s = lease_of(primitive)
+            self._wait(session, primitive.id, lease_s, lease_s)
+        else:
+            self._hear(session, primitive, _done(f"{session.id}/{primitive.id}", now))
+
+    def end(self, id: PrimitiveId) -> None:
+        """The step has ended."""
+        if (timer := self._timers.pop(id, None)) is not None:
+            timer.cancel()
+
+    def _wait(self, session: Session, primitive: str, lease_s: float, left_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(left_s, self._check, session, primitive, lease_s)
+        self._timers[PrimitiveId(session.id, primitive)] = timer
+
+    def _check(self, session: Session, primitive: str, lease_s: float) -> None:
+        """Fail the step, or wait for the rest of the lease if its client was here meanwhile."""
+        run, now = session.primitives[primitive], self._now()
+        began = now if run.step is None else run.step.queued
+        since = session.alone_since
+        left_s = lease_s if since is None else max(since, began) + lease_s - now
+        if left_s > 0:
+            self._wait(session, primitive, lease_s, left_s)
+            return
+        del self._timers[PrimitiveId(session.id, primitive)]
+        error = ClientGone(
+            f"step {run.task.task.name!r} waited {lease_s:g} s for its client, which had no "
+            "request open: keep one open while you compute it, or give a longer lease_s"
+        )
+        self._apply(session, ev.PrimitiveFailed(now=now, primitive=primitive, error=error))
+
+
+def _done(op: str, now: float) -> api.Finished:
+    """The end of a primitive that needs no engine."""
+    usage = api.Usage(prompt_tokens=0, cached_tokens=0, output_tokens=0, started=now, filled=now)
+    reason = api.FinishReason.STOP
+    return api.Finished(op=op, attempt=0, sequence=0, time=now, reason=reason, usage=usage)

@@ -1,0 +1,64 @@
+"""What clients give a session: values of variables, and the outcomes of their own steps.
+
+A client sets a variable that no task writes. It also sets the output of a step of kind `client`,
+once the step's inputs are ready.
+"""
+
+from __future__ import annotations
+
+from weftline.errors import AlreadySet, InvalidRequest
+from weftline_engine.api import FinishReason
+from weftline_server.session import events as ev
+from weftline_server.session.budget import Spent
+from weftline_server.session.execution import Execution
+from weftline_server.session.task import UNDER_WAY, PrimitiveRun
+from weftline_server.session.variable import Variable
+
+CLIENT = "client"  # the kind of the steps that a client computes
+
+
+def give(
+    execution: Execution, spent: Spent, event: ev.VariableSet, opened: float
+) -> list[ev.Action]:
+    """Set a variable. Raises AlreadySet, BudgetExceeded, and InvalidRequest if it is too early."""
+    offered = _by_client(execution, event.variable)
+    if offered is not None:
+        if offered.state not in UNDER_WAY:
+            name = offered.task.task.name
+            raise InvalidRequest(
+                f"the inputs of {name!r}, which makes {event.variable!r}, are not ready: set it "
+                "when they are",
+                param=event.variable,
+            )
+        spent.check_value(event.value, event.now - opened)  # its end charges it
+        execution.sent(ev.PrimitiveSent(now=event.now, primitive=offered.id, engine=CLIENT))
+        finished = ev.PrimitiveFinished(
+            now=event.now, primitive=offered.id, reason=FinishReason.STOP, value=event.value
+        )
+        return execution.finished(finished)
+    spent.take_value(event.value, event.now - opened)
+    variable = execution.variables.setdefault(event.variable, Variable(event.variable))
+    variable.set(event.value)
+    return execution.settled(variable, event.now)
+
+
+def refuse(execution: Execution, event: ev.VariableRefused) -> list[ev.Action]:
+    """Fail a variable for the client's reason. Raises AlreadySet."""
+    step = _by_client(execution, event.variable)
+    if step is not None:
+        return execution.fail(step.task, event.error)
+    variable = execution.variables.setdefault(event.variable, Variable(event.variable))
+    variable.fail(event.error)
+    return execution.settled(variable, event.now)
+
+
+def _by_client(execution: Execution, id: str) -> PrimitiveRun | None:
+    """The client's step that makes `id`; None for a variable without a producer."""
+    variable, producer = execution.variables.get(id), execution.graph.producer.get(id)
+    run = None if producer is None else execution.primitives[producer]
+    by_client = producer is not None and execution.graph.primitives[producer].kind == CLIENT
+    if (variable is not None and variable.settled) or (run is not None and not by_client):
+        raise AlreadySet(
+            f"variable {id!r} already has a value or a producer: use another", param=id
+        )
+    return run

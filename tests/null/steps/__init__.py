@@ -1,0 +1,1 @@
+"""Steps that are computed by the client or by the server: client, function, branch, each, loop."""

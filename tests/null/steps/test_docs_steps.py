@@ -1,0 +1,40 @@
+"""The programs of docs/steps.md run as they stand, on an engine that echoes its prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from tests.null.steps.conftest import Listen
+
+PAGE = (Path(__file__).parents[3] / "docs" / "steps.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PRINTED = {
+    "def numbered": "Write a text. 1. Name three points about rivers:  \n",
+}
+
+
+@pytest.mark.parametrize("said", PRINTED)
+async def test_a_program_prints_what_it_should(
+    said: str, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = await listen()
+    [program] = [one for one in PROGRAMS if said in one]
+    monkeypatch.setattr("weftline.client.Client", socket.client)
+    out = StringIO()
+
+    def run() -> None:
+        with redirect_stdout(out):
+            exec(compile(program, "docs/steps.md", "exec"), {"__name__": "steps"})  # noqa: S102
+
+    await asyncio.to_thread(run)
+    assert out.getvalue() == PRINTED[said]
+
+
+def test_every_program_is_run() -> None:
+    assert len(PROGRAMS) == len(PRINTED)
