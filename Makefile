@@ -1,7 +1,7 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-vllm test-ray \
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-page test-vllm test-ray \
   test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
   bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
 
@@ -107,6 +107,10 @@ bench-engine: install install-bench ## our engine beside vLLM, and llama.cpp if 
 
 bench-server: install ## what the server costs by itself, and what admission and retention earn
 	$(BIN)/python -m bench.micro.server $(ARGS)
+
+test-page: install ## the page /ui, in the Chromium of this machine
+	@command -v chromium >/dev/null || { echo "the page is tested in Chromium: apt-get install chromium"; exit 1; }
+	$(PYTEST) tests/page
 
 test-vllm: install install-bench ## the contract on a real vLLM, which it starts
 	$(PYTEST) tests/vllm

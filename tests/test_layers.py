@@ -32,6 +32,7 @@ CONTRACT = (
     "weftline.arguments",
     "weftline.errors",
     "weftline.ids",
+    "weftline.predicates",
     "weftline.protocol",
     "weftline.sampling",
     "weftline.steps",
@@ -104,6 +105,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     "weftline_engine": (*CONTRACT, "weftline_engine"),
     "weftline_engine.api": (),
+    # Runs what authors of tools write with the client's toolkit.
+    "weftline_engine.tools": (*CONTRACT, "weftline.toolkit", "weftline_engine"),
     "weftline_engine.models": (),
     "weftline_engine.transport.wire": ("weftline_engine.api",),
     "weftline_engine.transport.tcp": (

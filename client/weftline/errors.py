@@ -26,6 +26,7 @@
     ├── ClientGone                     410  the client left before it computed its step
     ├── BudgetExceeded                 422  the session has used up its budget
     ├── Cancelled                      409  the call, its session or its last reader went away
+    ├── Skipped                        409  a branch took another side
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
     ├── EngineFailed                   502  the engine gave up on the call
     ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)
@@ -268,6 +269,12 @@ class BudgetExceeded(WeftlineError):
 
 class Cancelled(WeftlineError):
     """The call was cancelled, its session was closed, or its last reader left."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class Skipped(WeftlineError):
+    """The variable belongs to the side of a branch that was not taken."""
 
     status = HTTPStatus.CONFLICT
 

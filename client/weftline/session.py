@@ -76,7 +76,6 @@ class SessionBase(ControlVerbs[V]):
         super().__init__()
         self.id = id
         self.closed = False
-        self._pending: list[Call] = []
         self._failures: dict[str, BaseException] = {}  # what client steps raised, by variable
         self._tokens: list[Token[SessionBase[Any] | None]] = []
 

@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
+from weftline import predicates
 from weftline.errors import InvalidRequest
 from weftline.ids import check_id
 
 MAX_K = 1000  # hits of a search, and items that a rerank keeps
 MAX_NAME = 128  # characters
+MAX_CASES = 64
+MAX_ITEMS = 10_000  # of an each: as many as a submit may have calls
+MAX_ROUNDS = 1000
+MAX_NESTED = 4  # bodies in bodies
 MAX_LEASE_S = 3600  # a client that is gone longer has lost its session, too
 
 
@@ -209,6 +214,183 @@ class ClientStep(StepBase):
         return self.reads
 
 
+class _Calls:
+    """Tells pydantic the type of a body's calls, whose module imports this one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from weftline.protocol import Call
+
+        return handler.generate_schema(tuple[Call, ...])
+
+
+class _Steps:
+    """Tells pydantic the type of a body's steps, which is defined below."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(tuple[Step, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """Calls and steps that run once for each item of a list, or in each round of a loop.
+
+    They read variables that they write themselves, and any other variable of the session.
+    """
+
+    calls: Annotated[tuple[Any, ...], _Calls()] = ()
+    steps: Annotated[tuple[Any, ...], _Steps()] = ()
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        if not self.calls and not self.steps:
+            raise InvalidRequest("a body has a call or a step", param="body")
+        if any(isinstance(step, ClientStep) for step in self.steps):
+            raise InvalidRequest(
+                "a client step cannot stand in a body: put it before or behind", param="body"
+            )
+        if self.depth > MAX_NESTED:
+            raise InvalidRequest(f"bodies nest at most {MAX_NESTED} deep", param="body")
+
+    @property
+    def depth(self) -> int:
+        """1, and one more for each body in a body."""
+        inner = [step.body.depth for step in self.steps if isinstance(step, Each | Loop)]
+        return 1 + max(inner, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way of a branch: when the predicate holds, the branch has the value of `take`."""
+
+    when: dict[str, Any]
+    take: str
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        predicates.check(self.when)
+        check_id(self.take, "take")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch(StepBase):
+    """Takes the value of the first case that holds for `on`, else that of `default`.
+
+    What only the other cases need is skipped, and stopped if it has begun.
+    """
+
+    on: Source
+    cases: tuple[Case, ...]
+    default: str
+    kind: Literal["branch"] = field(default_factory=lambda: "branch")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)
+        check_id(self.default, "default")
+        if not 0 < len(self.cases) <= MAX_CASES:
+            raise InvalidRequest(f"a branch has 1 to {MAX_CASES} cases", param="cases")
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """What decides."""
+        return {"on": self.on}
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The variables of its cases, each once."""
+        return tuple(dict.fromkeys((*(case.take for case in self.cases), self.default)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Each(StepBase):
+    """Runs the body for each item of the list `over`, all of them at the same time.
+
+    The body reads an item by the name `item`. `collect` maps variables of the body to variables
+    that get the list of their values, in the order of the items. With `on_error` an item that fails
+    fails the step, is left out, or counts as `otherwise`.
+    """
+
+    over: Source
+    body: Body
+    collect: dict[str, str] = field(hash=False)
+    item: str = "item"
+    max_items: int = 32
+    on_error: Literal["fail", "skip", "value"] = "fail"
+    otherwise: Any = None
+    kind: Literal["each"] = field(default_factory=lambda: "each")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)
+        if self.out is not None:
+            raise InvalidRequest("each writes the variables of 'collect', not 'out'", param="out")
+        check_id(self.item, "item")
+        if not self.collect:
+            raise InvalidRequest("each collects at least one variable of its body", param="collect")
+        for name in (*self.collect, *self.collect.values()):
+            check_id(name, "collect")
+        if not 1 <= self.max_items <= MAX_ITEMS:
+            raise InvalidRequest(f"max_items must be in 1 to {MAX_ITEMS:,}", param="max_items")
+        if (self.otherwise is None) == (self.on_error == "value"):
+            raise InvalidRequest("'otherwise' goes with on_error 'value'", param="otherwise")
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The list."""
+        return {"over": self.over}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """The end of a loop: the predicate holds for the variable `on` of the body."""
+
+    on: str
+    when: dict[str, Any]
+    transforms: tuple[dict[str, Any], ...] = ()
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        check_id(self.on, "on")
+        predicates.check(self.when)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop(StepBase):
+    """Runs the body again and again, until the predicate holds, `most` times at most.
+
+    The body reads each name of `carry`: in the first round that variable, afterwards the variable
+    of the body that `next` gives for the name. `out` has the last value of the carry `result`,
+    which may be left out if there is only one.
+    """
+
+    carry: dict[str, str] = field(hash=False)
+    next: dict[str, str] = field(hash=False)
+    body: Body
+    until: Until
+    most: int
+    result: str | None = None
+    kind: Literal["loop"] = field(default_factory=lambda: "loop")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)
+        for name in (*self.carry, *self.carry.values(), *self.next.values()):
+            check_id(name, "carry")
+        if not self.carry or self.carry.keys() != self.next.keys():
+            raise InvalidRequest("'carry' and 'next' have the same names", param="next")
+        if self.result is None and len(self.carry) > 1:
+            raise InvalidRequest("several carries need 'result', one of them", param="result")
+        if self.result is not None and self.result not in self.carry:
+            raise InvalidRequest("'result' is one of the carries", param="result")
+        if not 1 <= self.most <= MAX_ROUNDS:
+            raise InvalidRequest(f"most must be in 1 to {MAX_ROUNDS:,}", param="most")
+
+    @property
+    def carried(self) -> str:
+        """The carry whose last value is the loop's."""
+        return self.result or next(iter(self.carry))
+
+
 STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
     {
         "embed": Embed,
@@ -219,6 +401,9 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "delete": Delete,
         "fetch": Fetch,
         "client": ClientStep,
+        "branch": Branch,
+        "each": Each,
+        "loop": Loop,
     }
 )
 
@@ -235,5 +420,6 @@ class _ByKind:
 
 
 Step: TypeAlias = Annotated[
-    Embed | Ingest | Search | Merge | Rerank | Delete | Fetch | ClientStep, _ByKind()
+    Embed | Ingest | Search | Merge | Rerank | Delete | Fetch | ClientStep | Branch | Each | Loop,
+    _ByKind(),
 ]

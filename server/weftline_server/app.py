@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
-from weftline_server.http import calls, health, retrieval, sessions
+from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions
 from weftline_server.http.state import ServerState, state_of
@@ -53,6 +53,8 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         health.router,
     ):
         app.include_router(router)
+    if config.ui:
+        app.include_router(page.router)
     app.add_exception_handler(WeftlineError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_parameter)
     app.add_exception_handler(HTTPException, _on_http_error)

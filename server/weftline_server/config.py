@@ -17,6 +17,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "affinity",
     "dedupe",
     "drafting",
+    "early_tools",
     "prefill_early",
     "retention",
     "tree_attention",
@@ -43,6 +44,7 @@ class ServerConfig:
     passes: tuple[str, ...] = ()  # of installed packages, by entry point, in their order
     max_body: int = 8 << 20  # bytes of a request
     max_calls: int = 10_000  # of one submit
+    ui: bool = True  # serve the page /ui
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)

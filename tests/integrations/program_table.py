@@ -7,14 +7,18 @@ equal. `plain` has the requests of the plain program, and how many of them follo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
+from langchain_classic.chains import ConversationalRetrievalChain, LLMChain, RetrievalQA
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.chains.history_aware_retriever import create_history_aware_retriever
 from langchain_classic.chains.retrieval import create_retrieval_chain
+from langchain_classic.chains.summarize import load_summarize_chain
+from langchain_classic.retrievers import MultiQueryRetriever
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -334,6 +338,17 @@ def json_that_is_none(llm: Any) -> Chain:
     return ask(llm, "{x} is no JSON") | JsonOutputParser()
 
 
+@program({"x": "NaN"}, (1, 1), (1, 1))
+def json_with_nan(llm: Any) -> Chain:
+    return fenced(llm, '{{"share": {x}, "half": "\\ud83d"}}') | JsonOutputParser()
+
+
+@program({"x": "NaN"}, (2, 2), (2, 2))
+def nan_for_each(llm: Any) -> Chain:
+    read = fenced(llm, "[{x}, 1.0]") | JsonOutputParser()
+    return read | RunnableLambda(str).map() | (lambda made: ", ".join(made)) | ask(llm, "{y}")
+
+
 # --- steps of the client
 
 
@@ -466,3 +481,59 @@ def conversation_with_retrieval(llm: Any) -> Chain:
 def stuffed_documents(llm: Any) -> Chain:
     prompt = ChatPromptTemplate.from_template("{context}\n\n{x}")
     return create_stuff_documents_chain(llm, prompt)
+
+
+# --- classic chains
+
+
+def documents(*texts: str) -> dict[str, Any]:
+    return {"input_documents": [Document(text, metadata={"n": 1}) for text in texts]}
+
+
+@program({"x": "soup"}, (1, 1), (1, 1))
+def llm_chain(llm: Any) -> Chain:
+    with warnings.catch_warnings():  # people still write it
+        warnings.simplefilter("ignore")
+        return LLMChain(llm=llm, prompt=PromptTemplate.from_template("Tell of {x}"))
+
+
+@program(documents("one", "two"), (1, 1), (1, 1))
+def summary_of_all(llm: Any) -> Chain:
+    return load_summarize_chain(llm, chain_type="stuff")
+
+
+@program(documents("one", "two", "three", "four"), (5, 2), (1, 1))
+def summary_by_map_and_reduce(llm: Any) -> Chain:
+    short = llm.model_copy(update={"max_tokens": 256})
+    return load_summarize_chain(short, chain_type="map_reduce", return_intermediate_steps=True)
+
+
+@program(documents("one", "two", "three", "four"), (5, 2), (2, 1))
+def summary_of_any_length(llm: Any) -> Chain:
+    return load_summarize_chain(llm, chain_type="map_reduce")
+
+
+@program(documents("one " * 60, "two " * 60, "three", "four"), (10, 3), (7, 1))
+def summary_that_collapses(llm: Any) -> Chain:
+    return load_summarize_chain(llm, chain_type="map_reduce", token_max=150)
+
+
+@program(documents("one", "two", "three"), (3, 3), (1, 1))
+def refined_summary(llm: Any) -> Chain:
+    return load_summarize_chain(llm, chain_type="refine", return_intermediate_steps=True)
+
+
+@program({"query": "What crosses?"}, (1, 1), (1, 0))
+def retrieval_qa(llm: Any) -> Chain:
+    return RetrievalQA.from_chain_type(llm, retriever=Shelf(), return_source_documents=True)
+
+
+@program({"question": "And the warp?", "chat_history": [("Hi", "Hello")]}, (2, 2), (2, 0))
+def conversational_retrieval(llm: Any) -> Chain:
+    return ConversationalRetrievalChain.from_llm(llm, retriever=Shelf())
+
+
+@program("What crosses?", (2, 2), (2, 1))
+def several_queries(llm: Any) -> Chain:
+    found = MultiQueryRetriever.from_llm(Shelf(), llm) | format_docs
+    return {"context": found, "q": RunnablePassthrough()} | ask(llm, "{context} {q}")

@@ -348,20 +348,25 @@ def test_an_explanation_runs_nothing(make: Callable[[ChatWeftline], Chain]) -> N
     compiled = compile_chain(make(ChatWeftline(base_url="http://127.0.0.1:1")))
     for explained in (compiled.explain(), compiled.explain("one")):
         assert any("call" in step.why for step in explained.in_server), str(explained)
-        assert len(str(explained).splitlines()) == 1 + len(explained.steps)
+        assert len(list(explained.table())) == 1 + len(explained.steps)
 
 
 def test_an_explanation_says_where_and_why(llm: ChatWeftline) -> None:
-    """A table for a person: each step, the place where it runs, and the reason."""
+    """For a person: each step, where it runs and why; the requests; what would change them."""
     chain = ChatPromptTemplate([("human", "{x}")], name="ask") | llm | TEXT | opaque | ask(llm)
-    assert str(compile_chain(chain).explain({"x": "a"})).splitlines() == [
+    place = f"test_compile_client_steps.py:{opaque.__code__.co_firstlineno}"
+    why = "it calls 'title', which may do anything"
+    lines = str(compile_chain(chain).explain({"x": "a"})).splitlines()
+    assert lines[:-1] == [
         "part  step                      where   why",
         "      ChatPromptTemplate 'ask'  client  the client has its values",
         "      ChatWeftline              server  call 'ask'",
-        "      RunnableLambda 'opaque'   client  it calls 'title', which may do anything",
-        "      ChatPromptTemplate        client  the client has its values",
-        "      ChatWeftline              server  a call, on a prompt of the client's values",
+        f"      RunnableLambda 'opaque'   client  {why} ({place})",
+        "      ChatWeftline              server  call 'call'",
+        "",
+        "Plain: 2 requests, 2 in a row. Here: 2 requests, 1 in a row.",
     ]
+    assert lines[-1].startswith(f"To make RunnableLambda 'opaque' ({place}) part of the graph: ")
 
 
 def failure_of(act: Callable[[], Any]) -> tuple[type[BaseException], str]:

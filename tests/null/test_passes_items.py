@@ -44,7 +44,7 @@ def ingest(out: str, read: str, *after: str, store: str = "docs") -> Task:
 
 
 def lower(step: Step, resource: str, batch: int | None) -> Task:
-    return lower_step(step, resource, batch)
+    return lower_step(step, resource, batch=batch)
 
 
 def flows(made: Graph, *without: str) -> dict[tuple[str, str], str]:

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
 from weftline.transforms.items import closed_items, gives_items
-from weftline.transforms.specs import OPS, parse, run
+from weftline.transforms.specs import MAX_SPECS, OPS, parse, run
 
-__all__ = ["OPS", "Flow", "Transform", "closed_items", "gives_items", "parse", "run"]
+__all__ = ["MAX_SPECS", "OPS", "Flow", "Transform", "closed_items", "gives_items", "parse", "run"]

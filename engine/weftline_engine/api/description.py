@@ -63,7 +63,9 @@ class Description:
     (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
     all their sequences decode. It is empty if unknown. `batch_profile` is measured at start by
     engines that work on items: the items of a batch, their tokens in all, and its seconds. An
-    engine that `drafts` verifies guesses of several tokens in one step.
+    engine that `drafts` verifies guesses of several tokens in one step. `tools` are those that an
+    engine of kind "tool" runs: the name, description and parameters that models see, the effects,
+    the seconds that a call may take, and whether the tool takes its call piece by piece.
     """
 
     model: str
@@ -85,6 +87,7 @@ class Description:
     step_profile: tuple[tuple[int, float], ...] = ()
     batch_profile: tuple[tuple[int, int, float], ...] = ()
     drafts: bool = False
+    tools: tuple[Mapping[str, object], ...] = ()
 
     def efficient_items(self, kind: str) -> int:
         """The smallest batch whose items a second come close to the best (Teola section 4.3).

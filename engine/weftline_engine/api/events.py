@@ -15,11 +15,15 @@ class Residency(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an op ended well: `FILLED` for a fill, the other two for a generate."""
+    """Why an op ended well: `FILLED` for a fill, the next two for a generate.
+
+    `LIMIT` is the server's own, of a loop that ran its most rounds; no engine says it.
+    """
 
     FILLED = "filled"
     STOP = "stop"
     LENGTH = "length"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
-from weftline_server.commands import cluster, engines, retrieval
+from weftline_server.commands import cluster, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
@@ -110,6 +110,13 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         "WEFTLINE_API_KEY, else none)",
     )
     parser.add_argument(
+        "--no-ui",
+        dest="ui",
+        action="store_const",
+        const=False,
+        help="do not serve the page /ui, which shows sessions while they run",
+    )
+    parser.add_argument(
         "--keep-closed",
         type=float,
         metavar="SECONDS",
@@ -149,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
         "log_format": args.log_format,
         "drain_s": args.drain_s,
         "registry.closed.keep_s": args.keep_closed,
+        "ui": args.ui,
     }
     settings = load(args.config, flags)
     configure(LogFormat(settings.process.log_format), settings.process.log_level)
@@ -162,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
     makers = {} if args.cluster else engines.factories(specs)
     asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
     makers |= retrieval.factories(asked, settings.server.without)
+    makers |= tools.factories(tools.from_tables(settings.tools))
     serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)

@@ -47,6 +47,7 @@ class Settings:
     process: Process
     engines: tuple[Mapping[str, Any], ...] = field(default=())
     retrieval: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = field(default=())
 
 
 def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
@@ -58,6 +59,7 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     tables = {} if path is None else _read(path)
     engines = _listed(tables, "engine")
     retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
+    tools = _listed(tables, "tool")
     keys = tables.pop("keys", {})
     given = dict(tables)
     for name, value in flags.items():
@@ -68,8 +70,8 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     of_process = {one.name for one in dataclasses.fields(Process)}
     process = {name: value for name, value in given.items() if name in of_process}
     server = {name: value for name, value in given.items() if name not in of_process}
-    made = make(ServerConfig, server, "", {*of_process, "engine", *RETRIEVAL})
-    return Settings(made, make(Process, process, ""), engines, retrieval)
+    made = make(ServerConfig, server, "", {*of_process, "engine", "tool", *RETRIEVAL})
+    return Settings(made, make(Process, process, ""), engines, retrieval, tools)
 
 
 def key_of(path: Path | None) -> str | None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from weftline.errors import AlreadySet, CyclicGraph, DuplicateProducer, InvalidRequest
-from weftline_server.graph.primitive import Primitive, Task
+from weftline_server.graph.primitive import Flow, Primitive, Task
+
+# Flows into primitives that go on when the writer fails.
+_TOLERANT = frozenset({Flow.OUTCOME, Flow.LATER})
 
 
 class Graph:
@@ -189,14 +192,20 @@ class Graph:
         found.pop(task, None)
         return found
 
-    def tasks_below(self, task: str) -> Collection[str]:
-        """Tasks with a primitive that waits for one of `task`, each once, without itself."""
-        found: dict[str, None] = {}
+    def affected_by(self, task: str) -> tuple[Collection[str], Collection[str]]:
+        """Tasks that cannot go on without `task`, and primitives that take its failure as input."""
+        tasks: dict[str, None] = {}
+        tolerant: dict[str, None] = {}
         for primitive in self.tasks[task].primitives:
-            for below in self.downstream(primitive.id):
-                found[self.primitives[below].task] = None
-        found.pop(task, None)
-        return found
+            for id in self.downstream(primitive.id):
+                below = self.primitives[id]
+                flows = {read.flow for read in below.reads if read.variable in primitive.writes}
+                if primitive.id in below.after or flows - _TOLERANT:
+                    tasks[below.task] = None
+                elif Flow.OUTCOME in flows:
+                    tolerant[id] = None
+        tasks.pop(task, None)
+        return tasks, tolerant
 
     def topological(self) -> list[str]:
         """Every primitive after all primitives that it waits for."""

@@ -23,6 +23,8 @@ class Flow(StrEnum):
     STREAM = "stream"  # the reader can use the text while it is generated
     ITEMS = "items"  # the reader can use each item of a list when it is complete
     ORDER = "order"  # no value travels: the reader starts after the writer has ended
+    OUTCOME = "outcome"  # the reader takes a failure, too: it starts when the writer has ended
+    LATER = "later"  # the reader does not wait: it or a task that it adds may read it later
 
 
 class Effects(StrEnum):
@@ -152,6 +154,9 @@ class Task:
     form that the passes have given them since. `reads` are the variables that its text names,
     including those that no primitive needs. `constant_bytes` is the size of the text and values
     that came with it. `call` is the submitted call, None for any other step.
+
+    A task that a step has added names it as its `owner`, and ends when the owner fails. The failure
+    of a variable in `tolerates` does not fail the task.
     """
 
     id: str
@@ -163,6 +168,8 @@ class Task:
     priority: int = 0
     constant_bytes: int = 0
     call: Call | None = None
+    owner: str = ""
+    tolerates: frozenset[str] = frozenset()
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
             if task.call is not None
         ],
         "steps": [
-            {"name": task.name, "step_id": task.id, "out": task.writes[0]}
+            {"name": task.name, "step_id": task.id, "out": task.writes[-1]}
             for task in tasks
             if task.call is None
         ],

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
 from weftline_server.http.wire import read, schema
+from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
+from weftline_server.observe.prompt_view import call_view
 from weftline_server.observe.view import graph_view, story_view
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
 lists = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+FOLLOW_S = 0.25  # between two looks at a session that a page follows
 
 
 @lists.get("")
@@ -48,6 +55,30 @@ async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dic
 async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The newest events of the session, oldest first."""
     return {"events": story_view(service.registry.look(tenant, session_id))}
+
+
+@router.get("/{session_id}/call/{call_id}")
+async def get_call(
+    session_id: str, call_id: str, service: ServiceDep, tenant: Tenant
+) -> dict[str, Any]:
+    """One call: its prompt with the values that stand in it, and where its seconds went."""
+    return call_view(service.registry.look(tenant, session_id), call_id)
+
+
+@router.get("/{session_id}/follow", response_model=None)
+async def follow(session_id: str, service: ServiceDep, tenant: Tenant) -> EventStream:
+    """The tasks of the session as they change, as server-sent events, until it is closed."""
+    return EventStream(_changes(Follower(service.registry.look(tenant, session_id))))
+
+
+async def _changes(follower: Follower) -> AsyncGenerator[bytes, None]:
+    while True:
+        for message in follower.changes():
+            yield sse("changes", message)
+            await asyncio.sleep(0)  # a large session is told in many turns of the event loop
+        if follower.is_over:
+            return
+        await asyncio.sleep(FOLLOW_S)
 
 
 @router.put("/{session_id}/variable/{variable}", openapi_extra=schema(SetVariable))

@@ -68,14 +68,14 @@ def _all_stream(holder: Placeholder) -> bool:
     return all(flow is transforms.Flow.STREAM for flow in flows)
 
 
-def lower_call(call: Call, model: str) -> Task:
+def lower_call(call: Call, model: str, id: str | None = None) -> Task:
     """The task of a call that `model` runs: template text parsed, ids given to it and its outputs.
 
     Raises UnknownPlaceholder, MissingInput, and InvalidRequest for a prompt or a transform that is
     not valid.
     """
     prompt = _checked_prompt(call)
-    id = f"c_{secrets.token_hex(6)}"
+    id = id or f"c_{secrets.token_hex(6)}"
     holders = tuple(_bound(id, call))
     return task_of(id, replace(call, model=model, prompt=prompt, placeholders=holders))
 

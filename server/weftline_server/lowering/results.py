@@ -42,11 +42,15 @@ def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ..
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """The value that an output's transforms made, or their failure, and the seconds they took."""
+    """The value that an output's transforms made, or their failure, and the seconds they took.
+
+    `reason` says why a step ended, where its engine does not.
+    """
 
     value: object
     error: WeftlineError | None = None
     seconds: float = 0.0
+    reason: api.FinishReason | None = None
 
 
 def transformed(body: PromptBody, key: str, text: str, format: ToolFormat) -> Transformed:

@@ -13,8 +13,22 @@ from typing import Any
 
 from weftline import transforms
 from weftline.errors import InvalidRequest
-from weftline.steps import ClientStep, Delete, Embed, Fetch, Ingest, Merge, Rerank, Search, Step
+from weftline.steps import (
+    Branch,
+    ClientStep,
+    Delete,
+    Each,
+    Embed,
+    Fetch,
+    Ingest,
+    Loop,
+    Merge,
+    Rerank,
+    Search,
+    Step,
+)
 from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Task
+from weftline_server.lowering.control import Control, lower_control
 from weftline_server.session.budget import value_bytes
 
 CHARS_PER_TOKEN = 4  # a guess that needs no tokenizer
@@ -23,7 +37,8 @@ MAX_ITEMS = 100_000  # of one step
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
 TAKES_ITEMS = frozenset({"embed", "search", "merge", "rerank"})
-NO_ENGINE = frozenset({"client", "merge"})  # the client or the server computes them
+# The client or the server computes these kinds.
+NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +57,16 @@ class StepBody:
         return False
 
 
-def lower_step(step: Step, resource: str, batch: int | None = None) -> Task:
+def lower_step(step: Step, resource: str, id: str | None = None, batch: int | None = None) -> Task:
     """The task of a step that `resource` runs: a model, a store, or "" for the server itself.
 
     `batch` is the engine's efficient number of items; None if it takes whole lists only.
 
     Raises InvalidRequest for a transform or a constant that does not fit.
     """
-    id = f"s_{uuid.uuid4().hex[:12]}"
+    id = id or f"s_{uuid.uuid4().hex[:12]}"
+    if isinstance(step, Control):
+        return lower_control(step, id, lower_step)
     sources = step.sources
     constants = {name: one.value for name, one in sources.items() if one.var is None}
     for name, source in sources.items():
@@ -166,8 +183,8 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Merge():
             hits_of(step, given["in"])
             return {}
-        case ClientStep():
-            return {}  # the client has its inputs
+        case ClientStep() | Branch() | Each() | Loop():
+            return {}  # no engine gets them
 
 
 def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
@@ -188,7 +205,7 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return merged(step, hits_of(step, given["in"]))
         case Fetch():
             return result["items"]
-        case Ingest() | Delete() | ClientStep():
+        case Ingest() | Delete() | ClientStep() | Branch() | Each() | Loop():
             return result
 
 

@@ -76,7 +76,7 @@ class Metrics:
         criterion = session.plan.objective.get(run.primitives[0].id, "latency")
         engine = (run.steps[-1].engine if run.steps else None) or "none"
         if run.task.call is None:
-            kind = str(run.task.primitives[-1].kind)
+            kind = str(run.task.primitives[0].kind)
             self._of(self._steps, kind, engine, run.state.value).inc()
             return
         self._of(self._calls, model, engine, run.state.value, criterion).inc()

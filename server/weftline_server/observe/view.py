@@ -8,6 +8,7 @@ from typing import Any
 from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
+from weftline_server.observe.critical import critical_view
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
@@ -60,10 +61,11 @@ def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[s
     `engines` appear with the capabilities that they lack, which explain the calls' times.
     """
     producer, consumers = _producers(session), _readers(session)
+    runs = session.tasks.values()
     return {
         "session_id": session.id,
-        "calls": [_call(session, run) for run in session.tasks.values() if run.task.call],
-        "steps": [_other(session, run) for run in session.tasks.values() if not run.task.call],
+        "calls": [task_view(session, run) for run in runs if run.task.call],
+        "steps": [task_view(session, run) for run in runs if not run.task.call],
         "variables": [
             {
                 "semantic_var_id": variable.id,
@@ -87,13 +89,25 @@ def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[s
             for engine in engines
             if engine.model is not None
         ],
-        "edges": [
-            {"from": producer[var], "to": call, "semantic_var_id": var}
-            for var, readers in consumers.items()
-            if var in producer
-            for call in readers
-        ],
+        "edges": edges_view(session),
+        "critical": critical_view(session),
     }
+
+
+def edges_view(session: Session) -> list[dict[str, str]]:
+    """An edge from the task that writes a variable to each task that reads it."""
+    producer = _producers(session)
+    return [
+        {"from": producer[var], "to": task, "semantic_var_id": var}
+        for var, readers in _readers(session).items()
+        if var in producer
+        for task in readers
+    ]
+
+
+def task_view(session: Session, run: TaskRun) -> dict[str, Any]:
+    """A call with the times of its outputs, or a step of another kind."""
+    return _call(session, run) if run.task.call else _other(session, run)
 
 
 def _producers(session: Session) -> dict[str, str]:
@@ -124,6 +138,7 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
     total = {name: sum(step[name] or 0 for step in steps) for name in (*_DURATIONS, *_COUNTS)}
     return {
         "call_id": run.task.id,
+        "owner": run.task.owner or None,
         "name": run.task.name,
         "model": run.task.resource,
         "state": run.state.value,
@@ -155,6 +170,7 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
 
     return {
         "step_id": run.task.id,
+        "owner": run.task.owner or None,
         "kind": primitive.kind,
         "name": run.task.name,
         "resource": run.task.resource,
@@ -165,9 +181,10 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
         "depth": session.plan.depth.get(primitive.id),
         "objective": session.plan.objective.get(primitive.id),
         "engine": None if step is None else step.engine,
+        "finish_reason": None if step is None or step.reason is None else step.reason.value,
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
-        "queued_s": None if step is None else since_open(step.queued),
+        "queued_s": None if not run.steps else since_open(run.steps[0].queued),
         "started_s": None if usage is None else since_open(usage.started),
         "finished_s": None if step is None else since_open(step.finished),
     }

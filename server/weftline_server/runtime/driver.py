@@ -6,25 +6,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
-from weftline.steps import Step
 from weftline_engine import api
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
-from weftline_server.lowering.call import PromptBody, lower_call
-from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
-from weftline_server.lowering.step import NO_ENGINE, TAKES_ITEMS, lower_step
+from weftline_server.lowering.step import TAKES_ITEMS
+from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
-from weftline_server.runtime.kinds import Attempt, Kinds, Where
+from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
+from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
@@ -37,6 +39,7 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
+TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 
 
@@ -44,6 +47,19 @@ class TaskObserver(Protocol):
     """Reads a task that has ended, and changes nothing: metrics, logs."""
 
     def task_ended(self, session: Session, run: TaskRun) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """What is sent before its inputs are complete: prompts, and items of lists."""
+
+    prompts: EarlyFill
+    items: EarlyItems
+
+    def forget(self, id: PrimitiveId) -> None:
+        """The primitive was stopped."""
+        self.prompts.forget(id)
+        self.items.forget(id)
 
 
 class Driver:
@@ -62,11 +78,12 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
-        self._early = EarlyFill(
-            dispatcher, self._kinds.prompts, clock, "prefill_early" not in without
+        self._early = _Early(
+            EarlyFill(dispatcher, self._kinds.prompts, clock),
+            EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
         )
-        self._items = EarlyItems(dispatcher, self._kinds.steps, clock, self.apply)
         self._elsewhere = Elsewhere(self._hear, self.apply, clock)
+        self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
@@ -102,11 +119,7 @@ class Driver:
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         self.registry.admit(self.dispatcher.queued)
-        # The model is decided here, so that the graph names it and equal prompts hash alike.
-        tasks = tuple(
-            lower_call(verified(session, call), self.dispatcher.model(call.model))
-            for call in submit.calls
-        ) + tuple(_lowered(self.dispatcher, step) for step in submit.steps)
+        tasks = lowered(session, submit, self.dispatcher)
         await self.start(session, tasks, detach=submit.detach)
         return tasks
 
@@ -155,6 +168,7 @@ class Driver:
 
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
         """Tell the session an event, and perform the actions that follow from it."""
+        fills = "prefill_early" not in self.without
         for action in session.handle(event):
             match action:
                 case ev.Notify(variable):
@@ -163,8 +177,8 @@ class Driver:
                     self._contained.spawn(session, self._run(session, id))
                 case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
                     with self._contained.inside(session):
-                        self._items.advance(session, id)
-                case ev.Fill(id) if self._early.may_advance(session, id):
+                        self._early.items.advance(session, id)
+                case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
                     self._contained.spawn(session, self._fill(session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
@@ -179,7 +193,6 @@ class Driver:
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)
         self._early.forget(id)
-        self._items.forget(id)
         self.dispatcher.cancel(str(id))
 
     async def _run(self, session: Session, id: str) -> None:
@@ -201,9 +214,9 @@ class Driver:
             self._elsewhere.start(session, primitive, kind.where)
             return
         if primitive.items is not None and primitive.items.streams:
-            self._items.complete(session, primitive, payload)
+            self._early.items.complete(session, primitive, payload)
             return
-        number = self._early.complete(full, payload)
+        number = self._early.prompts.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
             work = kind.work(session, primitive, payload, attempt, self._now())
@@ -212,7 +225,7 @@ class Driver:
     async def _fill(self, session: Session, id: str) -> None:
         """Send the known part of a prompt. An error in it is reported when the prompt is run."""
         try:
-            await self._early.advance(session, id)
+            await self._early.prompts.advance(session, id)
         except WeftlineError as error:
             log.debug("no early fill for primitive %s: %s", id, error.type)
 
@@ -246,10 +259,13 @@ class Driver:
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
             case api.Items():
-                self._items.came(session, primitive, outcome)
+                self._early.items.came(session, primitive, outcome)
                 return
-            case api.Failed() if self._items.failed(PrimitiveId(session.id, primitive.id)):
+            case api.Failed() if self._early.items.failed(PrimitiveId(session.id, primitive.id)):
                 log.debug("early items of primitive %s failed", primitive.id)
+                return
+            case api.Failed() if primitive.kind == TOOL:
+                self._finish(session, primitive, ToolKind.failed(primitive, outcome))
                 return
             case api.Failed(error=name, message=message):
                 error = error_named(name, EngineFailed)(message)
@@ -274,15 +290,20 @@ class Driver:
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, in another thread if that takes long, and tell the session."""
-        finished = self._items.finished(session.id, primitive, finished)
+        finished = self._early.items.finished(session.id, primitive, finished)
         make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
 
-        async def elsewhere() -> None:
-            made = await asyncio.get_running_loop().run_in_executor(None, make)
+        async def later() -> None:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(None, make) if is_slow else make()
+            if isinstance(primitive.body, TakesItems) and isinstance(made.value, list):
+                for piece in _pieces(primitive.id, made.value, self._now):
+                    self.apply(session, piece)
+                    await asyncio.sleep(0)
             self.apply(session, _finished(primitive, finished, made))
 
-        if is_slow:
-            self._contained.spawn(session, elsewhere())
+        if is_slow or isinstance(primitive.body, TakesItems):
+            self._contained.spawn(session, later())
         else:
             self.apply(session, _finished(primitive, finished, make()))
 
@@ -293,13 +314,13 @@ class Driver:
         await self._contained.settle()
 
 
-def _lowered(dispatcher: Dispatcher, step: Step) -> Task:
-    """The task of a step. Raises UnknownModel, UnknownStore for an engine that is not there."""
-    if step.kind in NO_ENGINE:
-        return lower_step(step, "")
-    store = getattr(step, "store", None)
-    resource = dispatcher.resource(step.kind, store or getattr(step, "engine", None))
-    return lower_step(step, resource, dispatcher.batch(step.kind, resource))
+def _pieces(
+    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+) -> Iterator[ev.ItemsCame]:
+    """A list as several events, so that the loop can run other sessions between two of them."""
+    for offset in range(0, len(items), TURN_ITEMS):
+        some = tuple(items[offset : offset + TURN_ITEMS])
+        yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 
 
 def _finished(
@@ -309,7 +330,7 @@ def _finished(
     return ev.PrimitiveFinished(
         now=finished.time,
         primitive=primitive.id,
-        reason=finished.reason,
+        reason=made.reason or finished.reason,
         usage=finished.usage,
         value=made.value,
         error=made.error,

@@ -46,13 +46,8 @@ class EarlyFill:
     """The open ops of every session."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        prompts: PromptKind,
-        clock: Callable[[], float],
-        is_on: bool,
+        self, dispatcher: Dispatcher, prompts: PromptKind, clock: Callable[[], float]
     ) -> None:
-        self._is_on = is_on
         self._dispatcher = dispatcher
         self._prompts = prompts
         self._now = clock
@@ -61,11 +56,11 @@ class EarlyFill:
     def may_advance(self, session: Session, primitive: str) -> bool:
         """Whether a task should call `advance`.
 
-        It returns False where early fills are off, for a kind without a prompt, for an engine that
-        takes text, and while another task advances the primitive.
+        It returns False for a kind without a prompt, for an engine that takes text, and while
+        another task advances the primitive.
         """
         found = session.graph.primitives[primitive]
-        if not self._is_on or not isinstance(found.body, PromptBody):
+        if not isinstance(found.body, PromptBody):
             return False
         early = self._early.get(PrimitiveId(session.id, primitive))
         if early is not None and early.busy:

@@ -11,11 +11,13 @@ from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+from weftline.errors import WeftlineError
 from weftline.steps import Rerank, Search, Step
 from weftline.transforms import run
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.control import ControlBody
 from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, sampling_params
 from weftline_server.lowering.step import (
@@ -25,6 +27,7 @@ from weftline_server.lowering.step import (
     read_values,
     result_of,
 )
+from weftline_server.lowering.tool import ToolBody
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.tool_format import triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
@@ -222,6 +225,81 @@ class ClientKind(StepKind):
         return 0
 
 
+class ControlKind(ValueKind):
+    """The primitives that decide what runs. The server computes them from the session's values."""
+
+    where = Where.SERVER
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        return Payload(None, None)
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return 0
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        body, variables = primitive.body, session.variables
+        assert isinstance(body, ControlBody), f"{primitive.kind} decides nothing"
+
+        def value() -> Transformed:
+            try:
+                return Transformed(body.value(variables), reason=body.reason)
+            except WeftlineError as error:
+                return Transformed(None, error)
+
+        return value, body.is_slow
+
+
+class ToolKind(ValueKind):
+    """Kind `tool`: the text of a call's arguments goes out, and what the model is told comes back.
+
+    Whatever becomes of the call, it is an observation for the model, and no failure of the graph.
+    """
+
+    async def prepare(self, session: Session, primitive: Primitive) -> Payload:
+        body = _tool_of(primitive)
+        return Payload(None, body.arguments, inputs={"tool": body.tool})
+
+    def charge(self, primitive: Primitive, payload: Payload) -> int:
+        return primitive.work
+
+    def work(
+        self, session: Session, primitive: Primitive, payload: Payload, attempt: Attempt, now: float
+    ) -> Work:
+        made = super().work(session, primitive, payload, attempt, now)
+        is_open = _tool_of(primitive).is_open
+        return replace(made, op=replace(made.op, text=payload.text, open=is_open))
+
+    def result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> tuple[Callable[[], Transformed], bool]:
+        assert isinstance(finished.value, dict), "a tool engine's value is an observation"
+        return partial(Transformed, finished.value["content"]), False
+
+    @staticmethod
+    def failed(primitive: Primitive, failed: api.Failed) -> api.Finished:
+        """The observation of a call that no engine has finished."""
+        unknown = "" if primitive.effects is Effects.NONE else ". It may have run"
+        now = failed.time
+        return api.Finished(
+            op=failed.op,
+            attempt=failed.attempt,
+            sequence=failed.sequence,
+            time=now,
+            reason=api.FinishReason.STOP,
+            usage=api.Usage(
+                prompt_tokens=0, cached_tokens=0, output_tokens=0, started=now, filled=now
+            ),
+            value={"content": f"the tool did not finish: {failed.message}{unknown}"},
+        )
+
+
+def _tool_of(primitive: Primitive) -> ToolBody:
+    assert isinstance(primitive.body, ToolBody), f"{primitive.kind} is no tool"
+    return primitive.body
+
+
 class PromptKind:
     """Kinds `fill` and `generate`: a rendered prompt goes out, text comes back."""
 
@@ -305,11 +383,17 @@ class Kinds:
             "client": ClientKind(salt),
             "merge": ServerKind(salt),
         }
+        self._control = ControlKind(salt)
+        self._tools = ToolKind(salt)
 
     def of(self, primitive: Primitive) -> Kind:
         """The kind that runs the primitive."""
         if isinstance(primitive.body, PromptBody):
             return self.prompts
+        if isinstance(primitive.body, ControlBody):
+            return self._control
+        if isinstance(primitive.body, ToolBody):
+            return self._tools
         if not isinstance(primitive.body, StepBody):
             return self._values
         return self._elsewhere.get(primitive.kind, self.steps)

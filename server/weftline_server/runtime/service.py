@@ -14,6 +14,7 @@ from weftline_server.graph.primitive import Task
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver
 from weftline_server.runtime.readers import Chunk
+from weftline_server.runtime.tool_loop import ServerTools
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
@@ -97,6 +98,7 @@ class Service:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.tools = ServerTools(driver)
         self.registry = driver.registry
         self._sweeper: asyncio.Task[None] | None = None
         self.draining = False  # no new work is taken

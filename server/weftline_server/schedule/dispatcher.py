@@ -145,6 +145,16 @@ class Dispatcher:
         """Return the efficient number of items of an op of `kind`; None if whole ops only run."""
         return self._fleet.batch(kind, resource)
 
+    @property
+    def tools(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """The tools that engines run, by name: the engine's name, and what it says of the tool."""
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for member in self._fleet.members.values():
+            if (description := member.description) is not None:
+                for told in description.tools:
+                    found.setdefault(str(told["name"]), (description.model, told))
+        return found
+
     def prompter(self, model: str) -> Prompter:
         """Return what renders and tokenises prompts for a served model."""
         return self._fleet.prompters[model]
@@ -156,18 +166,20 @@ class Dispatcher:
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 
-    def feed(self, op: str, part: tuple[int, ...] | list[Any], last: bool) -> bool:
-        """Append tokens or items to an open op. Return False if there is no such op (any more)."""
+    def feed(self, op: str, part: api.Fed, last: bool) -> bool:
+        """Append to the prompt of an open op, to the text of a tool's arguments, or to its items.
+
+        Return False if there is no such op (any more)."""
         if self._queue.feed(op, part, last):
             self._rounds.soon()
             return True
         for member in self._fleet.members.values():
             if (work := member.ops.works.get(op)) is None:
                 continue
-            assert member.engine is not None
+            assert member.engine is not None, "it runs the op"
             member.engine.feed(op, work.fed_so_far, part, last)
             member.hold(work.fed(part, last))
-            if last:
+            if last and (work.item.has_prompt or work.op.streams):
                 sent = Sent(member.name, self._now(), member.node)
                 self._sessions.outcome(work.primitive, sent)
             return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -35,8 +34,8 @@ class Queue:
         """Remove an op and return its work; None if it does not wait here."""
         return self._works.pop(op, None)
 
-    def feed(self, op: str, part: tuple[int, ...] | list[Any], last: bool) -> bool:
-        """Append tokens or items to an open op. Return whether it waits here."""
+    def feed(self, op: str, part: api.Fed, last: bool) -> bool:
+        """Append to the prompt or the items of an open op. Return whether it waits here."""
         work = self._works.get(op)
         if work is not None:
             self._works[op] = work.fed(part, last)

@@ -77,7 +77,7 @@ class Rounds:
         assert work is not None and member.engine is not None
         member.hold(work)
         member.engine.submit(self._memory.continuing(member.name, member.op(work)))
-        if not work.op.open:
+        if not work.op.open or not work.item.has_prompt:
             self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node))
 
 

@@ -183,6 +183,18 @@ class PrimitiveFinished(PrimitiveEvent):
 
 
 @record
+class ItemsCame(PrimitiveEvent):
+    """Items of the list that the primitive works on are known, from number `offset` on."""
+
+    offset: int
+    items: tuple[Any, ...]
+
+    @property
+    def detail(self) -> str:
+        return f"{len(self.items)} from {self.offset}"
+
+
+@record
 class PrimitiveFailed(PrimitiveEvent):
     """It failed for good; attempts that are repeated are not reported."""
 

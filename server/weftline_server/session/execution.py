@@ -6,17 +6,18 @@ Pure: every method returns the actions that follow from the change that it makes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.planning import Planning
+from weftline_server.session.readiness import failed_input, is_behind, lost_read, ready_reads
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
-from weftline_server.session.variable import Variable, VariableState
+from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
@@ -45,6 +46,8 @@ class Execution:
         # The primitives that an engine got last; a later output may repeat what they have said.
         self.recent: deque[str] = deque(maxlen=_MOST_RECENT)
         self.under_way = 0  # primitives on an engine or on their way to one
+        self.now = 0.0  # the time of the event that is handled
+        self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
@@ -54,13 +57,16 @@ class Execution:
             assert not run.live or True not in settled, f"{id} lives, an output is settled"
             assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
             if run.state is RunState.WAITING:
-                ready = self._ready(primitive)
-                assert ready < len(primitive.reads) or self._is_behind(primitive), f"{id} is ready"
+                ready = ready_reads(primitive, self.variables)
+                assert ready < len(primitive.reads) or is_behind(primitive, self.primitives), (
+                    f"{id} is ready"
+                )
                 assert run.ready == ready or run.looked_at is not primitive
         for task in self.tasks.values():
             states = {run.state for run in task.primitives}
             ended = states & {RunState.FAILED, RunState.CANCELLED}
-            assert not (ended and any(run.live for run in task.primitives)), "half a task failed"
+            given_up = ended or RunState.SKIPPED in states
+            assert not (given_up and any(run.live for run in task.primitives)), "half a task failed"
             assert bool(ended) == (task.error is not None)
         runs = self.primitives.values()
         assert self.work_left == sum(run.work for run in runs if run.live)
@@ -68,7 +74,7 @@ class Execution:
         for var, variable in self.variables.items():
             if variable.state is VariableState.STREAMING:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
-            assert (variable.error is not None) == (variable.state is VariableState.FAILED)
+            assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
     def add(self, tasks: Sequence[Task], now: float, detached: bool) -> list[ev.Action]:
         """Add tasks that the graph has accepted, and start what can run."""
@@ -76,14 +82,13 @@ class Execution:
         variables, planning = self.variables, self.planning
         fresh: list[PrimitiveRun] = []
         for task in tasks:
-            for primitive in task.primitives:
-                for var in (*[read.variable for read in primitive.reads], *primitive.writes):
-                    if var not in variables:
-                        variables[var] = Variable(var)
-            for var in task.reads:
+            named = [read.variable for one in task.primitives for read in one.reads]
+            for var in (*named, *task.writes, *task.reads):
                 if var not in variables:
                     variables[var] = Variable(var)
             added = self.tasks[task.id] = TaskRun(task, now, detached)
+            if task.owner:
+                self._owned.setdefault(task.owner, []).append(added)
             for run in added.primitives:
                 self.primitives[run.id] = run
                 self.work_left += run.work
@@ -94,20 +99,21 @@ class Execution:
                     planning.want(var, task.criteria)
         actions: list[ev.Action] = []
         for run in fresh:
-            if (error := self._failed_input(run.task)) is not None:
+            if (error := failed_input(run.task.task, self.variables)) is not None:
                 actions += self.fail(run.task, error)
             else:
-                self._advance(run, now, actions)
+                self.advance(run, now, actions)
         return actions
 
     def settled(self, variable: Variable, now: float) -> list[ev.Action]:
         """Start the primitives that waited for a variable of the client, or fail them with it."""
         actions: list[ev.Action] = [ev.Notify(variable.id)]
-        for id in self.graph.consumers.get(variable.id, ()):
-            if variable.error is None:
-                self._advance(self.primitives[id], now, actions)
+        for id in tuple(self.graph.consumers.get(variable.id, ())):
+            error = lost_read(self.graph.primitives[id], self.variables)
+            if error is None:
+                self.advance(self.primitives[id], now, actions)
             else:
-                actions += self.fail(self.primitives[id].task, variable.error)
+                actions += self.fail(self.primitives[id].task, error)
         return actions
 
     def prepared(self, event: ev.PrimitivePrepared) -> list[ev.Action]:
@@ -167,7 +173,7 @@ class Execution:
         """Start the primitives that wait for less since the last passes."""
         actions: list[ev.Action] = []
         for id in self.planning.take_rewired():
-            self._advance(self.primitives[id], now, actions)
+            self.advance(self.primitives[id], now, actions)
         return actions
 
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
@@ -191,7 +197,7 @@ class Execution:
         if run.task.state is RunState.DONE:
             actions.append(ev.Ended(run.task.task.id))
         for below in self.graph.downstream(run.id):
-            self._advance(self.primitives[below], event.now, actions)
+            self.advance(self.primitives[below], event.now, actions)
         return actions
 
     def failed(self, event: ev.PrimitiveFailed) -> list[ev.Action]:
@@ -205,6 +211,7 @@ class Execution:
         """End `task` and, at once, every task below it, all with the first task's error."""
         error.of_call(task.task.name)
         actions: list[ev.Action] = []
+        tolerant: dict[str, None] = {}
         ending = deque([task])
         while ending:
             task = ending.popleft()
@@ -215,8 +222,43 @@ class Execution:
                 if run.live:
                     actions += self._drop(run, error, state)
             actions.append(ev.Ended(task.task.id))
-            ending.extend(self.tasks[below] for below in self.graph.tasks_below(task.task.id))
+            below, go_on = self.graph.affected_by(task.task.id)
+            ending.extend(self.tasks[id] for id in below)
+            ending.extend(self._owned.get(task.task.id, ()))
+            tolerant.update(dict.fromkeys(go_on))
+        for id in tolerant:
+            self.advance(self.primitives[id], self.now, actions)
         return actions
+
+    def skip(self, variables: Iterable[str]) -> list[ev.Action]:
+        """End, without failure, what only served `variables`, which nothing needs any more."""
+        actions: list[ev.Action] = []
+        released = dict.fromkeys(variables)
+        waiting = deque(task for var in released if (task := self.producer(var)) is not None)
+        while waiting:
+            task = waiting.popleft()
+            if not task.live or self._is_needed(task, released):
+                continue
+            above = self.graph.tasks_above(task.task.id)
+            for run in task.primitives:
+                if run.live:
+                    actions += self._drop(run, None, RunState.SKIPPED)
+            actions.append(ev.Ended(task.task.id))
+            waiting.extend(self.tasks[id] for id in above)
+            waiting.extend(self._owned.get(task.task.id, ()))
+        return actions
+
+    def _is_needed(self, task: TaskRun, released: Mapping[str, None]) -> bool:
+        """Whether a live task reads an output of `task`, or a client may read one later."""
+        if (owner := self.tasks.get(task.task.owner)) is not None and not owner.live:
+            return False
+        for var in task.task.writes:
+            readers = [self.primitives[id].task for id in self.graph.consumers.get(var, ())]
+            if any(one.live for one in readers if one is not task):
+                return True
+            if not any(one is not task for one in readers) and var not in released:
+                return True
+        return False
 
     def producer(self, variable: str) -> TaskRun | None:
         """The task that writes `variable`."""
@@ -228,14 +270,20 @@ class Execution:
         run = self.primitives.get(event.primitive)
         return run if run is not None and run.live else None
 
-    def _drop(self, run: PrimitiveRun, error: WeftlineError, state: RunState) -> list[ev.Action]:
+    def _drop(
+        self, run: PrimitiveRun, error: WeftlineError | None, state: RunState
+    ) -> list[ev.Action]:
+        """End a live primitive without a result; without an error it is skipped."""
         actions: list[ev.Action] = []
         if run.filling or run.state in UNDER_WAY:
             actions.append(ev.Stop(run.id))
         self._move(run, state)
         self._end(run)
         for var in self.graph.primitives[run.id].writes:
-            self.variables[var].fail(error)
+            if error is None:
+                self.variables[var].skip()
+            else:
+                self.variables[var].fail(error)
             actions.append(ev.Notify(var))
         return actions
 
@@ -249,28 +297,7 @@ class Execution:
         self.under_way += (state in UNDER_WAY) - (run.state in UNDER_WAY)
         run.state = state
 
-    def _failed_input(self, task: TaskRun) -> WeftlineError | None:
-        """The error of the first variable that failed of those that the task names."""
-        for read in task.task.reads:
-            if (error := self.variables[read].error) is not None:
-                return error
-        return None
-
-    def _ready(self, primitive: Primitive, start: int = 0) -> int:
-        """How many of its reads have a value, up to the first that has none; `start` have one."""
-        reads = primitive.reads
-        for at in range(start, len(reads)):
-            variable = reads[at].variable
-            if self.variables[variable].state is not VariableState.READY:
-                return at
-        return len(reads)
-
-    def _is_behind(self, primitive: Primitive) -> bool:
-        """Whether a primitive that has to end before this one has not."""
-        runs = self.primitives
-        return any(runs[before].state is not RunState.DONE for before in primitive.after)
-
-    def _advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
+    def advance(self, run: PrimitiveRun, now: float, actions: list[ev.Action]) -> None:
         """Queue a waiting primitive if its inputs are there; else fill what is new of its prompt.
 
         A read that is ready stays so, and the search for one that is not goes on where it ended.
@@ -279,14 +306,14 @@ class Execution:
             return
         primitive = self.graph.primitives[run.id]
         was_ready = run.ready if run.looked_at is primitive else 0
-        run.looked_at, run.ready = primitive, self._ready(primitive, was_ready)
-        if self._is_behind(primitive):
+        run.looked_at, run.ready = primitive, ready_reads(primitive, self.variables, was_ready)
+        if is_behind(primitive, self.primitives):
             return  # its prompt continues an output that is not done
         if run.ready < len(primitive.reads):
             if run.ready > was_ready or not run.filling:
                 run.filling = True
                 actions.append(ev.Fill(run.id))
-        elif (error := self._failed_input(run.task)) is not None:
+        elif (error := failed_input(run.task.task, self.variables)) is not None:
             actions += self.fail(run.task, error)
         else:
             run.filling = False

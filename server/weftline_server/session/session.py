@@ -17,6 +17,7 @@ from weftline_server.graph.primitive import Task
 from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
+from weftline_server.session.control import finish, take_items
 from weftline_server.session.execution import Execution, IllegalMove
 from weftline_server.session.given import give, refuse
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
@@ -122,6 +123,7 @@ class Session:
         Raises the errors of that method, and then changes nothing. An IllegalMove is our bug; it is
         raised with the end of the session's story.
         """
+        self.execution.now = event.now
         try:
             actions = _HANDLERS[type(event)](self, event)
         except IllegalMove as bug:
@@ -223,7 +225,12 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
             ev.ItemsMade: lambda session, event: session.execution.items(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
-            ev.PrimitiveFinished: lambda session, event: session.execution.finished(event),
+            ev.PrimitiveFinished: lambda session, event: finish(
+                session.execution, session.spent, event, session.opened
+            ),
+            ev.ItemsCame: lambda session, event: take_items(
+                session.execution, session.spent, event, session.opened
+            ),
             ev.PrimitiveFailed: lambda session, event: session.execution.failed(event),
         }
     )

@@ -21,17 +21,19 @@ class RunState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    SKIPPED = "skipped"  # it served only the side that a branch did not take
 
 
 _S = RunState
 ALLOWED: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
     {
-        _S.WAITING: frozenset({_S.QUEUED, _S.FAILED, _S.CANCELLED}),
-        _S.QUEUED: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLED}),
-        _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.CANCELLED}),
+        _S.WAITING: frozenset({_S.QUEUED, _S.FAILED, _S.CANCELLED, _S.SKIPPED}),
+        _S.QUEUED: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLED, _S.SKIPPED}),
+        _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.CANCELLED, _S.SKIPPED}),
         _S.DONE: frozenset(),
         _S.FAILED: frozenset(),
         _S.CANCELLED: frozenset(),
+        _S.SKIPPED: frozenset(),
     }
 )
 

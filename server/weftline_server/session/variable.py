@@ -1,4 +1,4 @@
-"""A semantic variable: empty → streaming → ready | failed, an append-only log of text."""
+"""A semantic variable: empty → streaming → ready | failed | skipped, an append-only log of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from weftline.errors import WeftlineError
+from weftline.errors import Skipped, WeftlineError
 
 
 class VariableState(StrEnum):
@@ -18,17 +18,21 @@ class VariableState(StrEnum):
     STREAMING = "streaming"
     READY = "ready"
     FAILED = "failed"
+    SKIPPED = "skipped"  # a branch took another side; `error` says so to those who ask
 
 
 _S = VariableState
 ALLOWED: Mapping[VariableState, frozenset[VariableState]] = MappingProxyType(
     {
-        _S.EMPTY: frozenset({_S.STREAMING, _S.READY, _S.FAILED}),
-        _S.STREAMING: frozenset({_S.READY, _S.FAILED}),
+        _S.EMPTY: frozenset({_S.STREAMING, _S.READY, _S.FAILED, _S.SKIPPED}),
+        _S.STREAMING: frozenset({_S.READY, _S.FAILED, _S.SKIPPED}),
         _S.READY: frozenset(),
         _S.FAILED: frozenset(),
+        _S.SKIPPED: frozenset(),
     }
 )
+
+WITHOUT_VALUE = frozenset({_S.FAILED, _S.SKIPPED})
 
 
 # Update consumers' early fills once per this many characters: some 64 tokens, which a GPU
@@ -58,8 +62,8 @@ class Variable:
 
     @property
     def settled(self) -> bool:
-        """Ready or failed: it will not change any more."""
-        return self.state is VariableState.READY or self.state is VariableState.FAILED
+        """Ready, failed or skipped: it will not change any more."""
+        return not ALLOWED[self.state]
 
     def move_to(self, state: VariableState) -> None:
         assert state in ALLOWED[self.state], f"variable {self.id}: {self.state} to {state}"
@@ -84,3 +88,9 @@ class Variable:
     def fail(self, error: WeftlineError) -> None:
         self.move_to(VariableState.FAILED)
         self.error = error
+
+    def skip(self) -> None:
+        self.move_to(VariableState.SKIPPED)
+        self.error = Skipped(
+            f"variable {self.id!r} was skipped: a branch took another side", param=self.id
+        )

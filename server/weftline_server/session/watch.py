@@ -67,11 +67,20 @@ class Watch:
             producer = graph.producer.get(var)
             if producer is None:
                 return var
-            for read in graph.tasks[graph.primitives[producer].task].reads:
+            for read in self._reads(graph.primitives[producer].task):
                 if read not in seen:
                     seen.add(read)
                     waiting.append(read)
         return None
+
+    def _reads(self, task: str) -> Iterator[str]:
+        """The variables that the task still waits for; a branch that has decided, for one side."""
+        graph = self._execution.graph
+        if not graph.tasks[task].tolerates:
+            yield from graph.tasks[task].reads
+            return
+        for primitive in graph.tasks[task].primitives:
+            yield from (read.variable for read in graph.primitives[primitive.id].reads)
 
     def _cancel_unwatched(self, variable: str) -> list[ev.Action]:
         """Cancel the work that only the reader of `variable` needed: its ancestry, up to other

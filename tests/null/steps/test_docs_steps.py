@@ -16,6 +16,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "steps.md").read_text(encoding="utf
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = {
     "def numbered": "Write a text. 1. Name three points about rivers:  \n",
+    "def route": "Calculate: What number is six times seven? \n",
+    "def split": "['Explain warp. ', 'Explain weft. ']\n",
+    "def judge": "Weaving!!!\n",
 }
 
 

@@ -70,6 +70,7 @@ class Calls:
         self.patience: dict[str, Patience] = {}
         self.asked: dict[str, Asked] = {}
         self.models: list[ChatWeftline] = []
+        self.unknown = 0  # calls that a plan cannot know the prompts of
         self._names: set[str] = set()
         # Rendered prompts with their seams, by id. The prompt value is kept so that its id stays
         # its own.
@@ -173,6 +174,7 @@ class Calls:
 
     def _unknown_call(self, step: Step, options: CallOptions) -> Any:
         """A call whose prompt depends on a step of the client."""
+        self.unknown += 1
         if self._lowering.mode.is_ahead:
             self._lowering.note(step, "its prompt is known only in the run")
             return UNKNOWN

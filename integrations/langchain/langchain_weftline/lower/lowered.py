@@ -32,6 +32,8 @@ from weftline import transforms
 from weftline.adapters import OUTPUT, Inputs, Server
 from weftline.errors import TransformFailed
 from weftline.protocol import Call, Criterion, InOut, Message, Placeholder, Sampling, Segment
+from weftline.transforms.base import NO_JSON
+from weftline.transforms.partial_json import parse_json_text
 from weftline.watching import Value
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -195,7 +197,7 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Variable):
-        value = transforms.run(tree.transforms, values[tree.var])
+        value = _transformed(tree.transforms, values[tree.var])
         if tree.is_message:
             return message_of(facts.get(tree.var) or Value(tree.var, value, {}), tree.form)
         return value if tree.make is None else tree.make(value)
@@ -210,6 +212,16 @@ def build(tree: Tree, values: Mapping[str, Any], facts: Facts) -> Any:
         return tree.template.format_prompt(**made)
     items = [build(item, values, facts) for item in tree.items]
     return tuple(items) if tree.is_tuple else items
+
+
+def _transformed(specs: tuple[Spec, ...], value: Any) -> Any:
+    """`value` after its transforms. The client also has what JSON cannot carry, such as NaN."""
+    try:
+        return transforms.run(specs, value)
+    except TransformFailed as failure:
+        if failure.param != "json" or NO_JSON not in failure.message:
+            raise
+        return transforms.run(specs[1:], parse_json_text(value.strip()))
 
 
 def finish(
@@ -230,14 +242,16 @@ def finish(
 
     A call whose answer is not read is left out. Variables of earlier submits do not change.
     """
-    also = set(also)
-    drafts = _read(drafts, {leaf.var for leaf in _variables(tree_of(result))} | also)
+    # The client reads JSON itself: the server could not send NaN, which LangChain's parser accepts.
+    leaves = list(_variables(tree_of(result)))
+    also = {*also, *(leaf.var for leaf in leaves if {"op": "json"} in leaf.transforms[:1])}
+    drafts = _read(drafts, {leaf.var for leaf in leaves} | also)
     kept = {*raw(drafts), *also}
     uses: dict[str, list[tuple[Spec, ...]]] = {draft.var: [] for draft in drafts}
     for draft in drafts:
         for hole in Prompt(draft.turns).holes():
             uses.get(hole.ref.var, []).append(hole.ref.transforms)
-    for leaf in _variables(tree_of(result)):
+    for leaf in leaves:
         uses.get(leaf.var, []).append(leaf.transforms)
     shared = {var: _common_start(readers) for var, readers in uses.items() if var not in kept}
     calls = tuple(_Binding(shared).call(draft) for draft in drafts)

@@ -16,9 +16,11 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_weftline.lower.calls import Calls
+from langchain_weftline.lower.classic import Classic
 from langchain_weftline.lower.control import Control
 from langchain_weftline.lower.flow import Flow
 from langchain_weftline.lower.parsers import has_transform
+from langchain_weftline.lower.source import place_of
 from langchain_weftline.lower.steps import Fetch, Handler, Mode, Note, Noting, Run, Step, Steps
 from langchain_weftline.lower.symbols import (
     CannotCompile,
@@ -42,6 +44,7 @@ class Lowering:
         self._note = note
         self.mode = mode
         self.calls = Calls(self, mint)
+        self._classic = Classic(self)
         flow = Flow(self)
         # By exact class, because a subclass may override anything.
         self._handlers = {**flow.handlers, **Control(self).handlers, **self.calls.handlers}
@@ -67,6 +70,8 @@ class Lowering:
 
     def _handler(self, runnable: Any) -> Handler | None:
         handler = self._handlers.get(_class_of(runnable))
+        if handler is None:
+            handler = self._classic.handler(type(runnable))
         if handler is None and has_transform(type(runnable)):
             handler = self.calls.parser
         if handler is None and isinstance(runnable, BasePromptTemplate):
@@ -93,7 +98,8 @@ class Lowering:
     def note(self, step: Step, why: str, *, in_server: bool = False) -> None:
         """Note where `step` runs, and why."""
         if self._note is not None:
-            self._note(Note(step.path, name_of(step.runnable), in_server, why))
+            place = place_of(step.runnable)
+            self._note(Note(step.path, name_of(step.runnable), in_server, why, place))
 
     def opened(self, value: Any) -> Steps:
         """A list or an object of the server as a list or dict of its items.

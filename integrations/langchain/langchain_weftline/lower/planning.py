@@ -7,16 +7,34 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePick
 
+from langchain_weftline.lower.lowered import tree_of, variables_of
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.prompts import calls_user_code, is_plain, render
 from langchain_weftline.lower.pure import apply_pure
-from langchain_weftline.lower.steps import Fork, Request, Run, Step, Steps
-from langchain_weftline.lower.symbols import UNKNOWN, CannotCompile, has_unknown, is_symbolic
+from langchain_weftline.lower.steps import Fetch, Fork, Request, Run, Step, Steps
+from langchain_weftline.lower.symbols import (
+    UNKNOWN,
+    CannotCompile,
+    Local,
+    has_unknown,
+    is_symbolic,
+)
+from langchain_weftline.model.answers import new_variable
+
+
+@dataclass
+class Planned:
+    """What a plan has found beside the calls: what each step of the client reads."""
+
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fetches: int = 0  # values that the client needs before it can go on
 
 
 def plan(
@@ -25,29 +43,41 @@ def plan(
     input: Any,
     config: RunnableConfig | None = None,
     options: Mapping[str, Any] | None = None,
+    planned: Planned | None = None,
 ) -> Any:
-    """Lower `chain`. Returns its result, as far as that is known."""
+    """Lower `chain`. Returns its result, as far as that is known.
+
+    With `planned`, the outputs of the client's steps on values of the server are promises.
+    """
     # The rest of a run's configuration has callbacks, and a plan must not call them.
     configurable = (config or {}).get("configurable", {})
     step = Step(chain, {"configurable": configurable}, (), options or {})
-    return _follow(lowering.step(step, _known_part(input)))
+    return _follow(lowering.step(step, _known_part(input)), planned)
 
 
-def _follow(part: Steps) -> Any:
+def _follow(part: Steps, planned: Planned | None) -> Any:
     answer: Any = None
     while True:
         try:
-            answer = _answer(part.send(answer))
+            answer = _answer(part.send(answer), planned)
         except StopIteration as done:
             return done.value
         except Exception:
             return UNKNOWN  # the run will raise it again, where its callbacks see it
 
 
-def _answer(request: Request) -> Any:
+def _answer(request: Request, planned: Planned | None) -> Any:
     match request:
         case Fork(parts):
-            return [_follow(part) for part in parts]
+            return [_follow(part, planned) for part in parts]
+        case Fetch() if planned is not None:
+            planned.fetches += 1
+        case Run(may_wait=False) if planned is not None and is_symbolic(request.value):
+            planned.fetches += 1
+        case Run() if planned is not None and is_symbolic(request.value):
+            promise = Local(new_variable())
+            planned.reads[promise.var] = variables_of(tree_of(request.value))
+            return promise
         case Run(step, value) if not (request.options or has_unknown(value) or is_symbolic(value)):
             return _made_by(step, value)
     return UNKNOWN
@@ -85,7 +115,7 @@ def _prompt(template: BasePromptTemplate[Any], value: Any) -> Any:
 
 def _known_part(value: Any) -> Any:
     """`value`, with UNKNOWN in place of the parts whose classes could run code when shown."""
-    if is_plain(value):
+    if is_plain(value) or (type(value) is Document and is_plain(value.metadata)):
         return value
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {key: _known_part(item) for key, item in value.items()}

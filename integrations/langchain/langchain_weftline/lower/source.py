@@ -6,10 +6,21 @@ import ast
 import inspect
 import sys
 from functools import lru_cache
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 Function = ast.Lambda | ast.FunctionDef
+
+
+def place_of(runnable: Any) -> str:
+    """The file and line of the user's function in a runnable or a tool; empty if it has none."""
+    functions = (getattr(runnable, name, None) for name in ("func", "afunc", "coroutine"))
+    function = next((one for one in functions if isinstance(one, FunctionType)), None)
+    if function is None:
+        return ""
+    code = inspect.unwrap(function).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def function_source(function: FunctionType) -> tuple[Function, str] | None:

@@ -82,6 +82,7 @@ class Note:
     step: str
     in_server: bool
     why: str
+    place: str = ""  # the file and line of a function of the user
 
 
 Noting = Callable[[Note], None]

@@ -19,6 +19,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_core.utils.pydantic import TypeBaseModel
 
+from langchain_weftline.lower.classic import is_classic
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
@@ -91,14 +92,14 @@ class CompiledChain(Runnable[Input, Output]):
         return self.chain.get_graph(config)
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        if _tells_tokens(self, config):
+        if _is_langchains(self, config):
             return self._accelerated.invoke(input, config, **kwargs)
         return self._call_with_config(self._invoke, input, config, **kwargs)
 
     async def ainvoke(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Output:
-        if _tells_tokens(self, config):
+        if _is_langchains(self, config):
             return await self._accelerated.ainvoke(input, config, **kwargs)
         return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
 
@@ -150,7 +151,8 @@ class CompiledChain(Runnable[Input, Output]):
         Nothing is sent, and none of your code runs. Without an input the explanation holds for any
         input. With one, it counts the items of lists, and the calls have their names.
         """
-        return explain(self.chain, input)
+        mode = Mode.AHEAD if is_classic(self.chain) else Mode.EXPLAIN
+        return explain(self.chain, input, mode=mode)
 
     def _invoke(
         self,
@@ -197,8 +199,14 @@ class CompiledChain(Runnable[Input, Output]):
                         yield part
 
 
-def _tells_tokens(compiled: CompiledChain, config: RunnableConfig | None) -> bool:
-    """Whether callbacks want to hear of each token, as LangGraph's stream of messages does."""
+def _is_langchains(compiled: CompiledChain, config: RunnableConfig | None) -> bool:
+    """Whether LangChain runs the chain, and the server its calls ahead.
+
+    So it is with classic chains, and where callbacks want to hear of each token, as LangGraph's
+    stream of messages does.
+    """
+    if is_classic(compiled.chain):
+        return True
     handlers = get_callback_manager_for_config(ensure_config(config)).handlers
     if any(isinstance(handler, _StreamingCallbackHandler) for handler in handlers):
         return True
@@ -214,7 +222,7 @@ def _streams_text(
 ) -> bool:
     """Whether the result is one text or message, and no callbacks hear of the model calls."""
     config = ensure_config(config)
-    if listens(get_callback_manager_for_config(config).handlers):
+    if is_classic(chain) or listens(get_callback_manager_for_config(config).handlers):
         return False
     lowering = Lowering(mode=Mode.EXPLAIN)
     made = plan(lowering, chain, input, config, options)

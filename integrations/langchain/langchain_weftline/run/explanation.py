@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
+from langchain_weftline.lower.lowered import Draft
 from langchain_weftline.lower.lowering import Lowering
-from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.planning import Planned, plan
 from langchain_weftline.lower.steps import Mode, Note
+from langchain_weftline.lower.symbols import Answer, Prompt, Ref
+
+_FUNCTION = (
+    "is read and not called if it takes one argument and has only literals, subscripts, f-strings, "
+    "+, %, comprehensions, messages, and methods such as strip, split, lower, replace, format, "
+    "join and get"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests of a run, and how many of them follow one another.
+
+    `is_least` says that there may be more: some calls are known only in the run.
+    """
+
+    count: int
+    waves: int
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        least = "at least " if self.is_least else ""
+        noun = "request" if self.count == 1 else "requests"
+        return f"{least}{self.count} {noun}, {self.waves} in a row"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where each step runs and why, in the order of the chain. `str` gives a table."""
+    """Where each step runs and why, in the order of the chain. `str` gives a table and what follows
+    from it.
+
+    `before` has the requests of the plain chain, and `after` those of this one.
+    """
 
     steps: tuple[Note, ...]
+    before: Requests
+    after: Requests
+    streams: bool = True  # the result as it is generated, out of the graph
 
     @property
     def in_server(self) -> tuple[Note, ...]:
@@ -30,9 +62,10 @@ class Explanation:
         return tuple(step for step in self.steps if not step.in_server)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join([*self.table(), "", *self._what_follows()])
 
-    def _lines(self) -> Iterator[str]:
+    def table(self) -> Iterator[str]:
+        """A line for each step, after a heading."""
         names = [".".join(step.path) for step in self.steps]
         widths = (
             max(map(len, ["part", *names])),
@@ -41,7 +74,16 @@ class Explanation:
         yield f"{'part':<{widths[0]}}  {'step':<{widths[1]}}  where   why"
         for step, name in zip(self.steps, names, strict=True):
             where = "server" if step.in_server else "client"
-            yield f"{name:<{widths[0]}}  {step.step:<{widths[1]}}  {where}  {step.why}"
+            why = f"{step.why} ({step.place})" if step.place else step.why
+            yield f"{name:<{widths[0]}}  {step.step:<{widths[1]}}  {where}  {why}"
+
+    def _what_follows(self) -> Iterator[str]:
+        yield f"Plain: {self.before}. Here: {self.after}."
+        opaque = {step.place: step.step for step in self.in_client if step.place}
+        for place, step in opaque.items():
+            yield f"To make {step} ({place}) part of the graph: a function {_FUNCTION}."
+        if not self.streams:
+            yield "stream(): LangChain runs the chain, and the server runs the calls ahead of it."
 
     def _repr_markdown_(self) -> str:
         return f"```\n{self}\n```"
@@ -55,5 +97,35 @@ def explain(
 ) -> Explanation:
     """How `chain` would be lowered for `input`. UNKNOWN stands for any input."""
     notes: list[Note] = []
-    plan(Lowering(mode=mode, note=notes.append), chain, input, options=options)
-    return Explanation(tuple(notes))
+    lowering = Lowering(mode=mode, note=notes.append)
+    planned = Planned()
+    promises = None if mode.is_ahead else planned
+    made = plan(lowering, chain, input, options=options, planned=promises)
+    before, after = _requests(lowering.calls.drafts, lowering.calls.unknown, planned, mode)
+    text = isinstance(made, Ref) and made.is_text and not made.transforms
+    streams = text or (isinstance(made, Answer) and not made.calls_tools and made.form is None)
+    return Explanation(tuple(notes), before, after, streams)
+
+
+def _requests(
+    drafts: Sequence[Draft], unknown: int, planned: Planned, mode: Mode
+) -> tuple[Requests, Requests]:
+    depths: dict[str, int] = {}
+
+    def depth_of(name: str) -> int:
+        if name in depths:
+            return depths[name]
+        origin = planned.reads.get(name.partition(".")[0], ())
+        return max(map(depth_of, origin), default=0)
+
+    for draft in drafts:  # producers come first
+        reads = (hole.ref.var for hole in Prompt(draft.turns).holes())
+        depths[draft.var] = 1 + max(map(depth_of, reads), default=0)
+    shown = {hole.ref.var for draft in drafts for hole in Prompt(draft.turns).holes()}
+    sets = sum(name.partition(".")[0] in planned.reads for name in shown)
+    more = unknown > 0 or planned.fetches > 0
+    waves = max(depths.values(), default=0) + (unknown > 0)
+    before = Requests(len(drafts) + unknown, waves, more)
+    submits = (1 if drafts else 0) + more
+    alone = unknown if mode.is_ahead else 0  # these are not submitted together
+    return before, Requests(submits + sets + max(0, alone - 1), submits, more)

@@ -15,6 +15,7 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.openai import tool_runs
 from weftline_server.http.openai.provenance import Provenance
 from weftline_server.http.openai.replies import (
     CHAT,
@@ -50,7 +51,10 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 )
 async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
     """One chat completion, whole or streamed."""
-    return await _complete(request, service, tenant, await read(request, ChatRequest), CHAT)
+    body = await read(request, ChatRequest)
+    if body.weftline is not None and body.weftline.run_tools:
+        return await tool_runs.respond(request, service, state_of(request.app).runs, tenant, body)
+    return await _complete(request, service, tenant, body, CHAT)
 
 
 @router.post(

@@ -42,7 +42,8 @@ class Provenance:
     `session_id` is a session of the server, or with `open` any id that the client chose for its
     run. The first request with such an id opens a session, and later ones join it without waiting
     for the first answer. `close` names sessions that the client no longer needs. `messages` has the
-    pieces of each message, or null for a plain one.
+    pieces of each message, or null for a plain one. With `run_tools` the server runs its own tools
+    when the model calls them, and the model goes on.
     """
 
     session_id: str | None = None
@@ -50,6 +51,7 @@ class Provenance:
     close: tuple[str, ...] = ()
     name: str = "chat"
     messages: tuple[tuple[Piece, ...] | None, ...] = ()
+    run_tools: bool = False
 
     __pydantic_config__ = _STRICT
 

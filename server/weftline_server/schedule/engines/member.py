@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
 
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
@@ -90,18 +89,17 @@ class Work:
 
     @property
     def fed_so_far(self) -> int:
-        """The tokens or items that the op has."""
-        if self.op.tokens is not None:
-            return len(self.op.tokens)
-        items = self.op.inputs["items"]
-        assert isinstance(items, list)
-        return len(items)
+        """The tokens, the characters or the items that the op has."""
+        items = self.op.inputs.get("items")
+        if self.op.streams and isinstance(items, list):
+            return len(items)
+        return len(self.op.tokens or self.op.text or "")
 
     def delivered(self, items: int) -> Work:
         """Return the work as another attempt would do it after `items` results were delivered."""
         return replace(self, op=replace(self.op, delivered=items))
 
-    def fed(self, part: tuple[int, ...] | list[Any], last: bool) -> Work:
+    def fed(self, part: api.Fed, last: bool) -> Work:
         """Return the work with `part` added, as another attempt would start with."""
         assert self.op.open
         if isinstance(part, list):
@@ -109,6 +107,9 @@ class Work:
             assert isinstance(held, list)
             inputs = {**self.op.inputs, "items": [*held, *part]}
             return replace(self, op=replace(self.op, inputs=inputs, open=not last))
+        if isinstance(part, str):
+            text = (self.op.text or "") + part
+            return replace(self, op=replace(self.op, text=text, open=not last))
         assert self.op.tokens is not None
         op = replace(self.op, tokens=self.op.tokens + part, open=not last)
         return replace(self, op=op, tokens=self.tokens + len(part))

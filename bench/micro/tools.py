@@ -1,0 +1,196 @@
+"""Conveyor's six workloads: tools that start while the model writes, against tools after its turn.
+
+    weftline bench tools --quick
+
+The answers are given: an engine without a model writes them at a fixed pace, so that decoding takes
+the same time in each run. The tools take as long as their calls say. For each workload and ratio r
+of tool time to decoding time the figure is the sequential time divided by the overlapped one, less
+1. Its bound is min(r, 1/r): no schedule that keeps the work can gain more. The ratio is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+STEP_S = 0.01  # of a word: about the pace of the embedded engine's smallest model on a CPU
+LINES = 24  # of code or of a plan; the paper's scripts have 4 to 30
+WORDS = 6  # in each line
+FILE = Path(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request: what the model writes, and the seconds that its tools take."""
+
+    workload: str
+    ratio: float
+    reply: str
+    tool_s: float
+
+    @property
+    def marker(self) -> str:
+        """The user's message, by which the engine finds the reply."""
+        return f"#{self.workload}-{self.ratio:g}#"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The seconds of a case with and without early tools."""
+
+    case: Case
+    after_s: float
+    early_s: float
+
+    @property
+    def gain(self) -> float:
+        return self.after_s / self.early_s - 1
+
+    @property
+    def ratio(self) -> float:
+        """Tool time by decoding time, as measured: what is no tool time is decoding."""
+        return self.case.tool_s / (self.after_s - self.case.tool_s)
+
+    @property
+    def bound(self) -> float:
+        """The most that overlapping can gain."""
+        return min(self.ratio, 1 / self.ratio) if self.ratio else 0.0
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as models write it."""
+    made = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{made}\n</tool_call>\n"
+
+
+def cases(ratios: Sequence[float]) -> Iterator[Case]:
+    """All cases. Those without tool time of their own come once."""
+    line = " ".join(["x"] * (WORDS - 1)) + " y"
+    script = "\n".join([line] * LINES)
+    decode_s = len(script.split()) * STEP_S
+    for workload, name in (("CodeGen", "run_code"), ("Planning", "follow_plan")):
+        for ratio in ratios:
+            tool_s = ratio * decode_s
+            # Each line ends with a space, so that a word of the engine never spans two lines.
+            text = script.replace("\n", " \n")
+            reply = call(name, delay_s=tool_s / LINES, lines=text)
+            yield Case(workload, ratio, reply, tool_s)
+    query = "word " * 48
+    decode_s = 3 * 48 * STEP_S
+    for ratio in ratios:
+        # The first search is the slow one. Searches of equal length end with the last of them.
+        tool_s = ratio * decode_s
+        slow = call("search", delay_s=tool_s, query=query)
+        fast = call("search", delay_s=0.02, query=query)
+        yield Case("Search", ratio, slow + fast + fast, tool_s)
+    equal = "".join(call("search", delay_s=0.5, query=query) for _ in range(3))
+    yield Case("Search, equal", 0.0, equal, 0.5)
+    news = call("local_news", location="New York", why="because " * 150)
+    yield Case("Validation", 0.0, news, 0.0)
+    rows = call("database", query="SELECT name FROM employees" + " " * 8)
+    yield Case("Database", 0.0, rows, 0.0)
+    yield Case("Calculator", 0.0, call("multiply", a=200, b=701), 0.0)
+
+
+@contextmanager
+def served(rules: Sequence[Case], folder: Path, *options: str) -> Iterator[str]:
+    """A server with the tools, whose engine writes the cases' replies."""
+    script = [{"when": "done-", "reply": "Good."}]
+    script += [{"when": case.marker, "reply": case.reply} for case in rules]
+    (folder / "script.json").write_text(json.dumps(script))
+    table = f'[[tool]]\nmodule = "_some_tools"\npath = {json.dumps(str(FILE.parent))}\n'
+    (folder / "weftline.toml").write_text(table)
+    words = ["serve", "--engine", "null", "--port", "0", "--config", str(folder / "weftline.toml")]
+    words += ["--null-mode", "script", "--null-script", str(folder / "script.json")]
+    words += ["--null-step-s", str(STEP_S), *options]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "weftline_server", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    try:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        if not said:
+            raise SystemExit("weftline bench tools: the server did not start")
+        yield said.split()[-1]
+    finally:
+        server.terminate()
+        server.wait()
+        assert server.stdout is not None
+        server.stdout.close()
+
+
+def seconds(http: httpx.Client, case: Case) -> float:
+    """How long the request takes."""
+    body = {
+        "messages": [{"role": "user", "content": case.marker}],
+        "max_tokens": 4000,
+        "weftline": {"run_tools": True},
+    }
+    began = time.perf_counter()
+    answer = http.post("/v1/chat/completions", json=body)
+    took = time.perf_counter() - began
+    if answer.json()["choices"][0]["message"]["content"] != "Good.":
+        raise SystemExit(f"weftline bench tools: {case.marker} got {answer.text[:300]}")
+    return took
+
+
+def measure(rules: Sequence[Case], runs: int) -> list[Row]:
+    """Every case on both servers, in turns."""
+    times: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        clients = {}
+        for name, options in (("after", ("--without", "early_tools")), ("early", ())):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url = stack.enter_context(served(rules, folder, *options))
+            clients[name] = stack.enter_context(httpx.Client(base_url=url, timeout=120))
+        for case in rules:
+            for _ in range(runs):
+                for name, http in clients.items():
+                    times.setdefault((case.marker, name), []).append(seconds(http, case))
+    return [
+        Row(case, fmean(times[case.marker, "after"]), fmean(times[case.marker, "early"]))
+        for case in rules
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table. The exit code is 0."""
+    parser = argparse.ArgumentParser(
+        prog="weftline bench tools", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one run of each case, not three")
+    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="tool by decode time")
+    args = parser.parse_args(argv)
+    ratios = [float(one) for one in args.ratios.split(",")]
+    print("| workload | tool / decode | after the turn | early | gain | of the bound |")
+    print("|---|---|---|---|---|---|")
+    for row in measure(list(cases(ratios)), 1 if args.quick else 3):
+        case = row.case
+        bound = f"{row.gain / row.bound:.0%}" if row.bound else ""
+        print(
+            f"| {case.workload} | {row.ratio:.2f} | {row.after_s:.2f} s | {row.early_s:.2f} s "
+            f"| {row.gain:.1%} | {bound} |",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

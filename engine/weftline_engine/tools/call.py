@@ -1,0 +1,81 @@
+"""The process of one call: it takes the call's pieces as frames, and sends one frame back."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from weftline.toolkit import Found, Reject, StreamingTool
+from weftline_engine.tools import frames
+
+
+def serve_call(found: Found, connection: socket.socket) -> None:
+    """Run a tool on the frames of `connection`, and send its result, error or rejection."""
+    try:
+        answer = {"result": _run(found, connection)}
+    except Reject as reason:
+        answer = {"rejected": str(reason)}
+    except EOFError:
+        return  # the call was given up
+    except BaseException as error:  # whatever a tool raises is what the model is told
+        answer = {"error": f"{type(error).__name__}: {error}"[:20_000]}
+    try:
+        data = frames.encode(answer)
+    except frames.BadFrame as error:
+        data = frames.encode({"error": f"the tool's result cannot be sent: {error}"})
+    connection.sendall(data)
+
+
+def _run(found: Found, connection: socket.socket) -> Any:
+    tool = found.make()
+    lines = _Lines(tool)
+    while True:
+        frame = _receive(connection)
+        match frame:
+            case {"warm": _}:
+                tool.warm()
+            case {"text": [name, text]}:
+                lines.feed(name, text)
+            case {"argument": [name, value]}:
+                lines.end(name)
+                tool.arguments[name] = value
+                tool.argument(name, value)
+            case {"broken": _}:
+                raise ValueError("the arguments are no JSON object")
+            case {"finish": arguments}:
+                tool.arguments = arguments
+                return tool.finish()
+
+
+class _Lines:
+    """Tells a tool of the complete lines of its arguments."""
+
+    def __init__(self, tool: StreamingTool) -> None:
+        self._tool = tool
+        self._begun = ""
+
+    def feed(self, name: str, text: str) -> None:
+        *complete, self._begun = (self._begun + text).split("\n")
+        for line in complete:
+            self._tool.line(name, line)
+
+    def end(self, name: str) -> None:
+        """The argument is complete, and so is its last line."""
+        line, self._begun = self._begun, ""
+        if line:
+            self._tool.line(name, line)
+
+
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    size = frames.length(_exactly(connection, frames.HEADER.size))
+    return frames.decode(_exactly(connection, size))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = connection.recv(min(size - len(data), 1 << 16))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)

@@ -1,0 +1,57 @@
+"""The settings of a tool engine, and what a call of a tool may use."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+VARIABLE = "WEFTLINE_TOOLS"  # holds the settings in the zygote's environment
+# What a tool's process gets of the server's environment; all else may be a secret.
+PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one call may use. `processes` does not hold for root, which the kernel never limits."""
+
+    cpu_s: int = 60
+    memory_mb: int = 2048
+    processes: int = 64
+    file_mb: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsConfig:
+    """The tools of one module. `preload` names modules that its calls find loaded.
+
+    `path` is put before Python's search path. `env` names variables of the server's environment
+    that the tools may read. With `user` the calls run as that user, which needs root. `cores` are
+    CPU cores; empty means all.
+    """
+
+    name: str
+    module: str
+    path: Path | None = None
+    preload: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    user: str | None = None
+    cores: tuple[int, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """The zygote's environment: these settings, and nothing of `outer` that was not named."""
+        passed = {name: outer[name] for name in (*PASSED, *self.env) if name in outer}
+        return {**passed, VARIABLE: json.dumps(asdict(self), default=str)}
+
+
+def from_environment() -> ToolsConfig:
+    """The settings that `environment` wrote. They are removed: a call does not see them."""
+    fields = json.loads(os.environ.pop(VARIABLE))
+    for name in ("preload", "env", "cores"):
+        fields[name] = tuple(fields[name])
+    path = fields.pop("path")
+    limits = Limits(**fields.pop("limits"))
+    return ToolsConfig(**fields, limits=limits, path=None if path is None else Path(path))

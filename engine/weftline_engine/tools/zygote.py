@@ -1,0 +1,227 @@
+"""The process that has loaded the tools' modules, and forks one process for each call.
+
+`python -m weftline_engine.tools.zygote --fd N`: a loop in one thread. Each message on the socket is
+a JSON object. {"start": id, "tool": name} comes with the descriptor of a socket to the call's
+process. {"kill": id} ends that process and what it has started. {"ended": id, "code": n} goes back.
+When the socket closes, every call is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import pwd
+import resource
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from weftline.toolkit import Found, tools_in
+from weftline_engine.tools.call import serve_call
+from weftline_engine.tools.config import ToolsConfig, from_environment
+
+MOST_MESSAGE = 1 << 16
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Zygote:
+    """The loop, and the calls whose processes run."""
+
+    def __init__(
+        self, control: socket.socket, config: ToolsConfig, tools: dict[str, Found]
+    ) -> None:
+        self._control = control
+        self._config = config
+        self._tools = tools
+        self._calls: dict[int, str] = {}  # by process id
+        self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve until the socket closes."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                break
+        for pid in list(self._calls):
+            _kill(pid)
+        self._kill_strays()
+
+    def _obey(self) -> bool:
+        """Do what one message says. False once the socket is closed."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 1)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "start" in message:
+            self._start(message["start"], message["tool"], descriptors[0])
+        else:
+            for pid, id in self._calls.items():
+                if id == message["kill"]:
+                    _kill(pid)
+        return True
+
+    def _start(self, id: str, name: str, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            _call(self._control, self._config, self._tools[name], descriptor)
+        os.close(descriptor)
+        self._calls[pid] = id
+
+    def _reap(self) -> None:
+        ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if (id := self._calls.pop(pid, None)) is not None:
+                ended = True
+                _kill(pid)  # what it has left in its group
+                code = os.waitstatus_to_exitcode(status)
+                self._control.send(json.dumps({"ended": id, "code": code}).encode())
+        if ended:
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """End processes that left the group of their call. Those without a parent come here."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        with suppress(OSError):
+            for pid in map(int, children.read_text().split()):
+                if pid not in self._calls:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _call(control: socket.socket, config: ToolsConfig, tool: Found, descriptor: int) -> NoReturn:
+    """The process of one call."""
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        control.close()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        _limit(config)
+        serve_call(tool, socket.socket(fileno=descriptor))
+    finally:
+        os._exit(0)
+
+
+def _limit(config: ToolsConfig) -> None:
+    limits, megabyte = config.limits, 1 << 20
+    _set(resource.RLIMIT_CPU, limits.cpu_s)
+    _set(resource.RLIMIT_AS, limits.memory_mb * megabyte)
+    _set(resource.RLIMIT_FSIZE, limits.file_mb * megabyte)
+    _set(resource.RLIMIT_CORE, 0)
+    uid = os.getuid()
+    if config.user is not None:
+        user = pwd.getpwnam(config.user)
+        os.setgroups([])
+        os.setgid(user.pw_gid)
+        uid = user.pw_uid
+    # The kernel counts all processes of the user, so those that run already are added.
+    _set(resource.RLIMIT_NPROC, limits.processes + _processes_of(uid))
+    if config.user is not None:
+        os.setuid(uid)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a new user resets it
+
+
+def _set(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _processes_of(uid: int) -> int:
+    count = 0
+    for one in Path("/proc").iterdir():
+        if one.name.isdecimal():
+            with suppress(OSError):
+                count += one.stat().st_uid == uid
+    return count
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    """Load the modules, describe the tools, and serve."""
+    parser = argparse.ArgumentParser(prog="weftline_engine.tools.zygote", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="socket to the engine")
+    parser.add_argument("--name", help="the engine's name; it tells processes apart in ps")
+    control = socket.socket(fileno=parser.parse_args().fd)
+    control.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when the calls end
+    config = from_environment()
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    try:
+        tools = _load(config)
+        told: dict[str, Any] = {"tools": [_told(found) for found in tools.values()]}
+    except BaseException as error:  # whatever a module raises is the reason that the operator reads
+        reason = f"{type(error).__name__}: {error}"
+        control.send(json.dumps({"failed": reason[:2000]}).encode())
+        sys.exit(1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    control.send(json.dumps(told).encode())
+    Zygote(control, config, tools).run()
+
+
+def _load(config: ToolsConfig) -> dict[str, Found]:
+    if config.path is not None:
+        sys.path.insert(0, str(config.path))
+    for name in config.preload:
+        importlib.import_module(name)
+    listed = list(tools_in(importlib.import_module(config.module)))
+    found = {one.spec.function.name: one for one in listed}
+    if not listed:
+        raise LookupError(f"{config.module} defines no tool: mark functions with @tool")
+    if len(found) < len(listed):
+        raise LookupError(f"{config.module} defines two tools of one name")
+    if config.user is not None and os.getuid() != 0:
+        raise PermissionError(f"only root can run tools as {config.user}")
+    return found
+
+
+def _told(found: Found) -> dict[str, Any]:
+    spec = found.spec
+    return {
+        "name": spec.function.name,
+        "description": spec.function.description,
+        "parameters": spec.function.parameters,
+        "effects": spec.effects,
+        "timeout_s": spec.timeout_s,
+        "streams": spec.streams,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""LangChain's classic chains over documents: the calls that they will make, for sending ahead.
+
+LangChain runs these chains itself. So their results, callbacks and intermediate steps are its own,
+and a call that is not foreseen is an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+
+from langchain_weftline.chat_models import ChatWeftline
+from langchain_weftline.lower.prompts import calls_user_code, render
+from langchain_weftline.lower.steps import Fork, Handler, Lowerer, Step, Steps
+from langchain_weftline.lower.symbols import UNKNOWN, Answer, CannotCompile, joined, settled
+from langchain_weftline.model.sampling import call_options
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A document whose text may be the server's."""
+
+    text: Any
+    metadata: Mapping[str, Any]
+
+
+class Classic:
+    """Foresees the calls of classic chains."""
+
+    def __init__(self, lowering: Lowerer) -> None:
+        self._lowering = lowering
+        self._handlers: Mapping[str, Handler] = MappingProxyType(
+            {
+                "chains.llm.LLMChain": self._llm_chain,
+                "chains.combine_documents.stuff.StuffDocumentsChain": self._documents(self._stuff),
+                "chains.combine_documents.reduce.ReduceDocumentsChain": self._documents(
+                    self._reduce
+                ),
+                "chains.combine_documents.map_reduce.MapReduceDocumentsChain": self._documents(
+                    self._map_reduce
+                ),
+                "chains.combine_documents.refine.RefineDocumentsChain": self._documents(
+                    self._refine
+                ),
+            }
+        )
+
+    def handler(self, cls: type[Any]) -> Handler | None:
+        """The handler of exactly this class, by name, so that langchain-classic is not imported."""
+        package, _, name = f"{cls.__module__}.{cls.__qualname__}".partition(".")
+        if package != "langchain_classic" or not self._lowering.mode.is_ahead:
+            return None
+        return self._handlers.get(name)
+
+    def _llm_chain(self, step: Step, value: Any) -> Steps:
+        """LLMChain, on its own."""
+        given = _inputs(step.runnable, value)
+        return {**given, step.runnable.output_key: (yield from self._text(step, given))}
+
+    def _text(self, step: Step, given: Mapping[str, Any]) -> Steps:
+        """What the call of an LLMChain says."""
+        chain = step.runnable
+        if type(chain.llm) is not ChatWeftline or type(chain.output_parser) is not StrOutputParser:
+            raise CannotCompile(chain, "its model or its parser is of another class")
+        stop = {"stop": given["stop"]} if "stop" in given else {}
+        values = {name: given[name] for name in chain.prompt.input_variables if name in given}
+        prompt = yield from self._lowering.step(step.of(chain.prompt), values)
+        options = {**chain.llm_kwargs, **stop}
+        model = Step(chain.llm, step.config, step.path, options)
+        answer = yield from self._lowering.step(model, prompt)
+        return answer.text if isinstance(answer, Answer) else UNKNOWN
+
+    def _documents(self, combine: Any) -> Handler:
+        """The handler of a chain that combines documents."""
+
+        def handle(step: Step, value: Any) -> Steps:
+            given = dict(_inputs(step.runnable, value))
+            documents = given.pop(step.runnable.input_key, None)
+            if not isinstance(documents, list) or not documents:
+                return UNKNOWN
+            if not all(type(document) is Document for document in documents):
+                return UNKNOWN
+            pages = [Page(document.page_content, document.metadata) for document in documents]
+            yield from combine(step, pages, given)
+            return UNKNOWN  # LangChain makes the outputs
+
+        return handle
+
+    def _stuff(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+        """One call on all documents."""
+        chain = step.runnable
+        shown = [_shown(page, chain) for page in pages]
+        values = {
+            **given,
+            chain.document_variable_name: joined(chain.document_separator, shown, chain),
+        }
+        return (yield from self._text(step.of(chain.llm_chain), values))
+
+    def _map_reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+        """A call on each document, and those that combine the answers."""
+        chain = step.runnable
+        parts = tuple(
+            self._text(
+                step.of(chain.llm_chain, f"map[{number}]"),
+                {chain.document_variable_name: page.text, **given},
+            )
+            for number, page in enumerate(pages)
+        )
+        texts = yield Fork(parts)
+        answers = [Page(text, page.metadata) for text, page in zip(texts, pages, strict=True)]
+        if any(answer.text is UNKNOWN for answer in answers):
+            return UNKNOWN
+        if not _fits(chain.reduce_documents_chain, chain.llm_chain.llm, len(pages)):
+            return UNKNOWN  # whether they are collapsed first depends on their lengths
+        reduce = step.of(chain.reduce_documents_chain, "reduce")
+        return (yield from self._combined(reduce, answers, given))
+
+    def _reduce(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+        """A reduction whose documents fit into one prompt."""
+        chain = step.runnable
+        combine = chain.combine_documents_chain
+        is_stuff = type(combine).__name__ == "StuffDocumentsChain"
+        if not is_stuff or _tokens(combine, pages) > chain.token_max:
+            return UNKNOWN
+        return (yield from self._combined(step, pages, given))
+
+    def _combined(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+        combine = step.of(step.runnable.combine_documents_chain)
+        if self.handler(type(combine.runnable)) is None:
+            return UNKNOWN
+        return (yield from self._stuff(combine, pages, given))
+
+    def _refine(self, step: Step, pages: Sequence[Page], given: Mapping[str, Any]) -> Steps:
+        """A call on the first document, and one on each further document and the last answer."""
+        chain = step.runnable
+        name = chain.document_variable_name
+        first = {name: _shown(pages[0], chain), **given}
+        answer = yield from self._text(step.of(chain.initial_llm_chain, "first"), first)
+        for number, page in enumerate(pages[1:], 1):
+            if answer is UNKNOWN:
+                return UNKNOWN
+            values = {name: _shown(page, chain), chain.initial_response_name: answer, **given}
+            refine = step.of(chain.refine_llm_chain, f"refine[{number}]")
+            answer = yield from self._text(refine, values)
+        return answer
+
+
+def is_classic(chain: Any) -> bool:
+    """Whether `chain` is one of langchain-classic's own chains."""
+    return type(chain).__module__.startswith("langchain_classic.chains.")
+
+
+def _inputs(chain: Any, value: Any) -> Mapping[str, Any]:
+    """The chain's inputs by name."""
+    if chain.memory is not None:
+        raise CannotCompile(chain, "it has a memory")
+    if isinstance(value, dict):
+        return value
+    if len(chain.input_keys) != 1:
+        raise CannotCompile(chain, "it does not get a dict")
+    return {chain.input_keys[0]: value}
+
+
+def _shown(page: Page, chain: Any) -> Any:
+    """The page as the chain's document prompt shows it."""
+    template = chain.document_prompt
+    values = {"page_content": page.text, **page.metadata}
+    if calls_user_code(template) or not set(template.input_variables) <= values.keys():
+        raise CannotCompile(chain, "its document prompt is not a plain one")
+    used = {name: values[name] for name in template.input_variables}
+    return settled(_pieces(render(template, used).turns))
+
+
+def _pieces(turns: Any) -> Iterator[Any]:
+    for turn in turns:
+        yield from turn.pieces()
+
+
+def _fits(reduce: Any, model: Any, count: int) -> bool:
+    """Whether `count` answers of `model` are certain to fit into one prompt of `reduce`."""
+    combine = getattr(reduce, "combine_documents_chain", None)
+    if type(combine).__name__ != "StuffDocumentsChain" or type(model) is not ChatWeftline:
+        return False
+    longest = call_options(model, {}).sampling.max_tokens
+    if longest is None:
+        return False
+    empty = _tokens(combine, [Page("", {})] * count)
+    return bool(empty + count * longest <= reduce.token_max)
+
+
+def _tokens(combine: Any, pages: Sequence[Page]) -> int:
+    """The length of the combining prompt, as the chain itself measures it."""
+    if combine.llm_chain.llm.custom_get_token_ids is not None:
+        raise CannotCompile(combine, "its model has a tokenizer of its own")
+    documents = [Document(page_content=page.text, metadata=dict(page.metadata)) for page in pages]
+    blanks = dict.fromkeys(combine.llm_chain.prompt.input_variables, "")
+    return int(combine.prompt_length(documents, **blanks) or 0)

@@ -1,0 +1,44 @@
+"""What a graph gets while it runs: tasks and rewired primitives that follow from a result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Primitive, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Tasks to add, new variables with their values, and waiting primitives in a new form.
+
+    A variable in `released` is one that a rewired primitive does not read any more. What only
+    served such a variable is skipped.
+    """
+
+    tasks: tuple[Task, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Mapping[str, Primitive] = field(default_factory=dict)
+    released: tuple[str, ...] = ()
+
+
+class Growing(ABC):
+    """The body of a primitive whose end changes the graph.
+
+    The growth follows from the value and the graph alone, so a replay grows in the same way.
+    """
+
+    @abstractmethod
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        """What the graph gets when the primitive ends with `value`. Raises a WeftlineError."""
+
+
+class TakesItems(Growing):
+    """A body that can take the items of its list one by one, before the list is complete."""
+
+    @abstractmethod
+    def growth_of(self, graph: Graph, offset: int, items: Sequence[Any]) -> Growth:
+        """What the graph gets for `items`, the first of which has number `offset`."""

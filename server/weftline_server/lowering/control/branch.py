@@ -1,0 +1,69 @@
+"""A branch: a predicate over data chooses one of several variables; the other sides are skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weftline import predicates
+from weftline.steps import Branch
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing, Growth
+from weftline_server.graph.primitive import Read, Task
+from weftline_server.lowering.control.base import (
+    ControlBody,
+    Variables,
+    primitive,
+    read,
+    reads_of,
+    rewired,
+    task_of,
+    waits_for,
+)
+
+
+def lower_branch(step: Branch, id: str) -> Task:
+    """The task of a branch: `branch` decides, and `take` has the value of the side."""
+    out = step.out or f"{id}.out"
+    decide = DecideBody(step, f"{id}/1")
+    primitives = (
+        primitive(id, 0, "branch", f"{id}.taken", decide, reads_of(waits_for(step), ())),
+        primitive(id, 1, "take", out, TakeBody(), reads_of((), step.sides)),
+    )
+    return task_of(step, id, primitives, step.sides)
+
+
+@dataclass(frozen=True, slots=True)
+class DecideBody(ControlBody, Growing):
+    """Which side is taken. Its value is the side's variable."""
+
+    step: Branch
+    taker: str
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it runs transforms or patterns."""
+        slow = any(predicates.is_slow(case.when) for case in self.step.cases)
+        return slow or bool(self.step.on.transforms)
+
+    def value(self, variables: Variables) -> object:
+        asked = read(self.step.on, variables)
+        for case in self.step.cases:
+            if predicates.holds(case.when, asked):
+                return case.take
+        return self.step.default
+
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        taker = rewired(graph.primitives[self.taker], (Read(value),), TakeBody(value))
+        others = tuple(side for side in self.step.sides if side != value)
+        return Growth(rewritten={taker.id: taker}, released=others)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBody(ControlBody):
+    """The value of the side that is taken; `side` is empty before the decision."""
+
+    side: str = ""
+
+    def value(self, variables: Variables) -> object:
+        return variables[self.side].value

@@ -1,0 +1,149 @@
+"""A loop: its body runs round by round, until a predicate holds or the most rounds have run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weftline import predicates, transforms
+from weftline.steps import Loop
+from weftline_engine.api import FinishReason
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing, Growth
+from weftline_server.graph.primitive import Primitive, Read, Task
+from weftline_server.lowering.control.base import (
+    ControlBody,
+    Variables,
+    primitive,
+    reads_of,
+    rewired,
+    task_of,
+    waits_for,
+)
+from weftline_server.lowering.control.body import (
+    Instance,
+    LowerStep,
+    check_writes,
+    instance,
+    read_outside,
+    tried,
+)
+
+
+def lower_loop(step: Loop, id: str, lower: LowerStep) -> Task:
+    """The task of a loop: `loop` begins the first round, and `last` has the last carry.
+
+    Each round ends with a primitive `until`, which ends the loop or adds the next round.
+    """
+    name = step.name or "loop"
+    for spec in step.until.transforms:
+        transforms.parse(spec)
+    check_writes(step.body, name, step.next.values(), "next", given=step.carry)
+    check_writes(step.body, name, [step.until.on], "on", given=step.carry)
+    last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
+    watched = tuple(
+        dict.fromkeys((step.until.on, *step.next.values(), *tried(step.body, last, lower)))
+    )
+    later = (*step.carry.values(), *read_outside(step.body, frozenset(step.carry)))
+    rounds = Rounds(step, id, watched, lower)
+    reads = reads_of(waits_for(step), dict.fromkeys(later))
+    primitives = (
+        primitive(id, 0, "loop", f"{id}.rounds", BeginBody(rounds), reads),
+        primitive(id, 1, "last", step.out or f"{id}.out", LastBody()),
+    )
+    return task_of(step, id, primitives, later)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Makes the rounds of a loop. `watched` are the variables that tell that a round has ended."""
+
+    step: Loop
+    id: str
+    watched: tuple[str, ...]
+    lower: LowerStep
+
+    def growth(self, graph: Graph, number: int) -> Growth:
+        """The tasks of a round; the loop's value waits for the round's end."""
+        prefix, step = f"{self.id}.{number}", self.step
+        names = {
+            name: f"{self.id}.{number - 1}.{step.next[name]}" if number else first
+            for name, first in step.carry.items()
+        }
+        label = f"{step.name or 'loop'}[{number}]"
+        tasks = instance(step.body, Instance(prefix, self.id, label, names), self.lower)
+        until = f"{prefix}.until"
+        reads = tuple(Read(f"{prefix}.{variable}") for variable in self.watched)
+        body = UntilBody(self, number)
+        end = Task(
+            id=until,
+            name=f"{label}.until",
+            resource="",
+            primitives=(primitive(until, 0, "until", f"{until}.holds", body, reads),),
+            reads=tuple(one.variable for one in reads),
+            owner=self.id,
+        )
+        last = rewired(self._last(graph), (Read(f"{until}.holds"),), LastBody())
+        return Growth(tasks=(*tasks, end), rewritten={last.id: last})
+
+    def end(self, graph: Graph, number: int, *, limit: bool) -> Growth:
+        """The loop's value is the carry of this round."""
+        carried = f"{self.id}.{number}.{self.step.next[self.step.carried]}"
+        last = rewired(self._last(graph), (Read(carried),), LastBody(carried, limit))
+        return Growth(rewritten={last.id: last})
+
+    def _last(self, graph: Graph) -> Primitive:
+        return graph.primitives[f"{self.id}/1"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBody(ControlBody, Growing):
+    """The begin of a loop. Its value is the most rounds that it may have."""
+
+    rounds: Rounds
+
+    def value(self, variables: Variables) -> object:
+        return self.rounds.step.most
+
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        return self.rounds.growth(graph, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class UntilBody(ControlBody, Growing):
+    """Whether a loop ends with this round."""
+
+    rounds: Rounds
+    number: int
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it runs transforms or a pattern."""
+        until = self.rounds.step.until
+        return bool(until.transforms) or predicates.is_slow(until.when)
+
+    def value(self, variables: Variables) -> object:
+        until = self.rounds.step.until
+        found = variables[f"{self.rounds.id}.{self.number}.{until.on}"].value
+        return predicates.holds(until.when, transforms.run(until.transforms, found))
+
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        if value or self.number + 1 == self.rounds.step.most:
+            return self.rounds.end(graph, self.number, limit=not value)
+        return self.rounds.growth(graph, self.number + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LastBody(ControlBody):
+    """The last value of a loop's carry; `limit` says that the loop ran its most rounds."""
+
+    carried: str = ""
+    limit: bool = False
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """`limit` after the most rounds."""
+        return FinishReason.LIMIT if self.limit else None
+
+    def value(self, variables: Variables) -> object:
+        return variables[self.carried].value

@@ -1,0 +1,122 @@
+"""The critical path of a session: the tasks that its duration consists of, and where time went.
+
+It goes backwards from the task that ended last. The task before another one is the producer of its
+inputs that ended last. So shortening a task beside the path does not shorten the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from weftline_server.session.session import Session
+from weftline_server.session.task import RunState, TaskRun
+
+# What the seconds of the path were spent on, as a sentence says it.
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "client": "waiting for the client",
+        "server": "in the server between two steps",
+        "queue": "waiting for an engine",
+        "fill": "prefill",
+        "generate": "generating text",
+        "transform": "transforms of outputs",
+        "step": "steps that are no calls",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One task on the path: the seconds since the task before it had ended, by cause."""
+
+    task: str
+    name: str
+    seconds: Mapping[str, float]
+
+    @property
+    def own(self) -> float:
+        """Seconds that the task itself took."""
+        return sum(s for cause, s in self.seconds.items() if cause not in ("client", "server"))
+
+
+def critical_path(session: Session) -> list[Part]:
+    """The parts of the path, the first task first; empty before any task has ended."""
+    ended = [run for run in session.tasks.values() if _end(run) is not None]
+    run = max(ended, key=lambda one: _end(one) or 0.0, default=None)
+    parts: list[Part] = []
+    while run is not None:
+        before = _before(session, run)
+        since = session.opened if before is None else _end(before)
+        assert since is not None, "a task before another one has ended"
+        parts.append(Part(run.task.id, run.task.name, _seconds(session, run, since)))
+        run = before
+    return parts[::-1]
+
+
+def critical_view(session: Session) -> dict[str, Any]:
+    """The path as JSON: task ids in order, seconds by cause, and what they say in a sentence."""
+    parts = critical_path(session)
+    total: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for cause, seconds in part.seconds.items():
+            total[cause] += seconds
+    return {
+        "tasks": [part.task for part in parts],
+        "seconds": {cause: total[cause] for cause in WORDS if total[cause] > 0},
+        "sentence": _sentence(parts, total),
+    }
+
+
+def _sentence(parts: list[Part], total: Mapping[str, float]) -> str:
+    whole = sum(total.values())
+    if not parts or whole <= 0:
+        return "nothing has ended yet"
+    cause = max(WORDS, key=lambda one: total.get(one, 0.0))
+    longest = max(parts, key=lambda part: part.own)
+    return (
+        f"{100 * total[cause] / whole:.0f} % of the time was {WORDS[cause]}; "
+        f"shortening {longest.name!r} helps most ({longest.own:.2f} s of {whole:.2f} s)"
+    )
+
+
+def _end(run: TaskRun) -> float | None:
+    """When a task was done; None of one that is not, or that failed before an engine had it."""
+    steps = run.steps
+    return steps[-1].finished if steps and run.state is RunState.DONE else None
+
+
+def _before(session: Session, run: TaskRun) -> TaskRun | None:
+    """The producer of its inputs that ended last; None of a task that reads no other's output."""
+    above = [session.tasks[id] for id in session.graph.tasks_above(run.task.id)]
+    ended = [one for one in above if _end(one) is not None]
+    return max(ended, key=lambda one: _end(one) or 0.0, default=None)
+
+
+def _seconds(session: Session, run: TaskRun, since: float) -> dict[str, float]:
+    """Where the time from second `since` to the task's end went, by cause.
+
+    A wait for a variable that no task writes is a wait for the client.
+    """
+    by_client = any(variable not in session.graph.producer for variable in run.task.reads)
+    gap = "client" if by_client else "server"
+    spent: dict[str, float] = defaultdict(float)
+    came = max(since, run.submitted)
+    spent["client"] = came - since
+    at = came
+    for step in run.steps:
+        spent[gap] += max(0.0, step.queued - at)
+        gap = "server"
+        at = max(at, step.queued)
+        phases = step.phases if run.task.call is not None else None
+        if phases is not None:
+            for cause, seconds in phases.items():
+                spent[cause] += seconds
+        elif step.finished is not None:
+            kind = run.task.primitives[0].kind
+            spent["client" if kind == "client" else "step"] += step.finished - step.queued
+        at = max(at, step.finished or at)
+    return {cause: seconds for cause, seconds in spent.items() if seconds > 0}

@@ -1,0 +1,75 @@
+"""One call as JSON: its prompt in segments, with the values that stand in it, and its outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weftline.errors import UnknownCall
+from weftline.protocol import Call, InOut, Message, Placeholder, Segment
+from weftline_server.observe.view import task_view
+from weftline_server.prompt.render import value_text
+from weftline_server.session.session import Session
+
+SHOWN_CHARS = 20_000  # of one segment; `chars` says how many it has
+
+
+def call_view(session: Session, id: str) -> dict[str, Any]:
+    """A task of the session with its prompt. A step that is no call has none.
+
+    Raises UnknownCall.
+    """
+    run = session.tasks.get(id)
+    if run is None:
+        raise UnknownCall(f"the session has no call {id[:64]!r}", param="call_id")
+    call = run.task.call
+    segments = [] if call is None else _segments(session, call, dict(_bound(call, run.task.writes)))
+    return {**task_view(session, run), "segments": segments}
+
+
+def _bound(call: Call, writes: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The outputs of the call by name; the server has chosen the variables of some."""
+    outputs = [p.name for p in call.placeholders if p.in_out is InOut.OUT]
+    return list(zip(outputs, writes, strict=True))
+
+
+def _segments(session: Session, call: Call, outputs: dict[str, str]) -> list[dict[str, Any]]:
+    holders = {holder.name: holder for holder in call.placeholders}
+    found = []
+    for item in call.prompt:
+        assert not isinstance(item, str), "template text is parsed when it arrives"
+        role = item.role if isinstance(item, Message) else None
+        for segment in item.content if isinstance(item, Message) else (item,):
+            found.append({"role": role, **_segment(session, segment, holders, outputs)})
+    return found
+
+
+def _segment(
+    session: Session,
+    segment: Segment,
+    holders: dict[str, Placeholder],
+    outputs: dict[str, str],
+) -> dict[str, Any]:
+    if segment.text is not None:
+        kind, name, variable, text = "constant", None, segment.from_var, segment.text
+    else:
+        name = segment.output if segment.output is not None else segment.input
+        assert name is not None, "a segment is a text, an input or an output"
+        holder = holders[name]
+        kind = "input" if segment.output is None else "output"
+        variable = outputs.get(name, holder.semantic_var_id)
+        text = value_text(holder.value) if variable is None else _text_of(session, variable)
+    holder_transforms = () if name is None else holders[name].transforms
+    return {
+        "kind": kind,
+        "name": name,
+        "semantic_var_id": variable,
+        "text": text[:SHOWN_CHARS],
+        "chars": len(text),
+        "transforms": [str(spec.get("op")) for spec in holder_transforms],
+    }
+
+
+def _text_of(session: Session, variable: str) -> str:
+    """The text of a variable so far; a value that is no text as JSON."""
+    found = session.variables[variable]
+    return found.text or ("" if found.value is None else value_text(found.value))

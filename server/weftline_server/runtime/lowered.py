@@ -1,0 +1,45 @@
+"""The tasks of a submit, with the models, engines and stores that its calls and steps mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from weftline.protocol import Call, Submit
+from weftline.steps import Each, Loop, Step
+from weftline_server.graph.primitive import Task
+from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.control import resolved
+from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.step import NO_ENGINE, lower_step
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session.session import Session
+
+
+def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[Task, ...]:
+    """The tasks of all calls and steps. Raises UnknownModel, UnknownStore and what lowering does.
+
+    The model is decided here, so that the graph names it and equal prompts hash alike.
+    """
+
+    def named(call: Call) -> Call:
+        return replace(verified(session, call), model=dispatcher.model(call.model))
+
+    resource = partial(_resource, dispatcher)
+
+    def step_of(step: Step) -> Task:
+        if isinstance(step, Each | Loop):
+            step = replace(step, body=resolved(step.body, named, resource))
+        found = resource(step)
+        return lower_step(step, found, batch=dispatcher.batch(step.kind, found))
+
+    calls = tuple(lower_call(call, call.model or "") for call in map(named, submit.calls))
+    return calls + tuple(map(step_of, submit.steps))
+
+
+def _resource(dispatcher: Dispatcher, step: Step) -> str:
+    """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
+    if step.kind in NO_ENGINE:
+        return ""
+    store = getattr(step, "store", None)
+    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))

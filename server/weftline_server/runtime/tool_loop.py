@@ -1,0 +1,289 @@
+"""Answers of a model with tools that the server runs: turns of the model, and the tools of each.
+
+A tool without effects starts as soon as its call is complete, while the model writes on. One that
+streams takes its call piece by piece, and may stop the turn. The next turn's prompt reads the
+tools' results as variables, so the results that are there are filled while slower tools run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from weftline.arguments import ArgumentReader
+from weftline.errors import InvalidRequest, WeftlineError
+from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
+from weftline.tools import CalledFunction, ToolCall
+from weftline_engine.api import FinishReason
+from weftline_server.graph.primitive import Effects, PrimitiveId, Task
+from weftline_server.lowering.call import call_of
+from weftline_server.lowering.tool import ServerTool, ToolBody, lower_tool
+from weftline_server.prompt.tool_parser import (
+    Arguments,
+    Called,
+    Delta,
+    Said,
+    Sealed,
+    parser_of,
+)
+from weftline_server.runtime.driver import Driver
+from weftline_server.session.session import Session
+
+# A model that calls tools for ever gets this many turns.
+MOST_TURNS = 16
+
+
+@dataclass(slots=True)
+class _Written:
+    """A call as far as the model has written it, and the task that runs it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    sealed: bool = False
+    task: Task | None = None
+    fed: int = 0  # characters of the arguments that an open op has
+
+
+@dataclass
+class Turn:
+    """One answer of the model. One that `was_stopped` ends with the call that a tool refused."""
+
+    task: Task
+    said: str = ""
+    calls: list[_Written] = field(default_factory=list)
+    was_stopped: bool = False
+
+    def message(self) -> dict[str, Any]:
+        """The answer as OpenAI's message."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.said}
+        if self.calls:
+            calls = [
+                {
+                    "id": one.id,
+                    "type": "function",
+                    "function": {"name": one.name, "arguments": one.arguments},
+                }
+                for one in self.calls
+            ]
+            message |= {"content": self.said or None, "tool_calls": calls}
+        return message
+
+
+class ToolLoop:
+    """One request's turns, in its session. The tools of `tools` are run here."""
+
+    def __init__(
+        self, driver: Driver, session: Session, call: Call, tools: Mapping[str, ServerTool]
+    ) -> None:
+        self._driver = driver
+        self._session = session
+        self._call = call
+        self._tools = tools
+        self.turns: list[Turn] = []
+
+    async def texts(self) -> AsyncIterator[str]:
+        """What the model says, turn by turn. Afterwards `turns` is complete."""
+        call = self._call
+        while True:
+            [task] = await self._driver.submit(
+                self._session, Submit(session_id=self._session.id, calls=(call,))
+            )
+            turn = Turn(task)
+            self.turns.append(turn)
+            async with aclosing(self._written(turn)) as texts:
+                async for text in texts:
+                    yield text
+            if not self._goes_on(turn):
+                return
+            await self._run_rest(turn)
+            if len(self.turns) == MOST_TURNS:
+                return
+            call = self._next(call, turn)
+
+    async def _written(self, turn: Turn) -> AsyncGenerator[str, None]:
+        """What the model says in one turn. Starts the tools that may start early."""
+        driver, session = self._driver, self._session
+        made = call_of(turn.task)
+        format = driver.dispatcher.prompter(turn.task.resource).tool_format
+        parser = parser_of(made, f"{turn.task.id}/0", format)
+        reading = driver.readers.stream(session, turn.task.writes[0])
+        async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
+            async for chunk in chunks:
+                for delta in parser.feed(chunk.text):
+                    if text := await self._hear(turn, delta):
+                        yield text
+                if self._is_refused(turn):
+                    turn.was_stopped = True
+                    driver.cancel(session, turn.task.id)
+                    return
+        for delta in parser.end():
+            if text := await self._hear(turn, delta):
+                yield text
+
+    async def _hear(self, turn: Turn, delta: Delta) -> str:
+        match delta:
+            case Said(text):
+                turn.said += text
+                return text
+            case Called(_, id, name):
+                turn.calls.append(_Written(id, name))
+                tool = self._tools.get(name)
+                if tool is not None and tool.streams and self._may_start(tool):
+                    await self._start(turn.calls[-1], is_open=True)
+            case Arguments(index, text):
+                turn.calls[index].arguments += text
+                await self._feed(turn.calls[index])
+            case Sealed(index):
+                call = turn.calls[index]
+                call.sealed = True
+                tool = self._tools.get(call.name)
+                if call.task is not None:
+                    await self._feed(call)
+                elif tool is not None and self._may_start(tool):
+                    await self._start(call)
+        return ""
+
+    def _may_start(self, tool: ServerTool) -> bool:
+        return "early_tools" not in self._driver.without and tool.effects is Effects.NONE
+
+    async def _start(self, call: _Written, is_open: bool = False) -> None:
+        task = lower_tool(self._tools[call.name], call.arguments, is_open)
+        call.task = task
+        await self._driver.start(self._session, [task])
+
+    async def _feed(self, call: _Written) -> None:
+        """Pass on what the model has written of a call whose tool takes it piece by piece."""
+        body = None if call.task is None else call.task.primitives[0].body
+        if call.task is None or not isinstance(body, ToolBody) or not body.is_open:
+            return
+        op = str(PrimitiveId(self._session.id, call.task.primitives[0].id))
+        run = self._session.primitives[call.task.primitives[0].id]
+        text = call.arguments[call.fed :]
+        # The op is queued in the next turns of the event loop.
+        feed = partial(self._driver.dispatcher.feed, op, text, call.sealed)
+        while run.live and not feed():  # noqa: ASYNC110 - no event marks it
+            await asyncio.sleep(0)
+        call.fed = len(call.arguments)
+
+    def _is_refused(self, turn: Turn) -> bool:
+        """Whether a tool has ended before the model has written all of its call."""
+        return any(
+            call.task is not None
+            and not call.sealed
+            and not self._session.primitives[call.task.primitives[0].id].live
+            for call in turn.calls
+        )
+
+    def _goes_on(self, turn: Turn) -> bool:
+        """Whether all calls of the turn are for tools of the server, and none is cut off."""
+        if not turn.calls or any(call.name not in self._tools for call in turn.calls):
+            return False
+        if turn.was_stopped:
+            return True
+        step = self._session.primitives[turn.task.primitives[0].id].step
+        is_cut = step is not None and step.reason is FinishReason.LENGTH
+        return not is_cut or turn.calls[-1].sealed
+
+    async def _run_rest(self, turn: Turn) -> None:
+        """Start the tools that had to wait for the end of the turn."""
+        for call in turn.calls:
+            if call.task is None:
+                await self._start(call)
+            elif not call.sealed:  # it was written without its closing mark
+                call.sealed = True
+                await self._feed(call)
+
+    def _next(self, call: Call, turn: Turn) -> Call:
+        """The call of the next turn, whose prompt reads the results of the tools."""
+        assert not isinstance(call.prompt, str), "the prompt of a chat is messages"
+        *before, answer = call.prompt
+        made = tuple(
+            ToolCall(id=one.id, function=CalledFunction(name=one.name, arguments=_json(one)))
+            for one in turn.calls
+        )
+        said = (Segment(text=turn.said),) if turn.said else ()
+        messages: list[Message] = [Message(role="assistant", content=said, tool_calls=made)]
+        holders: list[Placeholder] = []
+        for index, one in enumerate(turn.calls):
+            assert one.task is not None, "every tool has started"
+            name = f"tool_{len(self.turns)}_{index}"
+            messages.append(
+                Message(role="tool", content=(Segment(input=name),), tool_call_id=one.id)
+            )
+            holders.append(
+                Placeholder(name=name, in_out=InOut.IN, semantic_var_id=one.task.writes[0])
+            )
+        *inputs, output = call.placeholders
+        return replace(
+            call,
+            prompt=(*before, *messages, answer),
+            placeholders=(*inputs, *holders, output),
+            # A forced call is forced once: otherwise the model could never answer.
+            tool_choice="auto" if call.tool_choice != "none" else "none",
+        )
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """The messages of the run that came before the last answer, as OpenAI's."""
+        found: list[dict[str, Any]] = []
+        for turn in self.turns[:-1]:
+            found.append(turn.message())
+            for call in turn.calls:
+                assert call.task is not None, "every tool has started"
+                found.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": call.id,
+                        "content": await self._content(call.task),
+                    }
+                )
+        return found
+
+    async def _content(self, task: Task) -> str:
+        try:
+            return str((await self._driver.readers.get(self._session, task.writes[0])).value)
+        except WeftlineError as error:
+            return error.message
+
+
+def _json(call: _Written) -> str:
+    """The arguments for the next prompt. Of a call that was stopped, those that are complete."""
+    try:
+        json.loads(call.arguments)
+    except ValueError:
+        reader = ArgumentReader()
+        reader.feed(call.arguments)
+        return json.dumps(reader.value, ensure_ascii=False)
+    return call.arguments
+
+
+class ServerTools:
+    """The tools that the engines run, and the requests that use them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def loop(self, session: Session, call: Call) -> ToolLoop:
+        """The turns of `call`, with the server's tools that it names, or all if it names none.
+
+        Tools that only the client knows stay as they are. Raises InvalidRequest if there are none.
+        """
+        known = {
+            name: ServerTool.of(resource, told)
+            for name, (resource, told) in self._driver.dispatcher.tools.items()
+        }
+        if not known:
+            raise InvalidRequest(
+                "this server has no tools: add a [[tool]] table to its configuration",
+                param="weftline.run_tools",
+            )
+        named = (
+            known[name].tool if (name := one.function.name) in known else one for one in call.tools
+        )
+        tools = tuple(named) or tuple(one.tool for one in known.values())
+        return ToolLoop(self._driver, session, replace(call, tools=tools), known)

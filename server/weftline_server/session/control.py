@@ -1,0 +1,81 @@
+"""How a session's graph grows: what follows when a step that decides has ended.
+
+The body of such a step says what the graph gets. This module adds it, all or nothing, and ends what
+a decision has made needless. Nothing here knows a kind of step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weftline.errors import AlreadySet, WeftlineError
+from weftline_server.graph.growth import Growing, Growth, TakesItems
+from weftline_server.session import events as ev
+from weftline_server.session.budget import Spent
+from weftline_server.session.execution import Execution
+from weftline_server.session.readiness import lost_read
+from weftline_server.session.task import PrimitiveRun
+from weftline_server.session.variable import Variable
+
+
+def finish(
+    execution: Execution, spent: Spent, event: ev.PrimitiveFinished, opened: float
+) -> list[ev.Action]:
+    """End a primitive, after the graph has grown by what its body makes of its value."""
+    run = execution.primitives.get(event.primitive)
+    if run is None or not run.live or event.error is not None:
+        return execution.finished(event)
+    body = execution.graph.primitives[run.id].body
+    if not isinstance(body, Growing):
+        return execution.finished(event)
+    try:
+        growth = body.growth(execution.graph, event.value)
+        actions = _grow(execution, spent, run, growth, event.now - opened)
+    except WeftlineError as error:
+        return execution.finished(replace(event, value=None, error=error))
+    actions += execution.finished(event)
+    for id in growth.rewritten:
+        rewired = execution.primitives[id]
+        error = lost_read(execution.graph.primitives[id], execution.variables)
+        if rewired.live and error is not None:
+            actions += execution.fail(rewired.task, error)
+        else:
+            execution.advance(rewired, event.now, actions)
+    if growth.released:
+        actions += execution.skip(growth.released)
+    return actions
+
+
+def take_items(
+    execution: Execution, spent: Spent, event: ev.ItemsCame, opened: float
+) -> list[ev.Action]:
+    """Add what the graph gets for some items of a list."""
+    run = execution.primitives.get(event.primitive)
+    if run is None or not run.live:
+        return []
+    body = execution.graph.primitives[run.id].body
+    assert isinstance(body, TakesItems), f"{run.id} takes no items"
+    try:
+        growth = body.growth_of(execution.graph, event.offset, event.items)
+        return _grow(execution, spent, run, growth, event.now - opened)
+    except WeftlineError as error:
+        return execution.fail(run.task, error)
+
+
+def _grow(
+    execution: Execution, spent: Spent, run: PrimitiveRun, growth: Growth, age_s: float
+) -> list[ev.Action]:
+    """Add all of `growth`. Raises AlreadySet, DuplicateProducer, BudgetExceeded: adds nothing."""
+    variables = execution.variables
+    writes = [v for task in growth.tasks for v in task.writes if v in variables]
+    execution.graph.check(growth.tasks, [v for v in writes if variables[v].settled])
+    for id in growth.values:
+        if id in variables:
+            raise AlreadySet(f"variable {id!r} is a name of the server: use another", param=id)
+    spent.take_tasks(growth.tasks, age_s)
+    execution.graph.rewrite(growth.rewritten)
+    for id, value in growth.values.items():
+        spent.add_value(value)
+        variables[id] = Variable(id)
+        variables[id].set(value)
+    return execution.add(growth.tasks, execution.now, run.task.detached)

@@ -1,0 +1,47 @@
+"""Whether a primitive can run: its inputs, what comes before it, and the failures among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weftline.errors import WeftlineError
+from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.session.task import PrimitiveRun, RunState
+from weftline_server.session.variable import Variable, VariableState
+
+_WAITS_FOR_NOTHING = frozenset({Flow.LATER})
+
+
+def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: int = 0) -> int:
+    """How many of its reads are there, up to the first that is not; `start` of them are."""
+    reads = primitive.reads
+    for at in range(start, len(reads)):
+        variable, flow = reads[at]
+        state = variables[variable].state
+        if state is VariableState.READY or flow in _WAITS_FOR_NOTHING:
+            continue
+        if flow is not Flow.OUTCOME or not variables[variable].settled:
+            return at
+    return len(reads)
+
+
+def is_behind(primitive: Primitive, runs: Mapping[str, PrimitiveRun]) -> bool:
+    """Whether a primitive that has to end before this one has not."""
+    return any(runs[before].state is not RunState.DONE for before in primitive.after)
+
+
+def failed_input(task: Task, variables: Mapping[str, Variable]) -> WeftlineError | None:
+    """The error of the first variable that failed of those that the task names and needs."""
+    for read in task.reads:
+        if (error := variables[read].error) is not None and read not in task.tolerates:
+            return error
+    return None
+
+
+def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> WeftlineError | None:
+    """The error of the first of its reads that will never have a value."""
+    for variable, flow in primitive.reads:
+        error = variables[variable].error
+        if error is not None and flow is not Flow.OUTCOME and flow not in _WAITS_FOR_NOTHING:
+            return error
+    return None

@@ -1,0 +1,43 @@
+// Talks to the server that sent this page, with the key that the user gave for this tab.
+
+const KEY = "weftline-key";
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const setKey = (key) => sessionStorage.setItem(KEY, key);
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function open(path, signal) {
+  const response = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new Refused(response.status, body?.error?.message ?? `the server answered ${response.status}`);
+}
+
+export const get = async (path, signal) => (await open(path, signal)).json();
+
+// Yields the data of each server-sent event. EventSource cannot send a key, so fetch reads it.
+export async function* events(path, signal) {
+  const response = await open(path, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const data = block.split("\n").find((line) => line.startsWith("data: "));
+      if (data) yield JSON.parse(data.slice(6));
+    }
+  }
+}

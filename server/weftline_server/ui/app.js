@@ -1,0 +1,186 @@
+// The page: a list of sessions, and one session with its graph, its timeline and a selected call.
+// The address names the view: #/ is the list, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+
+import { Refused, events, get, setKey } from "./api.js";
+import { drawDetail } from "./detail.js";
+import { el, seconds } from "./dom.js";
+import { drawGraph } from "./graph.js";
+import { drawTimeline, legend } from "./timeline.js";
+
+const LIST_MS = 1000;
+const AGAIN_MS = 1500;
+const main = document.getElementById("main");
+const status = document.getElementById("status");
+let leaving = new AbortController();
+let shown = null; // the session that is followed: {id, tasks, edges, critical, ended, selected, draw}
+
+const said = (text) => {
+  if (status.textContent !== text) status.textContent = text;
+};
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+function route() {
+  const [, page, session, call] = location.hash.split("/");
+  if (page === "s" && session && shown?.id === session) return select(call ?? null);
+  leaving.abort();
+  leaving = new AbortController();
+  shown = null;
+  if (page === "s" && session) return follow(session, call ?? null, leaving.signal);
+  return list(leaving.signal);
+}
+
+// Runs `act` again after a lost connection, asks for a key after 401, and ends when the view is left.
+async function persist(signal, act) {
+  while (!signal.aborted) {
+    try {
+      if (await act()) return;
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.status === 401) return askKey();
+      if (error instanceof Refused && error.status === 404) {
+        main.replaceChildren(el("p", {}, error.message), el("a", { href: "#/" }, "All sessions"));
+        return said("");
+      }
+      said(error instanceof Refused ? error.message : "The server cannot be reached. Trying again …");
+      await sleep(AGAIN_MS);
+    }
+  }
+}
+
+function askKey() {
+  const input = el("input", { type: "password", name: "key", "aria-label": "API key", autocomplete: "off" });
+  const form = el("form", {}, input, el("button", {}, "Open"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    setKey(input.value.trim());
+    route();
+  });
+  said("This server needs an API key.");
+  main.replaceChildren(form);
+  input.focus();
+}
+
+function list(signal) {
+  let before = "";
+  return persist(signal, async () => {
+    const { sessions, total } = await get("../v1/sessions?limit=200", signal);
+    said(total ? `${total.toLocaleString("en")} sessions` : "No session yet. Run a program.");
+    const now = JSON.stringify(sessions);
+    if (now !== before) main.replaceChildren(table(sessions));
+    before = now;
+    await sleep(LIST_MS);
+    return false;
+  });
+}
+
+function table(sessions) {
+  const heads = ["session", "name", "state", "age", "calls", "prompt tokens", "cached", "output tokens", "error"];
+  const numbers = new Set(["age", "calls", "prompt tokens", "cached", "output tokens"]);
+  const cell = (name, head, ...content) => el(name, { class: numbers.has(head) ? "number" : null }, ...content);
+  return el(
+    "table",
+    { id: "sessions" },
+    el("thead", {}, el("tr", {}, heads.map((head) => cell("th", head, head)))),
+    el(
+      "tbody",
+      {},
+      sessions.map((row) => {
+        const share = row.prompt_tokens ? `${Math.round((100 * row.cached_tokens) / row.prompt_tokens)} %` : "–";
+        const values = [
+          el("a", { href: `#/s/${row.session_id}` }, row.session_id.slice(0, 20)),
+          row.name, row.state, seconds(row.age_s), String(row.calls + row.steps),
+          String(row.prompt_tokens), share, String(row.output_tokens), row.error ?? "",
+        ];
+        return el("tr", { class: row.error ? "failed" : null }, values.map((value, at) => cell("td", heads[at], value)));
+      }),
+    ),
+  );
+}
+
+function follow(id, call, signal) {
+  shown = { id, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, draw: soon(draw) };
+  said(`Session ${id}`);
+  main.replaceChildren();
+  if (call) select(call);
+  return persist(signal, async () => {
+    for await (const change of events(`../v1/session/${encodeURIComponent(id)}/follow`, signal)) {
+      for (const task of change.tasks ?? []) shown.tasks.set(task.call_id ?? task.step_id, task);
+      if (change.edges) shown.edges = change.edges;
+      if (change.critical) shown.critical = change.critical;
+      if (change.ended_s !== undefined) shown.ended = change.ended_s;
+      shown.draw();
+    }
+    return shown.ended !== null;
+  });
+}
+
+// Many changes in one frame are drawn once.
+function soon(act) {
+  let due = false;
+  return () => {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => {
+      due = false;
+      act();
+    });
+  };
+}
+
+function draw() {
+  if (!shown) return;
+  const focused = document.activeElement?.getAttribute("data-task");
+  const where = document.activeElement?.closest(".scroll")?.id;
+  const scrolled = ["graph", "timeline"].map((name) => [name, document.getElementById(name)]);
+  const at = new Map(scrolled.map(([name, box]) => [name, box ? [box.scrollLeft, box.scrollTop] : [0, 0]]));
+  const go = (task) => {
+    location.hash = `#/s/${shown.id}/${task}`;
+  };
+  const old = document.getElementById("detail");
+  main.replaceChildren(
+    el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
+    el("p", { class: "soft" }, shown.ended === null ? "The session is open." : `Closed after ${seconds(shown.ended)}.`),
+    el(
+      "div",
+      { class: shown.selected ? "two" : "" },
+      el(
+        "div",
+        {},
+        el("h2", {}, "Graph"),
+        drawGraph(shown, shown.selected, go),
+        el("h2", {}, "Timeline"),
+        legend(),
+        drawTimeline(shown, shown.selected, go, timelineWidth()),
+      ),
+      shown.selected ? (old ?? el("section", { id: "detail" })) : null,
+    ),
+  );
+  for (const [name, [left, top]] of at) document.getElementById(name).scrollTo(left, top);
+  if (focused && where) {
+    const task = [...document.querySelectorAll(`#${where} [data-task]`)].find((one) => one.dataset.task === focused);
+    task?.focus({ preventScroll: true });
+  }
+}
+
+// Beside a selected call the views have the part of the page that the style sheet leaves them.
+function timelineWidth() {
+  const beside = shown.selected && matchMedia("(min-width: 60rem)").matches;
+  return main.clientWidth - 50 - (beside ? 28 * 14 + 14 : 0);
+}
+
+async function select(call) {
+  shown.selected = call;
+  shown.draw();
+  if (!call) return;
+  const { id } = shown;
+  try {
+    const found = await get(`../v1/session/${encodeURIComponent(id)}/call/${encodeURIComponent(call)}`);
+    if (shown?.id !== id || shown.selected !== call) return;
+    requestAnimationFrame(() => document.getElementById("detail")?.replaceWith(drawDetail(found)));
+  } catch (error) {
+    said(error.message);
+  }
+}
+
+addEventListener("hashchange", route);
+route();

@@ -1,0 +1,238 @@
+"""Branches: a predicate takes one side; what only the others need is skipped or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, call
+from tests.null.steps.wire import branch, run, states
+from weftline.errors import InvalidRequest, TransformFailed
+from weftline.predicates import MAX_DEPTH, check, holds
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.session.task import RunState
+
+NUMBER = {"op": "contains", "value": "number"}
+SIDES = (
+    call("count", "one {{output:numbers}}", numbers="numbers"),
+    call("plan", "first {{output:outline}}", outline="outline"),
+    call("tell", "{{input:outline}}two {{output:words}}", outline="outline", words="words"),
+)
+READ = call("read", "so {{input:answer}}{{output:said}}", answer="answer", said="said")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "skipped"),
+    [("a number", "so one ", {"plan", "tell"}), ("a word", "so first two ", {"count"})],
+)
+async def test_one_side_is_taken_and_the_others_are_skipped(
+    serve: Serve, kind: str, said: str, skipped: set[str]
+) -> None:
+    """The skipped side goes up to where nothing else reads it. It costs nothing."""
+    server = await serve()
+    route = branch({"value": kind}, {"numbers": NUMBER}, "words", "answer", name="route")
+    answer = await run(server, route, calls=(*SIDES, READ), get=["said"])
+    assert answer["values"] == {"said": said}
+    found = states(answer)
+    assert {name for name, state in found.items() if state == "skipped"} == skipped
+    assert {name for name, state in found.items() if state == "done"} == found.keys() - skipped
+    for one in answer["graph"]["calls"]:
+        assert (one["output_tokens"] == 0) == (one["name"] in skipped)
+        assert one["error"] is None
+    variables = {one["semantic_var_id"]: one for one in answer["graph"]["variables"]}
+    side = "numbers" if "count" in skipped else "words"
+    assert variables[side]["state"] == "skipped"
+    metrics = (await server.http.get("/metrics")).text
+    assert 'engine="null",model="null",state="skipped"' not in metrics
+
+
+async def test_a_skipped_variable_says_so(serve: Serve) -> None:
+    """To a get, and to a call that comes later. A client cannot set it."""
+    server = await serve()
+    session = await server.session()
+    route = branch({"value": "a number"}, {"numbers": NUMBER}, "words", "answer")
+    await server.submit(session, *SIDES, steps=[route])
+    assert (await server.get(session, "answer")).json()["value"] == "one "
+    error = (await server.get(session, "words")).json()["error"]
+    assert (error["type"], error["message"]) == (
+        "Skipped",
+        "variable 'words' was skipped: a branch took another side",
+    )
+    late = call("late", "{{input:w}}{{output:x}}", w="words", x="x")
+    await server.submit(session, late)
+    error = (await server.get(session, "x")).json()["error"]
+    assert (error["type"], error["call"]) == ("Skipped", "late")
+    put = await server.http.put(f"/v1/session/{session}/variable/words", json={"value": "x"})
+    assert put.status_code == 409
+    server.driver.registry.find("local", session).validate()
+
+
+async def test_what_another_call_reads_is_not_skipped(serve: Serve) -> None:
+    server = await serve()
+    route = branch({"value": "a number"}, {"numbers": NUMBER}, "words", "answer")
+    other = call("other", "also {{input:outline}}{{output:x}}", outline="outline", x="x")
+    answer = await run(server, route, calls=(*SIDES, other), get=["answer", "x"])
+    assert answer["values"] == {"answer": "one ", "x": "also first "}
+    assert states(answer)["plan"] == "done" and states(answer)["tell"] == "skipped"
+
+
+async def test_a_side_that_has_begun_is_stopped(serve: Serve) -> None:
+    """Both sides run when the branch is decided."""
+    server = await serve(NullConfig(latency=LatencyProfile(step_s=60)))
+    session = await server.session()
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer")
+    await server.submit(session, *SIDES, steps=[route])
+    found = server.driver.registry.find("local", session)
+    tasks = {run.task.name: run for run in found.tasks.values()}
+    while tasks["plan"].state is not RunState.RUNNING:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await server.http.put(f"/v1/session/{session}/variable/kind", json={"value": "number"})
+    while tasks["plan"].state is RunState.RUNNING:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert {name: run.state.value for name, run in tasks.items()} == {
+        "count": "running",
+        "plan": "skipped",
+        "tell": "skipped",
+        "branch": "waiting",
+    }
+    [member] = server.driver.dispatcher.members
+    assert len(member.ops.works) == 1
+    found.validate()
+
+
+async def test_a_side_may_fail_before_the_decision(serve: Serve) -> None:
+    """The failure counts only if the side is taken."""
+    server = await serve()
+    bad = call("bad", "x {{output:o}}", o={"in_out": "out", "semantic_var_id": "numbers",
+                                          "transforms": [{"op": "json"}]})  # fmt: skip
+    good = call("good", "fine {{output:o}}", o="words")
+    for kind, found in (("word", "fine "), ("number", None)):
+        session = await server.session()
+        route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+        await server.submit(session, bad, good, steps=[route])
+        assert (await server.get(session, "numbers")).json()["error"]["call"] == "bad"
+        await server.http.put(f"/v1/session/{session}/variable/kind", json={"value": kind})
+        answer = (await server.get(session, "answer")).json()
+        assert answer.get("value") == found
+        assert found is not None or answer["error"]["call"] == "bad"
+        server.driver.registry.find("local", session).validate()
+
+
+async def test_a_predicate_on_a_wrong_type_is_no_default(serve: Serve) -> None:
+    server = await serve()
+    route = branch({"value": ["a"]}, {"numbers": {"op": "starts", "value": "n"}}, "words", "answer",
+                   name="route")  # fmt: skip
+    answer = await run(server, route, calls=SIDES, get=["answer"])
+    assert (answer["error"]["type"], answer["error"]["call"]) == ("TransformFailed", "route")
+    assert answer["error"]["message"] == (
+        "predicate 'starts' asks about text, and the value is list"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cases": []}, "a branch has 1 to 64 cases"),
+        ({"cases": [{"when": {"op": "like"}, "take": "a"}]}, "one of equals, in, contains"),
+        ({"cases": [{"when": NUMBER, "take": "a b"}]}, "take 'a b' is not an id"),
+        ({"default": "answer"}, "waits for its own output"),
+        ({"on": {"var": "x", "transforms": [{"op": "eval"}]}}, "unknown transform 'eval'"),
+        ({"on": {"value": "x", "transforms": [{"op": "strip"}]}}, "transforms go with a variable"),
+    ],
+)
+async def test_a_wrong_branch_is_refused(serve: Serve, change: Any, message: str) -> None:
+    server = await serve()
+    route = {**branch({"value": "x"}, {"numbers": NUMBER}, "words", "answer"), **change}
+    answer = await run(server, route, calls=SIDES)
+    assert message in answer["error"]["message"]
+
+
+YES: list[tuple[dict[str, Any], Any]] = [
+    ({"op": "equals", "value": "ok"}, "ok"),
+    ({"op": "equals", "value": 2}, 2.0),
+    ({"op": "equals", "value": None}, None),
+    ({"op": "in", "value": ["a", 1]}, 1),
+    ({"op": "contains", "value": "b"}, "abc"),
+    ({"op": "contains", "value": 2}, [1, 2]),
+    ({"op": "starts", "value": "a"}, "abc"),
+    ({"op": "ends", "value": "c"}, "abc"),
+    ({"op": "matches", "value": "b+c"}, "abbc"),
+    ({"op": "compare", "is": "<=", "value": 3}, 3),
+    ({"op": "compare", "is": ">", "value": "a"}, "b"),
+    ({"op": "empty"}, []),
+    ({"op": "empty"}, ""),
+    ({"op": "truthy"}, [0]),
+    ({"op": "not", "of": {"op": "truthy"}}, 0),
+    ({"op": "all", "of": [{"op": "starts", "value": "a"}, {"op": "ends", "value": "c"}]}, "ac"),
+    ({"op": "any", "of": [{"op": "starts", "value": "x"}, {"op": "ends", "value": "c"}]}, "ac"),
+    ({"op": "equals", "value": "yes", "transforms": [{"op": "strip"}]}, " yes "),
+]
+NO: list[tuple[dict[str, Any], Any]] = [
+    ({"op": "equals", "value": True}, False),
+    ({"op": "in", "value": ["a", 1]}, 2),
+    ({"op": "contains", "value": True}, [1]),
+    ({"op": "matches", "value": "^b"}, "ab"),
+    ({"op": "compare", "is": "<", "value": 3}, 3),
+    ({"op": "empty"}, {"a": 1}),
+    ({"op": "all", "of": [{"op": "truthy"}, {"op": "empty"}]}, "a"),
+]
+MISFITS: list[tuple[dict[str, Any], Any]] = [
+    ({"op": "equals", "value": "1"}, 1),
+    ({"op": "equals", "value": 1}, True),
+    ({"op": "in", "value": ["a"]}, 1),
+    ({"op": "contains", "value": "b"}, 3),
+    ({"op": "contains", "value": 1}, "1"),
+    ({"op": "ends", "value": "c"}, None),
+    ({"op": "matches", "value": "c"}, ["c"]),
+    ({"op": "matches", "value": "c"}, "\ud800"),
+    ({"op": "compare", "is": "<", "value": 3}, "2"),
+    ({"op": "empty"}, 0),
+    ({"op": "truthy", "transforms": [{"op": "json"}]}, "no json"),
+]
+
+
+@pytest.mark.parametrize(("spec", "value", "answer"), [
+    *((*one, True) for one in YES), *((*one, False) for one in NO)])  # fmt: skip
+def test_a_predicate_answers(spec: dict[str, Any], value: Any, answer: bool) -> None:
+    check(spec)
+    assert holds(spec, value) is answer
+
+
+@pytest.mark.parametrize(("spec", "value"), MISFITS)
+def test_a_predicate_does_not_guess(spec: dict[str, Any], value: Any) -> None:
+    check(spec)
+    with pytest.raises(TransformFailed):
+        holds(spec, value)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"op": "truthy"} if depth == 1 else {"op": "not", "of": nested(depth - 1)}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "truthy",
+        {},
+        {"op": "truthy", "value": 1},
+        {"op": "equals"},
+        {"op": "starts", "value": 1},
+        {"op": "in", "value": []},
+        {"op": "in", "value": "abc"},
+        {"op": "matches", "value": "(?=a)"},
+        {"op": "compare", "is": "~", "value": 1},
+        {"op": "compare", "is": "<", "value": [1]},
+        {"op": "all", "of": []},
+        {"op": "any", "of": {"op": "truthy"}},
+        {"op": "any", "of": [{"op": "truthy"}] * 64},
+        {"op": "contains", "value": "x" * 5000},
+        {"op": "truthy", "transforms": [{"op": "none such"}]},
+        nested(MAX_DEPTH + 1),
+    ],
+)
+def test_a_wrong_predicate_is_refused(spec: Any) -> None:
+    check(nested(MAX_DEPTH))
+    with pytest.raises(InvalidRequest):
+        check(spec)

@@ -1,0 +1,1 @@
+"""Tools as an engine: their calls, their limits and their faults."""

@@ -1,0 +1,179 @@
+"""Chat completions whose tools the server runs, between the turns and during them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Serve, Server
+from tests.null.tools.conftest import config
+from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.engine import ToolEngine
+from weftline_server.config import ServerConfig
+
+PACE = LatencyProfile(step_s=0.002)  # 500 words a second
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>\n"
+
+
+def script(notes: str) -> tuple[tuple[str, str], ...]:
+    long = called("add", a=1, b=2) + called("look_up", query="x " * 40)
+    forecast = called("forecast", location="Rome", days=3, why="because " * 200)
+    return (
+        ("#forever", called("add", a=7, b=0)),
+        ("signal 9", "It died."),
+        ("city, state'", "I ask for the state."),
+        ("noted", "It is noted."),
+        ('"found": "x', "Three, and found."),
+        ("#add", long),
+        ("#weather", "Let me see. " + forecast),
+        ("#note", called("note", path=notes) + called("look_up", query="y " * 30)),
+        ("#die", called("die")),
+        ("#mine", called("mine", x=1)),
+    )
+
+
+@pytest.fixture
+async def server(serve: Serve, tmp_path: Path) -> Server:
+    return await serving(serve, tmp_path)
+
+
+async def serving(serve: Serve, folder: Path, *without: str) -> Server:
+    begun, rules = Begun(), script(str(folder / "notes"))
+    engine = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=PACE)
+    also = {"tool:some": lambda: ToolEngine(config(), begun)}
+    return await serve(engine, ServerConfig(without=frozenset(without)), None, also)
+
+
+async def ask(server: Server, text: str, **more: Any) -> dict[str, Any]:
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 400,
+        "weftline": {"run_tools": True},
+        **more,
+    }
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def told(answer: dict[str, Any]) -> list[Any]:
+    """What the tools of a run said."""
+    return [one["content"] for one in answer["weftline"]["messages"] if one["role"] == "tool"]
+
+
+async def test_the_server_runs_its_tools(server: Server) -> None:
+    """The response is the last answer. The messages before it are there, in the order of the
+    calls, and the usage is that of all turns."""
+    answer = await ask(server, "#add")
+    [choice] = answer["choices"]
+    assert choice["message"]["content"] == "Three, and found."
+    assert choice["finish_reason"] == "stop"
+    first, *results = answer["weftline"]["messages"]
+    assert [call["function"]["name"] for call in first["tool_calls"]] == ["add", "look_up"]
+    ids = [call["id"] for call in first["tool_calls"]]
+    assert [one["tool_call_id"] for one in results] == ids
+    assert told(answer)[0] == "3" and "x x x" in told(answer)[1]
+    assert answer["usage"]["completion_tokens"] > 50
+
+
+async def test_a_stream_has_the_same_text(server: Server) -> None:
+    """Chunks come as the model writes, and the last one has the messages."""
+    body = {
+        "messages": [{"role": "user", "content": "#weather"}],
+        "max_tokens": 400,
+        "stream": True,
+        "weftline": {"run_tools": True},
+    }
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == "Let me see.I ask for the state."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert told(chunks[-1]) == ["location has to be 'city, state'"]
+
+
+async def test_a_tool_runs_while_the_model_writes(serve: Serve, tmp_path: Path) -> None:
+    """The first call's tool has begun and ended before the turn ends. With effects it waits."""
+    for without, overlaps in (((), True), (("early_tools",), False)):
+        server = await serving(serve, tmp_path, *without)
+        session = server.driver.open("local")
+        answer = await ask(server, "#add", session_id=session.id)
+        assert answer["choices"][0]["message"]["content"] == "Three, and found."
+        ended: dict[str, list[float]] = {}
+        for task in session.graph.tasks.values():
+            step = session.primitives[task.primitives[0].id].step
+            assert step is not None and step.finished is not None
+            ended.setdefault(task.name, []).append(step.finished)
+        assert (ended["add"][0] < min(ended["chat"])) is overlaps
+
+
+async def test_a_tool_stops_a_turn(server: Server) -> None:
+    """It refuses the first argument. The model writes no more of the call, whose rest has 200
+    words, and goes on with the error."""
+    session = server.driver.open("local")
+    answer = await ask(server, "#weather", session_id=session.id)
+    assert answer["choices"][0]["message"]["content"] == "I ask for the state."
+    said, _ = answer["weftline"]["messages"]
+    assert said["content"] == "Let me see."
+    [call] = said["tool_calls"]
+    assert call["function"]["arguments"].startswith('{"location": "Rome"')
+    assert call["function"]["arguments"].count("because") < 150
+    assert told(answer) == ["location has to be 'city, state'"]
+
+
+async def test_faults_of_tools_are_answers(server: Server) -> None:
+    """A tool that dies, and one that is not there: the request finishes."""
+    answer = await ask(server, "#die")
+    assert answer["choices"][0]["message"]["content"] == "It died."
+    assert told(answer)[0].endswith("It may have run: check before you call it again.")
+
+
+async def test_a_call_with_effects_runs_once_after_the_turn(server: Server, tmp_path: Path) -> None:
+    """The file has one line."""
+    answer = await ask(server, "#note")
+    assert answer["choices"][0]["message"]["content"] == "It is noted."
+    assert (tmp_path / "notes").read_text() == "noted\n"
+
+
+async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:
+    """The response has its call, as without run_tools. The client goes on."""
+    mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
+    answer = await ask(server, "#mine", tools=[mine])
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "mine"
+    assert answer["weftline"]["messages"] == []
+
+
+async def test_a_model_that_calls_for_ever_is_stopped(server: Server) -> None:
+    """After 16 turns the response is the last call."""
+    answer = await ask(server, "#forever")
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    assert len(told(answer)) == 15
+
+
+async def test_what_is_not_served_is_refused(serve: Serve, server: Server) -> None:
+    """Each error names the field."""
+    for more, param in (({"n": 2}, "n"), ({"logprobs": True}, "logprobs")):
+        body = {
+            "messages": [{"role": "user", "content": "#add"}],
+            "weftline": {"run_tools": True},
+            **more,
+        }
+        answer = await server.http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    plain = await serve()
+    answer = await plain.http.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "x"}], "weftline": {"run_tools": True}},
+    )
+    assert answer.status_code == 400 and "[[tool]]" in answer.json()["error"]["message"]
