@@ -13,6 +13,7 @@ from weftline_server.lowering.control import resolved
 from weftline_server.lowering.provenance import verified
 from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.engines.member import efficient_batch
 from weftline_server.session.session import Session
 
 
@@ -31,7 +32,7 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[T
         if isinstance(step, Each | Loop):
             step = replace(step, body=resolved(step.body, named, resource))
         found = resource(step)
-        return lower_step(step, found, batch=dispatcher.batch(step.kind, found))
+        return lower_step(step, found, batch=efficient_batch(dispatcher.members, step.kind, found))
 
     calls = tuple(lower_call(call, call.model or "") for call in map(named, submit.calls))
     return calls + tuple(map(step_of, submit.steps))

@@ -141,10 +141,6 @@ class Dispatcher:
             return name
         raise unknown_resource(kind, name, found)
 
-    def batch(self, kind: str, resource: str) -> int | None:
-        """Return the efficient number of items of an op of `kind`; None if whole ops only run."""
-        return self._fleet.batch(kind, resource)
-
     @property
     def tools(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """The tools that engines run, by name: the engine's name, and what it says of the tool."""

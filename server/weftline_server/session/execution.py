@@ -15,7 +15,13 @@ from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.planning import Planning
-from weftline_server.session.readiness import failed_input, is_behind, lost_read, ready_reads
+from weftline_server.session.readiness import (
+    failed_input,
+    is_behind,
+    lost_read,
+    ready_reads,
+    takers,
+)
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
 
@@ -152,7 +158,7 @@ class Execution:
         actions: list[ev.Action] = [ev.Notify(variable.id)]
         is_full = variable.append(event.text)
         if not _ENDS_ITEM.isdisjoint(event.text):
-            self._items_came(variable.id, actions)
+            actions += takers(self.graph, self.primitives, variable.id)
         if is_full:  # another piece
             for id in self.graph.consumers.get(variable.id, ()):
                 if (reader := self.primitives[id]).state is RunState.WAITING:
@@ -166,14 +172,7 @@ class Execution:
         actions: list[ev.Action] = []
         for var in self.graph.primitives[event.primitive].writes:
             self.variables[var].items += event.values
-            self._items_came(var, actions)
-        return actions
-
-    def rewired(self, now: float) -> list[ev.Action]:
-        """Start the primitives that wait for less since the last passes."""
-        actions: list[ev.Action] = []
-        for id in self.planning.take_rewired():
-            self.advance(self.primitives[id], now, actions)
+            actions += takers(self.graph, self.primitives, var)
         return actions
 
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:
@@ -320,14 +319,6 @@ class Execution:
             self._move(run, RunState.QUEUED)
             run.step = Step(queued=now)
             actions.append(ev.Run(run.id))
-
-    def _items_came(self, variable: str, actions: list[ev.Action]) -> None:
-        """Let the waiting readers of a list take its new items."""
-        for id in self.graph.consumers.get(variable, ()):
-            if self.primitives[id].state is RunState.WAITING:
-                reads = self.graph.primitives[id].reads
-                if (variable, Flow.ITEMS) in reads:
-                    actions.append(ev.Fill(id))
 
     def _text_came(self, run: PrimitiveRun, variable: str, actions: list[ev.Action]) -> None:
         """More of a prompt is known if the text is of its first input that is not ready."""

@@ -137,7 +137,9 @@ class Session:
             return actions
         if (self.execution.planning.is_due or self._work_moved()) and (moved := self._replan()):
             actions.append(ev.Replan(moved))
-        return actions + self.execution.rewired(event.now)
+        for id in self.execution.planning.take_rewired():  # they wait for less than before
+            self.execution.advance(self.primitives[id], event.now, actions)
+        return actions
 
     def _work_moved(self) -> bool:
         """Whether the work left has halved or doubled since the last hints of the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def streaming(id: str, texts: list[str], *, open: bool = True) -> api.Op:
 def reports(events: Sequence[api.Event]) -> list[tuple[int, list[Any]]]:
     """The items that were reported, with their vectors."""
     return [
-        (one.offset, [pytest.approx(vectors.decode(row)[0]) for row in one.values])  # type: ignore[arg-type]
+        (one.offset, [pytest.approx(vectors.decode(cast(Any, row))[0]) for row in one.values])
         for one in events
         if isinstance(one, api.Items)
     ]

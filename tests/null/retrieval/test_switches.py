@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from weftline.protocol import Call, InOut, Placeholder, Segment, Submit
 from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
+from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
@@ -66,6 +67,30 @@ def call(name: str, *segments: Segment | Placeholder, transforms: Any = ()) -> C
     return Call(name=name, prompt=(*prompt, Segment(output="o")), placeholders=(out, *holders))
 
 
+def use_store(draw: st.DrawFn, made: Drawn, kind: str, name: str) -> None:
+    """Ingest or search. The steps of one store are ordered; some of the other are, for nothing."""
+    store = draw(st.sampled_from(("docs", "more")))
+    vectors = Source(var=draw(st.sampled_from(made.vectors)))
+    done = made.stores.setdefault(store, [])
+    idle = draw(st.sampled_from([(), *((one,) for one in made.vectors)]))
+    after = tuple(dict.fromkeys((*done, *idle)))
+    done.append(name)
+    if kind == "ingest":
+        made.add(Ingest(in_=vectors, store=store, out=name, name=name, after=after))
+    else:
+        made.add(
+            Search(
+                in_=vectors,
+                store=store,
+                out=name,
+                name=name,
+                after=after,
+                k=draw(st.integers(1, 3)),
+            )
+        )
+        made.hits.append(name)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Drawn:
     made = Drawn()
@@ -90,27 +115,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
             made.add(Embed(in_=source, out=name, name=name))
             made.vectors.append(name)
         elif kind in ("ingest", "search") and made.vectors:
-            store = draw(st.sampled_from(("docs", "more")))
-            vectors = Source(var=draw(st.sampled_from(made.vectors)))
-            # The steps of one store are ordered. So are some of the other one, for nothing.
-            done = made.stores.setdefault(store, [])
-            idle = draw(st.sampled_from([(), *((one,) for one in made.vectors)]))
-            after = tuple(dict.fromkeys((*done, *idle)))
-            done.append(name)
-            if kind == "ingest":
-                made.add(Ingest(in_=vectors, store=store, out=name, name=name, after=after))
-            else:
-                made.add(
-                    Search(
-                        in_=vectors,
-                        store=store,
-                        out=name,
-                        name=name,
-                        after=after,
-                        k=draw(st.integers(1, 3)),
-                    )
-                )
-                made.hits.append(name)
+            use_store(draw, made, kind, name)
         elif kind == "merge" and made.hits:
             limit = draw(st.sampled_from((None, 2)))
             hits = Source(var=draw(st.sampled_from(made.hits)))
@@ -132,6 +137,13 @@ def graphs(draw: st.DrawFn) -> Drawn:
             )
             made.add(call(name, Segment(text="Read "), holder))
     return made
+
+
+class Pairs(WordBackend):
+    """Two texts are a batch, so that short lists are split."""
+
+    def describe(self) -> api.Description:
+        return replace(super().describe(), batch_profile=((2, 64, 0.1),))
 
 
 class Servers:
@@ -163,19 +175,18 @@ class Servers:
 
 
 class Started:
-    """A driver with an embedder and two stores. Two texts are a batch, so short lists are split."""
+    """A driver with an embedder and two stores."""
 
     def __init__(self, without: frozenset[str]) -> None:
         self.tables = {name: MemoryTable() for name in ("docs", "more")}
         kept = 0 if "dedupe" in without else None
         engines: dict[str, Any] = {
             "null": lambda: NullEngine(NullConfig()),
-            "words": lambda: LocalItems(WordBackend("words"), most_items=2, kept=kept),
+            "words": lambda: LocalItems(Pairs("words"), most_items=2, kept=kept),
         }
         for name, table in self.tables.items():
             engines[name] = partial(LocalItems, StoreBackend(name, table))
         self.dispatcher = Dispatcher(engines, "app", without=without)
-        self.dispatcher.batch = lambda kind, resource: 2 if kind == "embed" else 1
         self.driver = Driver(Registry(RegistryConfig(), without), self.dispatcher, without)
 
     async def run(self, graph: Drawn, tenant: str, *, together: bool) -> dict[str, Any]:

@@ -108,21 +108,6 @@ class Fleet:
         """Return what some engine announced for ops of `kind`: models or stores, in order."""
         return [model for model, one in self._announced if one == kind]
 
-    def batch(self, kind: str, resource: str) -> int | None:
-        """Return the efficient number of items of an op of `kind`: the least of the engines that
-        run it for `resource`, or None if one of them takes whole ops only.
-        """
-        described = [
-            one
-            for member in self.members.values()
-            if (one := member.description) is not None
-            and one.model == resource
-            and kind in member.kinds
-        ]
-        if not described or any(api.Capability.FEED not in one.capabilities for one in described):
-            return None
-        return min(one.efficient_items(kind) for one in described)
-
     def waiting_since(self, model: str, kind: str, queued: float) -> float | None:
         """Return since when no engine takes this kind of op for `model`; None where one does.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -289,3 +289,19 @@ class Member:
             assert self.description is not None, "a ready engine has described itself"
             self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
         return self._load
+
+
+def efficient_batch(members: Iterable[Member], kind: str, resource: str) -> int | None:
+    """Return the efficient number of items of an op of `kind`: the least of the engines that run it
+    for `resource`, or None if one of them takes whole ops only.
+    """
+    described = [
+        one
+        for member in members
+        if (one := member.description) is not None
+        and one.model == resource
+        and kind in member.kinds
+    ]
+    if not described or any(api.Capability.FEED not in one.capabilities for one in described):
+        return None
+    return min(one.efficient_items(kind) for one in described)
