@@ -1,9 +1,10 @@
 # Every verb sets up what it needs: a .venv of this checkout, made once and again when a list of
 # dependencies changes.
 .DEFAULT_GOAL := help
-.PHONY: help install install-bench install-llama install-ray demo test test-fast test-page test-vllm test-ray \
-  test-langchain-core test-langchain-ranges check coverage bench bench-engine bench-server \
-  bench-vllm bench-affinity bench-langchain bench-llamaindex gpu gpu-figures clean
+.PHONY: help install install-bench install-llama install-ray demo test test-fast test-long \
+  test-page test-faults test-vllm test-ray test-langchain-core test-langchain-ranges check coverage \
+  bench bench-engine bench-server bench-vllm bench-affinity bench-langchain bench-llamaindex gpu \
+  gpu-figures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,6 +23,13 @@ NO_TORCH := PYTHONPATH=.ci/without_torch
 STRICT := -W error::ResourceWarning
 NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_shape.py tests/test_words.py
+# Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
+# all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
+LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_cookbook_rag.py \
+  tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
+  tests/integrations/test_cookbook_rag.py tests/integrations/test_bench_harness.py \
+  tests/cpu/test_models_conversion.py
+BUT_LONG := $(addprefix --ignore=,$(LONG))
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion
 
 # $(call suite,FOLDER,COMMAND): run COMMAND if FOLDER has tests.
@@ -47,13 +55,19 @@ test-fast: install ## about a minute: decisions on the null engine, layers, word
 	$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET)
 	$(BY_FILE) $(SMOKE) $(SHAPE)
 
-test: install ## the product's tests that need no GPU; those of the checkout itself are in check
+test: install ## the product's tests that need no GPU, but for those of test-long and check
 	$(call suite,tests/null,$(NO_TORCH) $(BY_FILE) $(STRICT) tests/null $(NO_NET))
 	$(call suite,tests/kernels,TRITON_INTERPRET=1 $(BY_FILE) tests/kernels)
-	$(call suite,tests/contract,$(PYTEST) tests/contract)
 	$(call suite,integrations/langchain/tests/unit_tests,$(PYTEST) integrations/langchain/tests/unit_tests)
-	$(call suite,tests/integrations,$(BY_FILE) tests/integrations)
-	$(call suite,tests/e2e,$(BY_FILE) tests/e2e tests/cpu)
+	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
+	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
+
+test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes
+	$(BY_FILE) $(LONG)
+
+# In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
+test-faults: install ## what goes wrong: docs/reliability.md
+	$(BY_FILE) $(STRICT) tests/faults
 
 check: install ## lint, types, layers, and the README's programs from built wheels
 	$(BIN)/ruff check .

@@ -14,11 +14,15 @@ import pytest
 # worker is left alone with one of them.
 LONGEST = (
     "e2e/test_bench.py",
-    "e2e/test_demo.py",
     "cpu/test_graph_exactness.py",
-    "e2e/test_cookbook_rag.py",
-    "e2e/test_model_exactness.py",
+    "e2e/test_llama_exactness.py",
+    "cpu/test_models_conversion.py",
     "e2e/test_graph_exactness.py",
+    "e2e/test_cookbook_rag.py",
+    "e2e/test_demo.py",
+    "contract/test_torch.py",
+    "contract/test_openai_torch.py",
+    "e2e/test_model_exactness.py",
     "e2e/test_langchain_standard.py",
     "e2e/test_bench_runs.py",
     "e2e/test_pull.py",

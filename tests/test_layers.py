@@ -30,6 +30,7 @@ FOLDERS = (
 
 CONTRACT = (
     "weftline.arguments",
+    "weftline.children",
     "weftline.errors",
     "weftline.ids",
     "weftline.predicates",

@@ -11,7 +11,18 @@ from weftline.computations import Computation
 from weftline.errors import InvalidRequest
 from weftline.predicates import Predicate
 from weftline.protocol import Call
-from weftline.steps import Body, Branch, Case, ClientStep, Each, Loop, Source, Step, Until
+from weftline.steps import (
+    Body,
+    Branch,
+    Case,
+    ClientStep,
+    Each,
+    FunctionStep,
+    Loop,
+    Source,
+    Step,
+    Until,
+)
 from weftline.variable import V, VariableBase
 
 if TYPE_CHECKING:
@@ -58,6 +69,33 @@ class ControlVerbs(ABC, Generic[V]):
         )
         self._pending_steps.append(step)
         self._computations.append(Computation(step, function.function, args, kwargs))
+        return made
+
+    def function(
+        self,
+        name: str,
+        *,
+        effects: Literal["none", "idempotent", "once"] = "once",
+        after: Sequence[V] = (),
+        **args: Any,
+    ) -> V:
+        """The result of a function of the server's operator, given values or variables."""
+        made = self.variable()
+        for one in args.values():
+            if isinstance(one, VariableBase):
+                self._check_own(one)
+        step = FunctionStep(
+            name=name,
+            function=name,
+            args={
+                key: Source(var=one.id) if isinstance(one, VariableBase) else Source(value=one)
+                for key, one in args.items()
+            },
+            out=made.id,
+            after=tuple(one.id for one in after),
+            effects=effects,
+        )
+        self._pending_steps.append(step)
         return made
 
     def branch(

@@ -5,6 +5,7 @@
     │   ├── ContextTooLong             400  the prompt does not fit the model's context
     │   └── BodyTooLarge               413  the request has more bytes than the server takes
     ├── Unauthorized                   401  no key, or a wrong one
+    ├── Forbidden                      403  a web page asks a server without keys
     ├── UnknownSession                 404
     │   └── ServerRestarted            410  the session belongs to an earlier run of the server
     ├── UnknownVariable                404
@@ -140,6 +141,12 @@ class Unauthorized(WeftlineError):
     """No API key, or a wrong one."""
 
     status = HTTPStatus.UNAUTHORIZED
+
+
+class Forbidden(WeftlineError):
+    """A request to a server without keys that a web page may have sent."""
+
+    status = HTTPStatus.FORBIDDEN
 
 
 class UnknownSession(WeftlineError):
@@ -327,6 +334,7 @@ _CODES = {"ContextTooLong": "context_length_exceeded", "UnknownModel": "model_no
 _BY_STATUS: dict[int, type[WeftlineError]] = {
     400: InvalidRequest,
     401: Unauthorized,
+    403: Forbidden,
     422: GraphError,
     429: Overloaded,
     502: EngineFailed,

@@ -25,6 +25,7 @@ PROTOCOL_VERSION = "1"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 MAX_PRIORITY = 100
+MAX_ITEMS = 10_000  # messages or segments of a prompt, placeholders of a call, variables of a read
 MAX_ERROR_CHARS = 4096  # of a message of the client
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -195,6 +196,13 @@ class Call:
                 f"priority must be in -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
                 param="priority",
             )
+        for what, items in (("prompt", self.prompt), ("placeholders", self.placeholders)):
+            if not isinstance(items, str) and len(items) > MAX_ITEMS:
+                raise InvalidRequest(
+                    f"{what} of a call has at most {MAX_ITEMS:,} items, and this has "
+                    f"{len(items):,}: split the call",
+                    param=what,
+                )
         check_tools(self.tools)
         check_choice(self.tool_choice, self.tools)
 
@@ -255,6 +263,9 @@ class Submit:
             raise InvalidRequest("'open' goes with a session_id", param="open")
         if self.open and self.session_id is not None:
             check_id(self.session_id, "session_id")
+        for name, read in (("get", self.get), ("watch", self.watch)):
+            if len(read) > MAX_ITEMS:
+                raise InvalidRequest(f"'{name}' names at most {MAX_ITEMS:,} variables", param=name)
         for variable in self.get:
             check_id(variable, "get")
         if self.stream is not None:

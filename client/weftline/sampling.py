@@ -54,12 +54,15 @@ class Sampling:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not math.isfinite(value):
+            # `isfinite` makes a float of an integer, which fails for one of hundreds of digits.
+            if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidRequest(f"{name} must be a finite number", param=name)
             if value < least:
-                raise InvalidRequest(f"{name} must be at least {least:g}, got {value}", param=name)
+                got = _shown(value)
+                raise InvalidRequest(f"{name} must be at least {least:g}, got {got}", param=name)
             if value > most:
-                raise InvalidRequest(f"{name} must be at most {most:g}, got {value}", param=name)
+                got = _shown(value)
+                raise InvalidRequest(f"{name} must be at most {most:g}, got {got}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens must be at most {self.max_tokens}, got {self.min_tokens}",
@@ -92,6 +95,12 @@ _RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "logprobs": (0, MAX_LOGPROBS),
 }
+
+
+def _shown(value: float) -> str:
+    """A number for an error message, cut where it has many digits."""
+    text = str(value) if isinstance(value, float) or abs(value) < 10**40 else ""
+    return text or "a number of more than 40 digits"
 
 
 def _check_constraint(constraint: dict[str, Any]) -> None:

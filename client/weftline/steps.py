@@ -214,6 +214,30 @@ class ClientStep(StepBase):
         return self.reads
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionStep(StepBase):
+    """Calls a function that the operator has named, with values by the names of its parameters.
+
+    `effects` says what a repetition would do; one with `once` is not tried again.
+    """
+
+    function: str
+    args: dict[str, Source] = field(default_factory=dict, hash=False)
+    effects: Literal["none", "idempotent", "once"] = "once"
+    kind: Literal["function"] = field(default_factory=lambda: "function")
+
+    def __post_init__(self) -> None:
+        StepBase.__post_init__(self)
+        for name in self.args:
+            if not name.isidentifier() or len(name) > MAX_NAME:
+                raise InvalidRequest(f"{name[:40]!r} is not a parameter's name", param="args")
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Its arguments."""
+        return self.args
+
+
 class _Calls:
     """Tells pydantic the type of a body's calls, whose module imports this one."""
 
@@ -401,6 +425,7 @@ STEPS: Mapping[str, type[StepBase]] = MappingProxyType(
         "delete": Delete,
         "fetch": Fetch,
         "client": ClientStep,
+        "function": FunctionStep,
         "branch": Branch,
         "each": Each,
         "loop": Loop,
@@ -420,6 +445,17 @@ class _ByKind:
 
 
 Step: TypeAlias = Annotated[
-    Embed | Ingest | Search | Merge | Rerank | Delete | Fetch | ClientStep | Branch | Each | Loop,
+    Embed
+    | Ingest
+    | Search
+    | Merge
+    | Rerank
+    | Delete
+    | Fetch
+    | ClientStep
+    | FunctionStep
+    | Branch
+    | Each
+    | Loop,
     _ByKind(),
 ]

@@ -59,11 +59,13 @@ def check_placeholders(
     """
     inputs = {s.input for s in segments if s.input is not None}
     outputs = [s.output for s in segments if s.output is not None]
+    seen: set[str] = set()
     for name in outputs:
-        if outputs.count(name) > 1:
+        if name in seen:
             raise UnknownPlaceholder(
                 f"output {name!r} occurs twice in the prompt: rename one", param=name
             )
+        seen.add(name)
     declared: dict[str, InOut] = {}
     for placeholder in placeholders:
         if placeholder.name in declared:

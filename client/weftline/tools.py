@@ -10,6 +10,7 @@ from weftline.errors import InvalidRequest
 from weftline.sampling import check_schema
 
 MAX_TOOLS = 128
+MAX_NAME_CHARS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}
 
@@ -68,6 +69,13 @@ class CalledFunction:
     arguments: str = "{}"
 
     __pydantic_config__ = _LOOSE
+
+    def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME_CHARS:
+            raise InvalidRequest(
+                f"a called function's name has at most {MAX_NAME_CHARS} characters",
+                param="tool_calls",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

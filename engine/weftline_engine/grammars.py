@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,6 +20,9 @@ from weftline_engine.embedded.sample.constraint import BadConstraint, Matcher
 # Measured on a busy core: a JSON schema of this length (900 properties) compiles in 0.27 s. A
 # regular expression compiles in 0.04 s, and its first mask takes 0.34 s. No step runs meanwhile.
 MOST_BYTES = 64 * 1024
+# Compiled constraints that are kept: `n` outputs of one request, and the calls of an application,
+# have the same. A copy takes 40 us.
+MOST_COMPILED = 256
 # Enough for eight levels of indentation. Without this bound SmolLM2, which had to write an empty
 # object, wrote 160 tokens of spaces.
 _SPACE = r"[ \n\t]{0,40}"
@@ -58,16 +63,30 @@ class TokenGrammars:
         self._read: LLTokenizer | None = None
         self._executor = LLExecutor(len(os.sched_getaffinity(0)))
         self._vocabulary = vocabulary
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # the last used at the end
+        self._lock = threading.Lock()  # a thread compiles ahead of the steps
 
     def compile(self, constraint: str) -> TokenMatcher:
         """Raises BadConstraint if the text is not a constraint, or is too long or too complex."""
         if len(constraint.encode()) > MOST_BYTES:
             raise BadConstraint(f"the constraint is longer than {MOST_BYTES} bytes")
+        with self._lock:
+            found = self._compiled.get(constraint)
+        if found is None:
+            found = self._compile(constraint)
+        with self._lock:
+            self._compiled[constraint] = found
+            self._compiled.move_to_end(constraint)
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        return TokenMatcher(found.deep_copy())
+
+    def _compile(self, constraint: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer(), _grammar(constraint), log_level=0)
         if matcher.is_error():
             reason = matcher.get_error().strip().partition("\n")[0][:300]
             raise BadConstraint(f"the constraint cannot be followed: {reason}")
-        return TokenMatcher(matcher)
+        return matcher
 
     def _tokenizer(self) -> LLTokenizer:
         if self._read is None:

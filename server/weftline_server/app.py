@@ -16,6 +16,7 @@ from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.http import calls, health, page, retrieval, sessions
+from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions
 from weftline_server.http.state import ServerState, state_of
@@ -44,6 +45,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     app.state = ServerState(config, service, metrics)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
     for router in (
         sessions.router,
         sessions.lists,

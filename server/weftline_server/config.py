@@ -43,8 +43,10 @@ class ServerConfig:
     keys: dict[str, str] = field(default_factory=dict)
     passes: tuple[str, ...] = ()  # of installed packages, by entry point, in their order
     max_body: int = 8 << 20  # bytes of a request
+    metrics_tenant: str = ""  # who may read /metrics where there are several tenants
     max_calls: int = 10_000  # of one submit
     ui: bool = True  # serve the page /ui
+    max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)

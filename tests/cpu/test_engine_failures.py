@@ -189,3 +189,30 @@ def test_a_step_that_breaks_fails_its_ops_only(
         failed = bench.run(generate("a", [1]), generate("b", [2]))
     assert [outcome.failed.error for outcome in failed] == ["EngineFailed", "EngineFailed"]
     assert bench.run(generate("c", [3]))[0].finished is not None
+
+
+def test_a_step_that_breaks_on_one_sequence_fails_it_alone(
+    make_bench: Make, generate: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model raises when one of five sequences is in the batch. The batch is halved until that
+    one is alone, and the others' tokens are those of a run without it.
+    """
+    bench = make_bench()
+    healthy = ["a", "b", "d", "e"]
+    alone = bench.run(*(generate(name, [1, 2, ord(name)]) for name in healthy))
+    other = make_bench()
+    real = other.core.worker.forward
+
+    def forward(plan: Any) -> Tensor:
+        if any(chunk.sequence.op.id == "bad" for chunk in plan.chunks):
+            raise IndexError("a bug for this prompt")
+        return real(plan)
+
+    monkeypatch.setattr(other.core.worker, "forward", forward)
+    found = other.run(
+        *(generate(name, [1, 2, ord(name)]) for name in healthy[:2]),
+        generate("bad", [3]),
+        *(generate(name, [1, 2, ord(name)]) for name in healthy[2:]),
+    )
+    assert [one.failed is None for one in found] == [True, True, False, True, True]
+    assert [one.tokens for one in found if one.failed is None] == [one.tokens for one in alone]

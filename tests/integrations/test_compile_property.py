@@ -38,6 +38,19 @@ def templates(draw: st.DrawFn, names: list[str]) -> ChatPromptTemplate:
     return ChatPromptTemplate(messages)
 
 
+def opaque(value: Any) -> Any:
+    """What only the client can do. It fails for some texts."""
+    text = str(value)
+    if text.count("é") > 3:
+        raise LookupError(text)
+    return [text.swapcase(), len(text)] if "{" in text else text[::-1]
+
+
+def pair(value: Any) -> dict[str, Any]:
+    """An object with a template's values, or without one of them."""
+    return {"x": opaque(value), **({} if "1. 1" in str(value) else {"y": [value]})}
+
+
 def fenced(name: str) -> ChatPromptTemplate:
     """Make a prompt whose echo holds JSON, unless the value of `name` breaks it."""
     return ChatPromptTemplate.from_template('```json\n{{"k": ["{' + name + '}", 1.50, null]}}\n```')
@@ -47,6 +60,7 @@ def fenced(name: str) -> ChatPromptTemplate:
 def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
     """Make steps that each add a value to a dict from values in it, and a last step."""
     chain: Chain = RunnablePassthrough()
+    again = draw(templates(["x", "y"]))
     names = [*GIVEN]
     for number in range(draw(st.integers(1, 3))):
         new = f"v{number}"
@@ -61,6 +75,9 @@ def chains(draw: st.DrawFn, llm: ChatWeftline) -> Chain:
                     fenced(source) | llm | JsonOutputParser() | itemgetter("k"),
                     (lambda x: [x, {**x, "g": "other"}]) | (prompt | llm | StrOutputParser()).map(),
                     RunnableLambda(itemgetter(source)) | (lambda x: {"shown": x}),
+                    prompt | llm | StrOutputParser() | opaque,
+                    prompt | llm | StrOutputParser() | pair | again | llm | StrOutputParser(),
+                    RunnableLambda(itemgetter(source)) | opaque,
                 ]
             )
         )

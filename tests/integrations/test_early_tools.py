@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,6 +256,13 @@ def test_an_answer_that_breaks_off_is_asked_for_again(url: str) -> None:
             agent.invoke({"messages": [("user", "look")]})
         asked = [body.get("stream") for body in proxy.bodies("/v1/chat/completions")]
     assert asked == [True, None, None] or asked == [True, False, False]
+
+
+def test_a_graph_of_the_users_own_needs_no_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ToolNode is langgraph's. Without the package `langchain` EarlyTools is a plain class."""
+    monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
+    early = runpy.run_path(inspect.getfile(EarlyTools))["EarlyTools"](["search"])
+    assert early._is_eligible(World().tools[0]) and not early._is_eligible(World().tools[1])
 
 
 def test_a_result_goes_to_the_call_that_started_it() -> None:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from weftline_server.http.state import state_of
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.service import Service
+from weftline_server.schedule.dispatcher import Dispatcher
 
 
 class Server:
@@ -50,6 +51,12 @@ class Server:
 
 
 Serve = Callable[..., Awaitable[Server]]
+
+
+def running(dispatcher: Dispatcher) -> dict[str, tuple[int, int]]:
+    """For each engine how many primitives it runs, and the sum of their tokens."""
+    works = {member.name: member.ops.works.values() for member in dispatcher.members}
+    return {name: (len(some), sum(one.tokens for one in some)) for name, some in works.items()}
 
 
 def call(name: str, prompt: Any, **variables: Any) -> dict[str, Any]:

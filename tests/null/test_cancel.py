@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.null.asgi import Serve, Server, call
+from tests.null.asgi import Serve, Server, call, running
 from weftline_engine.null import LatencyProfile, NullConfig
 
 SLOW = NullConfig(latency=LatencyProfile(step_s=0.02))
@@ -41,7 +41,7 @@ async def test_cancelling_a_call_cancels_its_descendants(serve: Serve) -> None:
         "below": "cancelled",
         "beside": "done",
     }
-    assert server.driver.dispatcher.running() == {"null": (0, 0)}
+    assert running(server.driver.dispatcher) == {"null": (0, 0)}
     unknown = await server.http.delete(f"/v1/session/{session}/call/{top}x")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "UnknownCall")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.null.asgi import Serve, Server, call
+from tests.null.asgi import Serve, Server, call, running
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.http import calls
 
@@ -128,7 +128,7 @@ async def test_leaving_a_chat_of_a_session_cancels_its_call_alone(serve: Serve, 
     body = {"messages": messages, "stream": parts > 0, "session_id": session}
     await leave_after(server, "/v1/chat/completions", body, parts)
     assert [call["state"] for call in (await server.graph(session))["calls"]] == ["cancelled"]
-    assert server.driver.dispatcher.running() == {"null": (0, 0)}
+    assert running(server.driver.dispatcher) == {"null": (0, 0)}
 
 
 async def test_only_a_session_that_stays_open_may_come_back(serve: Serve) -> None:

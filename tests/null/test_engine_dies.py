@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -9,11 +10,12 @@ import httpx
 import pytest
 
 from tests.null.asgi import Server, call
+from weftline.errors import EngineFailed
 from weftline_engine import api
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
-from weftline_server.schedule.delivery import MAX_ATTEMPTS
+from weftline_server.schedule.delivery import MAX_DEATHS
 from weftline_server.schedule.engines import fleet
 
 
@@ -23,6 +25,7 @@ class Host:
     def __init__(self, deaths: int, after: int = 0) -> None:
         self.deaths = deaths
         self.after = after  # words of the output that are sent before the death
+        self.waits: asyncio.Event | None = None  # what the death waits for
         self.started = 0
         self.attempts: list[tuple[str, int]] = []  # (prompt, attempt) of each op
 
@@ -53,6 +56,8 @@ class Mortal(NullEngine):
     async def events(self) -> AsyncIterator[list[api.Event]]:
         async for events in super().events():
             yield events
+        if self._host.waits is not None:
+            await self._host.waits.wait()
         if self._dead:
             raise api.EngineDied("killed by signal 9")
 
@@ -105,7 +110,7 @@ async def test_after_the_last_attempt_descendants_fail_with_the_reason(start: St
     """The error has the engine's reason and the call's name. The call and its descendants fail, the
     rest goes on.
     """
-    host = Host(deaths=MAX_ATTEMPTS)
+    host = Host(deaths=MAX_DEATHS)
     server = await start(host)
     session = await server.session()
     await server.submit(session, *CHAIN)
@@ -123,14 +128,32 @@ async def test_after_the_last_attempt_descendants_fail_with_the_reason(start: St
     assert (await server.get(session, "f")).json()["value"] == "fatal no more"
 
 
-async def test_a_partly_read_output_is_not_made_again(start: Start) -> None:
-    """A new attempt could give another text, so the call fails at the first death."""
+async def test_a_partly_generated_output_that_nobody_read_is_made_again(start: Start) -> None:
+    """Consumers and gets wait for whole values, so the text of the first attempt is forgotten."""
     host = Host(deaths=1, after=1)
     server = await start(host)
     session = await server.session()
     await server.submit(session, *CHAIN)
+    assert (await server.get(session, "c")).json()["value"] == "one fatal three"
+    assert [attempt for prompt, attempt in host.attempts if prompt == "one fatal"] == [0, 1]
+
+
+async def test_a_partly_read_output_is_not_made_again(start: Start) -> None:
+    """A stream has passed on its beginning. A new attempt could give another text, so the call
+    fails at the first death.
+    """
+    host = Host(deaths=1, after=1)
+    host.waits = asyncio.Event()
+    server = await start(host)
+    session = await server.session()
+    await server.submit(session, *CHAIN)
+    stream = server.service.stream(server.service.find("local", session), "b")
+    assert (await anext(aiter(stream))).text == "one"
+    host.waits.set()
     error = (await server.get(session, "c")).json()["error"]
     assert (error["type"], error["call"]) == ("EngineFailed", "second")
     part = (await server.http.get(f"/v1/session/{session}/variable/b")).json()
     assert (part["status"], part["text"]) == ("failed", "one")
     assert [attempt for prompt, attempt in host.attempts if prompt == "one fatal"] == [0]
+    with pytest.raises(EngineFailed):
+        await anext(aiter(stream))

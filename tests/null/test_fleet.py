@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.null.asgi import running
 from weftline.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.observe import engine_metrics
 from weftline_server.schedule import dispatcher
-from weftline_server.schedule.delivery import MAX_ATTEMPTS
+from weftline_server.schedule.delivery import MAX_DEATHS
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import EngineState, Work
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
@@ -118,6 +119,7 @@ class Bench:
     def __init__(self, **engines: Puppet) -> None:
         self.now = 0.0
         self.told: list[tuple[str, Outcome]] = []
+        self.read: set[str] = set()  # primitives whose text a client has
         makers = {name: (lambda one=one: one) for name, one in engines.items()}
         self.dispatcher = Dispatcher(makers, "app", lambda: self.now)
 
@@ -129,6 +131,9 @@ class Bench:
 
     def goes_on(self, application: str) -> bool:
         return False
+
+    def restarts(self, id: PrimitiveId) -> bool:
+        return id.primitive not in self.read
 
     def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
         return ()
@@ -192,11 +197,11 @@ async def test_a_hung_engine_is_fenced_and_may_come_back(benches: list[Bench]) -
 
 
 async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -> None:
-    """Three engines die under it before its first token. The call fails with the last engine's
+    """Four engines die under it before its first token. The call fails with the last engine's
     reason.
     """
     bench = await started(benches)
-    for number in range(MAX_ATTEMPTS):
+    for number in range(MAX_DEATHS):
         engine = Puppet()
         await bench.dispatcher.join(f"e{number}", engine, engine.description)
         if number == 0:
@@ -207,7 +212,7 @@ async def test_a_call_that_kills_its_engines_is_given_up(benches: list[Bench]) -
         await engine.die(f"signal {number}")
     (*_, failed) = bench.outcomes("c")
     assert isinstance(failed, api.Failed) and failed.error == "EngineFailed"
-    assert failed.message == "engine e2 died while it ran this call: signal 2"
+    assert failed.message == "engine e3 died while it ran this call: signal 3"
     spare = Puppet()
     await bench.dispatcher.join("spare", spare, spare.description)
     await bench.call("next")
@@ -222,6 +227,7 @@ async def test_a_partly_read_call_is_not_run_again(benches: list[Bench]) -> None
     await bench.call("c")
     await bench.dispatcher.join("two", second, second.description)
     await first.say(part(first.ops[0], "Once"))
+    bench.read.add("c")
     await first.die("signal 9")
     (*_, failed) = bench.outcomes("c")
     assert isinstance(failed, api.Failed) and "signal 9" in failed.message
@@ -428,7 +434,7 @@ async def test_a_paused_call_frees_its_place_and_keeps_its_context(benches: list
     await bench.call("a", stays=True)
     await own.say(paused(own.ops[0]))
     assert isinstance(bench.outcomes("a")[-1], api.Paused)
-    assert bench.dispatcher.running() == {"own": (0, 0)}
+    assert running(bench.dispatcher) == {"own": (0, 0)}
     assert own.told == [("update", UNKNOWN_PAUSE_S), ("retain", api.Retention.EVICTABLE)]
     await bench.call("b", stays=True)
     await own.say(paused(own.ops[1]))

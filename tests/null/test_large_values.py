@@ -1,9 +1,9 @@
-"""Transforms of long texts run beside the event loop and give the same results as on it."""
+"""Transforms of long values run in a worker process and give the same results as on the loop."""
 
 from __future__ import annotations
 
 import json
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,25 +11,29 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline import transforms
 from weftline_engine.null import NullConfig, NullMode
+from weftline_server.runtime.workers import Workers
 
 LONG = [{"name": f"item {i}", "words": "lorem ipsum " * 4} for i in range(1000)]
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Record for each transformed value the length of its text, and whether the main
-    thread ran it.
+def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Record for each transformed value the length of its text, and whether the event loop
+    ran it.
     """
     seen: list[tuple[int, bool]] = []
-    run = transforms.run
 
-    def watched(specs: Any, value: Any) -> Any:
-        if specs:
-            main = threading.current_thread() is threading.main_thread()
-            seen.append((len(value) if isinstance(value, str) else -1, main))
-        return run(specs, value)
+    def watched(run: Callable[..., Any], here: bool) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            *_, specs, value = args
+            if specs:
+                seen.append((len(value) if isinstance(value, str) else -1, here))
+            return run(*args)
 
-    monkeypatch.setattr("weftline.transforms.run", watched)
+        return noted
+
+    monkeypatch.setattr("weftline.transforms.run", watched(transforms.run, True))
+    monkeypatch.setattr(Workers, "run", watched(Workers.run, False))
     return seen
 
 
@@ -42,7 +46,7 @@ def wanting(name: str, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 async def test_long_outputs_and_inputs_leave_the_loop_free(
-    serve: Serve, threads: list[tuple[int, bool]]
+    serve: Serve, places: list[tuple[int, bool]]
 ) -> None:
     """A long output, a short one, and an input that takes a part of the long one."""
     text = json.dumps(LONG)
@@ -60,11 +64,11 @@ async def test_long_outputs_and_inputs_leave_the_loop_free(
     assert (await server.get(session, "big")).json()["value"] == LONG
     assert (await server.get(session, "small")).json()["value"] == {"a": 1}
     assert (await server.get(session, "u")).json()["value"] == "fine"
-    assert sorted(set(threads)) == [(-1, False), (8, True), (len(text), False)]
+    assert sorted(set(places)) == [(-1, False), (8, True), (len(text), False)]
 
 
 async def test_a_long_output_that_is_not_json_fails_its_variable(
-    serve: Serve, threads: list[tuple[int, bool]]
+    serve: Serve, places: list[tuple[int, bool]]
 ) -> None:
     """It fails with the parser's message. Closing the session meanwhile does no harm."""
     server = await serve(NullConfig(mode=NullMode.SCRIPT, script=(("", "no json " * 8000),)))
@@ -72,6 +76,6 @@ async def test_a_long_output_that_is_not_json_fails_its_variable(
     await server.submit(session, wanting("big", "x"))
     answer = await server.get(session, "big")
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "TransformFailed")
-    assert threads == [(len("no json " * 8000), False)]
+    assert places == [(len("no json " * 8000), False)]
     await server.submit(session, wanting("again", "x"))
     assert (await server.http.delete(f"/v1/session/{session}")).status_code == 200

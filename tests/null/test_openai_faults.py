@@ -126,10 +126,12 @@ async def test_each_way_to_fail_has_a_type(
 async def test_a_partly_delivered_text_is_not_requested_again(
     tmp_path: Path, last: dict[str, Any]
 ) -> None:
-    """The stream is cut off, or stalls, after the first part."""
+    """The stream is cut off, or stalls, after the first part. The engine leaves it to the server,
+    which knows whether anybody has had the part.
+    """
     async with started(tmp_path, streams("a", **last)) as (engine, endpoint):
         text, end = await ending(engine, chat())
-        assert text == "a" and isinstance(end, api.Failed) and not end.retryable
+        assert text == "a" and isinstance(end, api.Failed) and end.retryable
         assert "had been delivered" in end.message and len(endpoint.requests) == 1
 
 
@@ -314,3 +316,22 @@ async def test_a_bug_ends_its_op(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         )
         assert "a request of op op failed" in caplog.text
         await engine.close()
+
+
+async def test_one_tenants_refusals_leave_the_engine_to_others(tmp_path: Path) -> None:
+    """Two tenants use the endpoint. It answers five different prompts of one of them with 500:
+    these count as one failure, and the breaker stays closed.
+    """
+
+    def of(salt: str, number: int) -> api.Op:
+        text = f"{salt} {number}"
+        return replace(chat(text), messages=(("user", text),), salt=salt)
+
+    behaviours = [streams("fine"), *(refuses(500, "boom") for _ in range(5)), streams("fine")]
+    async with started(tmp_path, *behaviours, pause_s=1.0) as (engine, _):
+        assert (await ending(engine, of("good", 0)))[0] == "fine"
+        for number in range(5):
+            _, end = await ending(engine, of("bad", number))
+            assert isinstance(end, api.Failed)
+        assert engine._breaker.state is BreakerState.CLOSED
+        assert (await ending(engine, of("good", 1)))[0] == "fine"

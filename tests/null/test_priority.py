@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.null.asgi import Serve
+from tests.null.asgi import Serve, running
 from weftline_engine.api import Hints
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
@@ -58,7 +58,7 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
 
     tasks = [asyncio.create_task(ask(0))]
     dispatcher = server.driver.dispatcher
-    while dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110 - no event
+    while running(dispatcher)["null"][0] == 0:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     tasks += [asyncio.create_task(ask(priority)) for priority in (5, 1, -5)]
     await asyncio.gather(*tasks)

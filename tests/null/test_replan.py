@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.null.asgi import Serve, Server, call
+from tests.null.asgi import Serve, Server, call, running
 from tests.null.test_passes import call as node
 from weftline.protocol import Criterion
 from weftline_engine.null import LatencyProfile, NullConfig
@@ -22,7 +22,7 @@ async def busy(serve: Serve) -> Server:
     server = await serve(ONE_PLACE)
     hold = await server.session()
     await server.submit(hold, call("hold", "one two three four five{{output:x}}", x="x"))
-    while server.driver.dispatcher.running()["null"][0] == 0:  # noqa: ASYNC110
+    while running(server.driver.dispatcher)["null"][0] == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     return server
 

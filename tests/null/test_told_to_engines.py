@@ -11,6 +11,7 @@ import pytest
 
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
+from tests.null.asgi import running
 from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Description, Hints, Op, Retention
@@ -93,7 +94,7 @@ def test_a_cancelled_early_fill_is_cancelled_on_its_engine(said: Said) -> None:
         first, _ = await made.driver.submit(session, Submit(calls=CHAIN))
         await asyncio.sleep(1.0)  # a hundred tokens of the draft
         made.driver.cancel(session, first.id)
-        assert made.driver.dispatcher.running() == {"e0": (0, 0), "e1": (0, 0)}
+        assert running(made.driver.dispatcher) == {"e0": (0, 0), "e1": (0, 0)}
         await asyncio.sleep(1.0)
         assert [engine.book.contexts.named for engine in made.engines] == [{}, {}]
         assert not made.driver._early.prompts._early and not made.driver._prepared

@@ -37,6 +37,11 @@ class Transform(ABC):
 
     op: ClassVar[str]
     flow: ClassVar[Flow] = Flow.WHOLE
+    costly: ClassVar[bool] = False  # may take longer than a few milliseconds for a short text
+
+    def prepare(self) -> None:
+        """Compile what `apply` needs. Raises InvalidRequest for what cannot be compiled."""
+        return None
 
     @abstractmethod
     def apply(self, value: Any) -> Any:

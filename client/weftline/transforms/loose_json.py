@@ -48,6 +48,7 @@ class JsonOrYaml(Transform):
     """
 
     op: ClassVar[str] = "json_or_yaml"
+    costly: ClassVar[bool] = True
     fenced: bool = True
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ class Regex(Transform):
     """
 
     op: ClassVar[str] = "regex"
+    costly: ClassVar[bool] = True
     regex: str
     output_keys: tuple[str, ...]
     default_output_key: str | None = None
@@ -45,6 +46,8 @@ class Regex(Transform):
         check_texts(self.output_keys, "regex's 'output_keys'", MAX_KEYS)
         if self.default_output_key is not None:
             check_text(self.default_output_key, "regex's 'default_output_key'")
+
+    def prepare(self) -> None:
         search_for(self.regex)
 
     def apply(self, value: Any) -> Any:
@@ -71,6 +74,7 @@ class RegexDict(Transform):
     """
 
     op: ClassVar[str] = "regex_dict"
+    costly: ClassVar[bool] = True
     output_key_to_format: tuple[tuple[str, str], ...]
     no_update_value: str | None = None
     regex_pattern: str = _LABELLED
@@ -88,9 +92,9 @@ class RegexDict(Transform):
             check_text(self.no_update_value, "regex_dict's 'no_update_value'")
         check_text(self.regex_pattern, "regex_dict's 'regex_pattern'")
         if self.regex_pattern != _LABELLED:
-            self._check_pattern()
+            self._check_braces()
 
-    def _check_pattern(self) -> None:
+    def _check_braces(self) -> None:
         if self.regex_pattern.count("{}") > 1 or set("{}") & set(
             self.regex_pattern.replace("{}", "")
         ):
@@ -98,6 +102,10 @@ class RegexDict(Transform):
                 "regex_dict's 'regex_pattern' has one {} for the label and no other brace: leave "
                 "the parser to the client"
             )
+
+    def prepare(self) -> None:
+        if self.regex_pattern == _LABELLED:
+            return
         for _, label in self.output_key_to_format:
             pattern = search_for(self._pattern_of(label)).pattern
             if pattern.groups > 1 or pattern.nullable or pattern.anchored:

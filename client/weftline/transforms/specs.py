@@ -35,17 +35,22 @@ class Combining(Transform):
     """
 
     op: ClassVar[str] = "combining"
+    costly: ClassVar[bool] = True
     parsers: tuple[Transform, ...]
 
     def __post_init__(self) -> None:
         specs: Any = self.parsers
         if not isinstance(specs, tuple) or not 2 <= len(specs) <= MAX_SPECS:
             refuse(f"combining takes 'parsers', a list of 2 to {MAX_SPECS} transforms")
-        parsers = tuple(parse(spec) for spec in specs)
+        parsers = tuple(read(spec) for spec in specs)
         for parser in parsers:
             if parser.op not in COMBINED:
                 refuse(f"combining takes {', '.join(COMBINED)}, not {parser.op}")
         object.__setattr__(self, "parsers", parsers)
+
+    def prepare(self) -> None:
+        for parser in self.parsers:
+            parser.prepare()
 
     def apply(self, value: Any) -> Any:
         made: dict[str, Any] = {}
@@ -98,7 +103,19 @@ OPS: Mapping[str, type[Transform]] = MappingProxyType({cls.op: cls for cls in _A
 
 
 def parse(spec: Mapping[str, Any]) -> Transform:
-    """The transform that `spec` describes. Raises InvalidRequest for an unknown op or option."""
+    """The transform that `spec` describes, ready to be applied. Raises InvalidRequest for an
+    unknown op or option, and for a pattern that cannot be compiled.
+    """
+    transform = read(spec)
+    transform.prepare()
+    return transform
+
+
+def read(spec: Mapping[str, Any]) -> Transform:
+    """The transform that `spec` describes, of which nothing is compiled: that may take a second.
+
+    Raises InvalidRequest for an unknown op or option.
+    """
     if not isinstance(spec, Mapping):
         refuse("a transform is an object with an 'op'")
     name = spec.get("op")

@@ -92,6 +92,7 @@ class Yaml(Transform):
     """
 
     op: ClassVar[str] = "yaml"
+    costly: ClassVar[bool] = True
     class_name: str | None = None
 
     def __post_init__(self) -> None:

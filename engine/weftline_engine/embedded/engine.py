@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -74,6 +75,13 @@ class Core:
         """
         self.book.draft(costs)
 
+    def prepare(self, op: Op) -> None:
+        """Compile the op's constraint, which takes 0.3 s at most, in the thread that received it.
+
+        Meanwhile steps go on. A constraint that cannot be compiled is refused at `submit`.
+        """
+        self.worker.prepare(op)
+
     # The verbs of `weftline_engine.api.Engine`; the next step heeds them.
 
     def submit(self, op: Op) -> None:
@@ -101,12 +109,29 @@ class Core:
         try:
             self.worker.copy(plan)
             if plan.chunks:
-                logits_RV = self.worker.forward(plan)
-                self.book.apply(plan)
-                self.book.record(plan, self._sample(plan, logits_RV))
-        except (RuntimeError, MemoryError) as error:
+                self._compute(plan)
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
             self.book.break_off(plan, f"a step failed: {error}")
         return self.book.end_step(plan)
+
+    def _compute(self, plan: StepPlan) -> None:
+        """Compute a step. If the model fails on it, compute its halves, so that only the sequences
+        that fail alone end.
+
+        The halves run in order, because a sequence may read blocks that one before it fills.
+        """
+        try:
+            logits_RV = self.worker.forward(plan)
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError, LookupError) as error:
+            if len(plan.chunks) == 1:
+                self.book.break_off(plan, f"a step failed: {error}")
+                return
+            middle = len(plan.chunks) // 2
+            for chunks in (plan.chunks[:middle], plan.chunks[middle:]):
+                self._compute(replace(plan, chunks=chunks))
+            return
+        self.book.apply(plan)
+        self.book.record(plan, self._sample(plan, logits_RV))
 
     def _sample(self, plan: StepPlan, logits_RV: Tensor) -> list[list[Sampled]]:
         ops = self.book.sampling(plan)

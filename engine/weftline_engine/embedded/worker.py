@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 from torch import Tensor
@@ -71,6 +72,12 @@ class Worker(Backend):
                 self._matchers[op.id] = self._grammars.compile(op.sampling.constraint)
             except BadConstraint as reason:
                 raise Refused("InvalidRequest", str(reason)) from None
+
+    def prepare(self, op: Op) -> None:
+        """Compile the op's constraint before it is accepted; errors are left to `accept`."""
+        if op.sampling is not None and op.sampling.constraint is not None:
+            with suppress(BadConstraint):
+                self._grammars.compile(op.sampling.constraint)
 
     def forget(self, op: str) -> None:
         """Free what the sampler keeps for the op."""

@@ -90,7 +90,7 @@ class LlamaGguf:
             if file.read(4) != b"GGUF":
                 raise ModelUnavailable(f"{path.name} is not a GGUF file")
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = _Reader(path)
             self._stored = {tensor.name: tensor for tensor in self._reader.tensors}
             self.metadata = _Metadata(self._reader)
             self._check_kind()
@@ -173,6 +173,23 @@ class LlamaGguf:
                     f"{self.path.name} stores {name} as {stored.tensor_type.name}, which cannot be "
                     "dequantised here: take another quantisation of the model"
                 )
+
+
+class _Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
+    """A GGUFReader that slices the mapped file as a plain array.
+
+    It cuts slices for each word of the vocabulary. Those of a memmap take three times as long:
+    3 s instead of 1 s for 49,152 words.
+    """
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the file."""
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
+        self._bytes = np.asarray(mapped)
 
 
 class _Metadata:

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
+from weftline_engine.openai.causes import Causes
 from weftline_engine.openai.endpoint import LONGEST_PAUSE_S, Endpoint, EndpointError
 
 log = logging.getLogger("weftline.openai")
@@ -104,6 +105,7 @@ class RemoteEngine:
         self._outbox = Outbox()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by id of the op
         self._ops: dict[str, api.Op] = {}  # ops that have not ended, by id
+        self._causes = Causes()
         self._closing: asyncio.Task[None] | None = None  # lets calls through after a pause
 
     @property
@@ -113,6 +115,7 @@ class RemoteEngine:
         return self._endpoint
 
     def submit(self, op: api.Op) -> None:
+        self._causes.saw(op)
         self._ops[op.id] = op
         self._spawn(op)
 
@@ -175,9 +178,8 @@ class RemoteEngine:
                 await self._answer(op, answer)
             except EndpointError as error:
                 if error.broken:
-                    # One bad prompt must not take the endpoint away from all the others.
-                    prompt = hash((op.tokens, op.text, op.messages)) if error.by_prompt else None
-                    self._count_failure(str(error), prompt)
+                    cause = self._causes.of(op) if error.by_prompt else None
+                    self._count_failure(str(error), cause)
                 delivered = answer.pieces > 0
                 pause = error.retry_after_s
                 if pause is None or delivered or waits == MOST_WAITS or pause > LONGEST_PAUSE_S:
@@ -230,17 +232,17 @@ class RemoteEngine:
         self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
 
     async def _fail_with(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
-        """Fail the op. It is retryable only if none of its answer was delivered."""
+        """Fail the op. The server knows who has had its answer, and so whether it may run again."""
         message = str(error)
         if delivered:
-            message += "; it was not retried, because part of the answer had been delivered"
-        again = error.retryable and not delivered and error.retry_after_s is None
+            message += "; part of the answer had been delivered"
+        again = error.retryable and error.retry_after_s is None
         if again and self._breaker.state is not BreakerState.OPEN:
             await asyncio.sleep(PAUSE_S * 2**op.attempt)
         self.fail(op, error.error, message, retryable=again)
 
-    def _count_failure(self, reason: str, prompt: int | None = None) -> None:
-        if not self._breaker.failed(time.monotonic(), prompt):
+    def _count_failure(self, reason: str, cause: str | None = None) -> None:
+        if not self._breaker.failed(time.monotonic(), cause):
             return
         self._announce(available=False, reason=reason)
         self._closing = asyncio.create_task(self._wait_for_endpoint())

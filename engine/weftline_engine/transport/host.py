@@ -14,11 +14,16 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from weftline.children import die_with
 from weftline_engine import api
 from weftline_engine.transport import wire
+
+BEAT_S = 0.5  # seconds between two signs of life
 
 
 def main() -> None:
@@ -36,6 +41,7 @@ def main() -> None:
     except (ModelError, MemoryError) as error:
         connection.sendall(wire.encode([wire.LoadFailed(str(error) or "out of memory")]))
         sys.exit(1)
+    connection.prepare = core.prepare
     connection.sendall(wire.encode([description]))
     serve(core, connection, verbs)
 
@@ -54,9 +60,24 @@ class Steps(Protocol):
     def step(self) -> list[api.Event]: ...
 
 
-def connect(fd: int) -> tuple[socket.socket, queue.SimpleQueue[wire.Message]]:
-    """The socket to the parent, and the queue of the verbs that a thread reads from it."""
-    connection = socket.socket(fileno=fd)
+class Connection:
+    """The socket to the parent. Two threads send on it: the engine's events, and signs of life."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self._sending = threading.Lock()
+        self.prepare: Callable[[api.Op], None] | None = None  # what is done with an op on arrival
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of `data`, and nothing of another thread in between."""
+        with self._sending:
+            self.socket.sendall(data)
+
+
+def connect(fd: int) -> tuple[Connection, queue.SimpleQueue[wire.Message]]:
+    """The connection to the parent, and the queue of the verbs that a thread reads from it."""
+    die_with(os.getppid())
+    connection = Connection(fd)
     # Ctrl-C signals the whole foreground process group. The server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     verbs: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
@@ -64,11 +85,34 @@ def connect(fd: int) -> tuple[socket.socket, queue.SimpleQueue[wire.Message]]:
     return connection, verbs
 
 
-def serve(core: Steps, connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
+class Progress:
+    """When the engine's main thread last began a step, and whether it waits for work."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    @property
+    def time(self) -> float:
+        """The last sign of progress, in seconds of the monotonic clock: now while it waits."""
+        since = self._since
+        return time.monotonic() if since is None else since
+
+    def waits(self) -> None:
+        self._since = None
+
+    def goes_on(self) -> None:
+        self._since = time.monotonic()
+
+
+def serve(core: Steps, connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Run step after step. Sleep while there is no work."""
+    progress = Progress()
+    threading.Thread(target=_beat, args=(connection, progress), daemon=True).start()
     while True:
         if not core.busy:
+            progress.waits()
             _perform(core, verbs.get())
+        progress.goes_on()
         while not verbs.empty():
             _perform(core, verbs.get())
         events = core.step()
@@ -77,6 +121,16 @@ def serve(core: Steps, connection: socket.socket, verbs: queue.SimpleQueue[wire.
                 connection.sendall(wire.encode(events))
             except ConnectionError:
                 sys.exit(0)  # the parent has ended
+
+
+def _beat(connection: Connection, progress: Progress) -> None:
+    """Tell the parent every BEAT_S that this process runs, and since when its step does."""
+    while True:
+        try:
+            connection.sendall(wire.encode([wire.Heartbeat(progress.time)]))
+        except OSError:
+            return  # the parent has ended, which the listening thread notices
+        time.sleep(BEAT_S)
 
 
 def _perform(core: Steps, verb: wire.Message) -> None:
@@ -95,13 +149,15 @@ def _perform(core: Steps, verb: wire.Message) -> None:
             core.free(context)
 
 
-def _listen(connection: socket.socket, verbs: queue.SimpleQueue[wire.Message]) -> None:
+def _listen(connection: Connection, verbs: queue.SimpleQueue[wire.Message]) -> None:
     """Read frames until the parent closes its end or dies, then end this process."""
     code = 0
-    with connection.makefile("rb") as stream:
+    with connection.socket.makefile("rb") as stream:
         try:
             while len(header := stream.read(wire.HEADER_BYTES)) == wire.HEADER_BYTES:
                 for verb in wire.decode(stream.read(wire.length(header))):
+                    if isinstance(verb, wire.Submit) and connection.prepare is not None:
+                        connection.prepare(verb.op)
                     verbs.put(verb)
         except wire.WireError as error:
             print(f"engine: {error}", file=sys.stderr, flush=True)

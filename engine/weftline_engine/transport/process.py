@@ -11,7 +11,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from weftline_engine.api import Description, EngineDied, Event, Fed, Hints, Op, Retention
@@ -26,6 +27,13 @@ __all__ = ["EmbeddedConfig", "Precision", "ProcessEngine"]
 # 2 cores, a step of 8 rows took 1,060 ms with the default and takes 38 ms with 1,000. On idle cores
 # it takes 20 ms with any count from 300 up.
 SPINS = 1000
+
+
+# A child beats every 0.5 s, also in a long step. One that is silent for SILENT_S is stopped, or its
+# interpreter is held. The longest step on a slow CPU, a prompt of 8,192 tokens at once, took 40 s.
+TICK_S = 0.25
+SILENT_S = 4.0
+STEP_S = 300.0
 
 
 def environment(outer: Mapping[str, str]) -> dict[str, str]:
@@ -52,6 +60,7 @@ class ProcessEngine:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._closing = False
+        self._life = Life()
 
     @property
     def pid(self) -> int | None:
@@ -107,12 +116,28 @@ class ProcessEngine:
 
         Raises EngineDied if the child ends by itself. A killed child closes its end of the socket.
         """
-        while messages := await self._read():
-            yield [one for one in messages if isinstance(one, Event)]
+        watch = asyncio.create_task(self._watch())
+        try:
+            while messages := await self._read():
+                self._life.heard(messages)
+                if events := [one for one in messages if isinstance(one, Event)]:
+                    yield events
+        finally:
+            watch.cancel()
         if not self._closing:
             assert self._child is not None
             code = await self._child.wait()
-            raise EngineDied(f"the engine process ended by itself ({_ending(code)})")
+            raise EngineDied(
+                self._life.ended or f"the engine process ended by itself ({_ending(code)})"
+            )
+
+    async def _watch(self) -> None:
+        """Kill the child when it hangs: then its socket closes, and `events` ends."""
+        assert self._child is not None
+        while not self._life.hangs(time.monotonic()):  # noqa: ASYNC110 - it counts the ticks
+            await asyncio.sleep(TICK_S)
+        if self._child.returncode is None:
+            self._child.kill()  # a stopped process, too
 
     async def close(self) -> None:
         """Close the socket, which ends the child. Kill the child if it still runs after 5 s."""
@@ -121,6 +146,8 @@ class ProcessEngine:
             self._writer.close()
         if self._child is None:
             return
+        if self._life.ended and self._child.returncode is None:
+            self._child.kill()  # it would not see that its socket was closed
         try:
             await asyncio.wait_for(self._child.wait(), timeout=5)
         except TimeoutError:
@@ -140,6 +167,37 @@ class ProcessEngine:
             return wire.decode(await self._reader.readexactly(wire.length(header)))
         except (asyncio.IncompleteReadError, ConnectionError):
             return []
+
+
+class Life:
+    """Whether a child still shows that it lives. A child that never sent a sign is not watched.
+
+    It counts the turns of this process's own clock that pass without a frame. So time in which this
+    process was stopped or busy itself is not held against the child.
+    """
+
+    def __init__(self) -> None:
+        self.ended = ""  # why it counts as hung; empty while it does not
+        self._beats = False
+        self._silent = 0  # ticks since the last frame
+        self._step_since: float | None = None
+
+    def heard(self, messages: Sequence[wire.Message]) -> None:
+        """A frame came."""
+        self._silent = 0
+        for one in messages:
+            if isinstance(one, wire.Heartbeat):
+                self._beats, self._step_since = True, one.time
+
+    def hangs(self, now: float) -> bool:
+        """A tick has passed, at `now`. Return whether the child hangs."""
+        self._silent += 1
+        since = self._step_since
+        if self._beats and self._silent * TICK_S > SILENT_S:
+            self.ended = f"the engine process gave no sign of life for {SILENT_S:g} s"
+        elif since is not None and now - since > STEP_S:
+            self.ended = f"a step of the engine did not end in {STEP_S:g} s"
+        return bool(self.ended)
 
 
 def _ending(code: int) -> str:

@@ -11,12 +11,16 @@ retrieval     embeddings, a vector store and a reranker that the server runs
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from langchain_weftline.chat_models import ChatWeftline
-from langchain_weftline.early.tools import EarlyTools
 from langchain_weftline.retrieval import WeftlineEmbeddings, WeftlineRerank, WeftlineVectorStore
 from langchain_weftline.run.accelerated import AcceleratedChain, accelerate
 from langchain_weftline.run.compiled import CompiledChain, compile_chain
 from langchain_weftline.run.explanation import Explanation
+
+if TYPE_CHECKING:
+    from langchain_weftline.early.tools import EarlyTools
 
 __all__ = [
     "AcceleratedChain",
@@ -30,3 +34,12 @@ __all__ = [
     "accelerate",
     "compile_chain",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """EarlyTools, when it is first asked for: it imports LangChain's agents, which takes 1 s."""
+    if name == "EarlyTools":
+        from langchain_weftline.early.tools import EarlyTools
+
+        return EarlyTools
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,6 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from langchain_weftline.early.answers import StreamedAnswer, is_chunked, see_chunk, streamed_answer
-from langchain_weftline.early.tools import EarlyTools
 from langchain_weftline.model.described import DescribedChat
 from langchain_weftline.model.patience import Patience
 from langchain_weftline.model.sending import Sending, keep_pieces, sending
@@ -102,8 +101,8 @@ class ChatWeftline(DescribedChat):
     It is off by default where WEFTLINE_PROVENANCE is 0.
     """
 
-    early_tools: EarlyTools | None = Field(default=None, exclude=True)
-    """Starts tools while the model still writes. For graphs of your own with a ToolNode."""
+    early_tools: Any = Field(default=None, exclude=True)
+    """An EarlyTools, for graphs of your own: tools start while the model still writes."""
 
     @field_validator("openai_api_base")
     @classmethod

@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,14 +126,51 @@ class StoreSpec:
         return _child(config)
 
 
-Spec = EmbedderSpec | StoreSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """A `[[function]]` table: a Python function of the operator, written module:name.
+
+    Clients name it by `name`. `workers` are its processes. A run has `timeout_s` seconds, and its
+    result `max_bytes`. `path` is put before Python's search path, and `env` names the variables of
+    the environment that it may read.
+    """
+
+    name: str
+    call: str
+    workers: int = 1
+    timeout_s: float = 30.0
+    max_bytes: int = 1 << 20
+    path: str | None = None
+    env: tuple[str, ...] = ()
+
+    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
+        """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
+        from weftline_engine.functions.config import FunctionConfig
+        from weftline_engine.functions.engine import FunctionEngine
+
+        try:
+            config = FunctionConfig(**asdict(self))
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="function") from None
+        return lambda: FunctionEngine(config)
+
+
+Spec = EmbedderSpec | StoreSpec | FunctionSpec
+
+
+_SPECS: Mapping[str, type[Spec]] = {
+    "embedder": EmbedderSpec,
+    "reranker": RerankerSpec,
+    "store": StoreSpec,
+    "function": FunctionSpec,
+}
 
 
 def from_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Spec, ...]:
     """The engines of the tables, by the tables' names. Raises InvalidRequest."""
     found: list[Spec] = []
     for kind, listed in tables.items():
-        cls = {"store": StoreSpec, "reranker": RerankerSpec}.get(kind, EmbedderSpec)
+        cls = _SPECS[kind]
         for table in listed:
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
             found.append(make(cls, values, f"{kind}."))
@@ -177,7 +214,8 @@ def factories(
     kept = 0 if "dedupe" in without else None
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
-        kind = "store" if isinstance(spec, StoreSpec) else "embedder"
+        kinds = {StoreSpec: "store", FunctionSpec: "function"}
+        kind = kinds.get(type(spec), "embedder")
         name = f"{kind}:{spec.name}"
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}", param="name")

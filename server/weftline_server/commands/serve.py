@@ -25,10 +25,12 @@ from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
 from weftline_server.commands import cluster, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig
+from weftline_server.commands.connection import LimitedConnection
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, key_of, load
 from weftline_server.config import OPTIMISATIONS, ServerConfig
+from weftline_server.http.guard import LoopbackOnly
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
 from weftline_server.schedule.placement import POLICIES
@@ -207,7 +209,8 @@ async def _serve(
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
-            app,
+            app if config.keys else LoopbackOnly(app, config.host),
+            http=LimitedConnection,
             log_level=settings.process.log_level,
             log_config=None,  # use our logging
             access_log=False,

@@ -19,6 +19,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from weftline_engine.api import LACKING, Capability
 from weftline_server.http.state import state_of
 
 log = logging.getLogger("weftline.server")
@@ -53,6 +54,13 @@ class Server(uvicorn.Server):
         for engine in state_of(self._app).service.engines:
             if engine.lacks and engine.model != "null":
                 names.setdefault(engine.lacks, []).append(engine.name)
+        several = len(set(state_of(self._app).config.keys.values())) > 1
+        for engine in state_of(self._app).service.engines if several else ():
+            if LACKING[Capability.SALT] in engine.lacks:
+                yield (
+                    f"engine {engine.name} is shared by several tenants and does not part their "
+                    "caches: the time of an answer may tell a tenant of another's prompts"
+                )
         for lacks, engines in names.items():
             what = f"engine {engines[0]}" if len(engines) == 1 else f"each of {', '.join(engines)}"
             yield f"{what} " + "; ".join(lacks)
@@ -91,5 +99,10 @@ class Server(uvicorn.Server):
         log.warning("second signal: ending without waiting for running calls")
         if self._draining is not None:
             self._draining.cancel()
-        self.config.timeout_graceful_shutdown = 0
+        self._draining = asyncio.create_task(self._hurry())
+
+    async def _hurry(self) -> None:
+        """Cancel what runs, so that each waiting request gets its error as JSON, and exit."""
+        await state_of(self._app).service.drain(0.0)
+        self.config.timeout_graceful_shutdown = 1
         self.should_exit = True

@@ -18,7 +18,8 @@ from weftline_server.config import ServerConfig
 from weftline_server.observe.logs import LogFormat
 
 LEVELS = ("debug", "info", "warning")
-RETRIEVAL = ("embedder", "reranker", "store")  # tables of the engines that work on items
+# Tables of the engines beside those of models.
+RETRIEVAL = ("embedder", "function", "reranker", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

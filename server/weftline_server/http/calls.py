@@ -113,7 +113,10 @@ def _submitted(session: Session, tasks: Sequence[Task]) -> dict[str, Any]:
 
 async def _values(service: Service, session: Session, variables: Sequence[str]) -> dict[str, Any]:
     """The values of all `variables`; the first failure ends the wait for the others."""
-    found = await asyncio.gather(*(service.get(session, variable) for variable in variables))
+    wanted = dict.fromkeys(variables)  # each once, however often it is named
+    for variable in wanted:
+        session.watch.check(variable, wait=False)
+    found = await asyncio.gather(*(service.get(session, variable) for variable in wanted))
     return {variable.id: variable.value for variable in found}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from weftline.errors import Forbidden
 from weftline_server.http.state import ServiceDep, Tenant, state_of
 from weftline_server.observe import engine_metrics
 from weftline_server.schedule.engines.member import EngineState
@@ -23,28 +24,44 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/health/ready", response_model=None)
-async def ready(service: ServiceDep) -> Response:
+async def ready(request: Request, service: ServiceDep) -> Response:
     """200 if every model has an engine that takes work; 503 if one has none, or while draining.
 
-    Both name the state of each engine, why one is not ready, and the node of one elsewhere.
+    Both name the state of each engine. Where all clients are one tenant they also say why an engine
+    is not ready, which another tenant's request may have caused, and the node of one elsewhere.
     """
     status = service.status()
+    one_tenant = len(set(state_of(request.app).config.keys.values())) <= 1
     off = [engine for engine in status.engines if engine.state is not EngineState.READY]
     body: dict[str, Any] = {
         "status": "draining" if status.draining else "ready" if status.healthy else "not ready",
         "engines": {engine.name: engine.state.value for engine in status.engines},
     }
-    if reasons := {engine.name: engine.last_error for engine in off if engine.last_error}:
+    if one_tenant and (
+        reasons := {engine.name: engine.last_error for engine in off if engine.last_error}
+    ):
         body["reasons"] = reasons
-    if nodes := {engine.name: engine.node for engine in status.engines if engine.node}:
+    if one_tenant and (
+        nodes := {engine.name: engine.node for engine in status.engines if engine.node}
+    ):
         body["nodes"] = nodes
     return JSONResponse(body, 200 if status.healthy and not status.draining else 503)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
-    """Queue, engines, tokens and phases, and what engines measure themselves; a key is needed where
-    the server has keys."""
+    """Queue, engines, tokens and phases, and what engines measure themselves.
+
+    Where the server has keys, one is needed. They count the calls of all tenants, so where there
+    are several only the tenant of `metrics_tenant` may read them.
+    """
+    config = state_of(request.app).config
+    if len(set(config.keys.values())) > 1 and tenant != config.metrics_tenant:
+        raise Forbidden(
+            "metrics count the calls of all tenants: use the key of the tenant that "
+            "`metrics_tenant` names in the server's configuration",
+            param="Authorization",
+        )
     rendered = state_of(request.app).metrics.render()
     of_engines = await engine_metrics.gather(service.engines)
     return Response(rendered + of_engines, media_type=METRICS_TYPE)

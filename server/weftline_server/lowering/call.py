@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from weftline import transforms
 from weftline.errors import InvalidRequest, MissingInput
-from weftline.protocol import Call, InOut, Message, Placeholder, Prompt, Segment
+from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
 from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Task
 from weftline_server.graph.record import record
+from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
 from weftline_server.session.budget import value_bytes
 
@@ -31,6 +32,8 @@ class PromptBody:
     before: tuple[Segment, ...]  # the prompt's segments before the output, messages flattened
     holders: tuple[Placeholder, ...]  # the placeholders of these segments, in their order
     is_last: bool
+    # Of these inputs the text may not enter the prompt part by part: a transform needs the whole.
+    whole: frozenset[str] = frozenset()
 
     @property
     def is_constant(self) -> bool:
@@ -55,16 +58,13 @@ class PromptBody:
 
     def streams_in(self, variable: str) -> bool:
         """Whether the text of an input enters the prompt unchanged, part by part."""
-        for holder in self.holders:
-            if holder.semantic_var_id == variable and not _all_stream(holder):
-                return False
-        return True
+        return variable not in self.whole
 
 
 def _all_stream(holder: Placeholder) -> bool:
     if not holder.transforms:
         return True
-    flows = (transforms.parse(spec).flow for spec in holder.transforms)
+    flows = (transforms.read(spec).flow for spec in holder.transforms)
     return all(flow is transforms.Flow.STREAM for flow in flows)
 
 
@@ -87,6 +87,13 @@ def task_of(id: str, call: Call) -> Task:
     outputs = [at for at, segment in enumerate(segments) if segment.output is not None]
     primitives: list[Primitive] = []
     named: dict[str, Placeholder] = {}  # the placeholders before an output
+    whole = frozenset(
+        holder.semantic_var_id
+        for holder in call.placeholders
+        if holder.semantic_var_id is not None
+        and holder.in_out is InOut.IN
+        and not _all_stream(holder)
+    )
     start = 0
     for index, at in enumerate(outputs):
         for segment in segments[start:at]:
@@ -100,23 +107,33 @@ def task_of(id: str, call: Call) -> Task:
             before=segments[:at],
             holders=tuple(named.values()),
             is_last=is_last,
+            whole=whole,
         )
         own = segments[start:] if is_last else segments[start:at]
         primitives.append(_primitive(id, body, _chars(own, holders), primitives))
         start = at
-    inputs = [holder for holder in call.placeholders if holder.in_out is InOut.IN]
-    texts = [value_bytes(segment.text) for segment in segments if segment.text is not None]
-    values = [value_bytes(holder.value) for holder in inputs if holder.value is not None]
-    reads = [holder.semantic_var_id for holder in inputs]
+    constants: list[object] = [segment.text for segment in segments if segment.text is not None]
+    reads: dict[str, None] = {}
+    for holder in call.placeholders:
+        if holder.in_out is not InOut.IN:
+            continue
+        if holder.value is not None:
+            constants.append(holder.value)
+        if holder.semantic_var_id:
+            reads[holder.semantic_var_id] = None
+    constants += [tool.function.parameters for tool in call.tools]
+    for item in call.prompt:
+        if isinstance(item, Message):
+            constants += [made.function.arguments for made in item.tool_calls]
     return Task(
         id=id,
         name=call.name,
         resource=call.model or "",
         primitives=tuple(primitives),
-        reads=tuple(dict.fromkeys([variable for variable in reads if variable])),
+        reads=tuple(reads),
         criteria=call.criteria,
         priority=call.priority,
-        constant_bytes=sum(texts) + sum(values),
+        constant_bytes=sum([value_bytes(one) for one in constants]),
         call=call,
     )
 
@@ -160,6 +177,11 @@ def _items(body: PromptBody) -> ItemFlow | None:
 
 def _checked_prompt(call: Call) -> Prompt:
     """The prompt with its template text parsed, checked against the placeholders."""
+    if isinstance(call.prompt, str) and call.prompt.count("{{") > MAX_ITEMS:
+        raise InvalidRequest(
+            f"the template of call {call.name!r} has more than {MAX_ITEMS:,} placeholders",
+            param="prompt",
+        )
     prompt = parse(call.prompt) if isinstance(call.prompt, str) else call.prompt
     if not prompt:
         raise InvalidRequest(f"call {call.name!r} has an empty prompt", param="prompt")
@@ -170,8 +192,9 @@ def _checked_prompt(call: Call) -> Prompt:
         )
     if call.tools and not chat:
         raise InvalidRequest("tools need a prompt of messages", param="tools")
-    segments = (s for i in prompt for s in (i.content if isinstance(i, Message) else (i,)))
-    check_placeholders(tuple(segments), call.placeholders)
+    segments = tuple(s for i in prompt for s in (i.content if isinstance(i, Message) else (i,)))
+    check_size(call, len(segments))
+    check_placeholders(segments, call.placeholders)
     return prompt
 
 
@@ -179,7 +202,7 @@ def _bound(id: str, call: Call) -> Iterator[Placeholder]:
     """The placeholders of `call`, each output with a variable."""
     for holder in call.placeholders:
         for spec in holder.transforms:
-            transforms.parse(spec)
+            transforms.read(spec)  # its pattern was compiled before, in a process of its own
         if holder.in_out is InOut.OUT and holder.semantic_var_id is None:
             holder = replace(holder, semantic_var_id=f"{id}.{holder.name}")
         elif holder.in_out is InOut.IN and holder.semantic_var_id is None and holder.value is None:

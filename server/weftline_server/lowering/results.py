@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weftline import transforms
@@ -14,14 +13,6 @@ from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.prompt.tool_parser import message_of, parser_of
 from weftline_server.session.task import TokenLogprob
-
-# The transforms of a longer value take milliseconds, which the event loop does not have.
-LARGE_CHARS = 1 << 15
-
-
-def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
-    """Whether the transforms of `value` should run in another thread."""
-    return bool(specs) and (not isinstance(value, str) or len(value) > LARGE_CHARS)
 
 
 def token_logprobs(part: api.Part, prompter: Prompter) -> tuple[TokenLogprob, ...]:
@@ -53,17 +44,21 @@ class Transformed:
     reason: api.FinishReason | None = None
 
 
-def transformed(body: PromptBody, key: str, text: str, format: ToolFormat) -> Transformed:
-    """Apply an output's transforms to its text, in any thread.
+def said(body: PromptBody, key: str, text: str, format: ToolFormat) -> object:
+    """The value of an output before its transforms: its text, or the message that calls tools.
 
     `key` identifies the output, so that the ids of its tool calls are the same each time.
     """
+    if not body.call.offered_tools:
+        return text
+    return message_of(parser_of(body.call, key, format), text)
+
+
+def transformed(body: PromptBody, value: object) -> Transformed:
+    """Apply an output's transforms to a small `value`."""
     began = time.perf_counter()
-    value: object = text
     error: WeftlineError | None = None
     try:
-        if body.call.offered_tools:
-            value = message_of(parser_of(body.call, key, format), text)
         value = transforms.run(body.output.transforms, value)
     except WeftlineError as failure:
         value, error = None, failure

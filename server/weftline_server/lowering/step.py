@@ -20,6 +20,7 @@ from weftline.steps import (
     Each,
     Embed,
     Fetch,
+    FunctionStep,
     Ingest,
     Loop,
     Merge,
@@ -71,7 +72,7 @@ def lower_step(step: Step, resource: str, id: str | None = None, batch: int | No
     constants = {name: one.value for name, one in sources.items() if one.var is None}
     for name, source in sources.items():
         for spec in source.transforms:
-            transforms.parse(spec)
+            transforms.read(spec)  # its pattern was compiled before, in a process of its own
         if source.var is None and source.transforms:
             raise InvalidRequest("transforms go with a variable, not with a value", param=name)
     size = sum(map(value_bytes, constants.values()))
@@ -106,7 +107,7 @@ def lower_step(step: Step, resource: str, id: str | None = None, batch: int | No
 
 def _effects(step: Step) -> Effects:
     """What a repetition would do: a client says it of its own steps."""
-    if isinstance(step, ClientStep):
+    if isinstance(step, ClientStep | FunctionStep):
         return Effects(step.effects)
     return EFFECTS.get(step.kind, Effects.NONE)
 
@@ -183,6 +184,8 @@ def engine_inputs(step: Step, given: Mapping[str, Any]) -> dict[str, Any]:
         case Merge():
             hits_of(step, given["in"])
             return {}
+        case FunctionStep():
+            return {"arguments": dict(given)}
         case ClientStep() | Branch() | Each() | Loop():
             return {}  # no engine gets them
 
@@ -205,7 +208,7 @@ def result_of(step: Step, given: Mapping[str, Any], result: Any) -> object:
             return merged(step, hits_of(step, given["in"]))
         case Fetch():
             return result["items"]
-        case Ingest() | Delete() | ClientStep() | Branch() | Each() | Loop():
+        case Ingest() | Delete() | ClientStep() | FunctionStep() | Branch() | Each() | Loop():
             return result
 
 

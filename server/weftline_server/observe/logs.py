@@ -117,9 +117,13 @@ def _texts(session: Session, run: TaskRun) -> dict[str, Any]:
     if run.steps:  # a call without a step never got its inputs
         last = run.task.primitives[len(run.steps) - 1]
         try:
-            before = parts_before(session, body_of(last)).prompt()
-            turns = before.messages
-            prompt = before.text if turns is None else [(one.role, one.content) for one in turns]
+            before = parts_before(session, body_of(last)).prompt_now()
+            if before is None:
+                prompt = "(too long for the log)"
+            elif before.messages is None:
+                prompt = before.text
+            else:
+                prompt = [(one.role, one.content) for one in before.messages]
         except WeftlineError:  # a transform of an input failed; the field `error` has its message
             prompt = None
     outputs = zip(outputs_of(run.task), run.task.writes, strict=True)

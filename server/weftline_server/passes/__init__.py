@@ -108,6 +108,8 @@ def _run(
 
 def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
     """Apply all findings of one pass, or none. Raises InvalidFindings, CyclicGraph."""
+    if not any(findings):
+        return
     verify(graph, plan, findings)
     if findings.rewritten:
         plan.rewired.update(dict.fromkeys(graph.rewrite(findings.rewritten)))

@@ -13,13 +13,17 @@ def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """
     found: dict[str, str] = {}
     for task in dict.fromkeys([graph.primitives[id].task for id in changed]):
+        first, *more = graph.tasks[task].primitives
+        waits = graph.primitives[first.id]
+        if not more and len(waits.reads) + len(waits.after) < 2:
+            continue  # most tasks wait for one other at most
         above = graph.tasks_above(task)
         if len(above) < 2:
             continue
         depths: dict[int, list[str]] = {}
         for one in above:
-            first = graph.tasks[one].primitives[0].id
-            depths.setdefault(plan.depth.get(first, 0), []).append(one)
+            of_task = plan.depth.get(graph.tasks[one].primitives[0].id, 0)
+            depths.setdefault(of_task, []).append(one)
         for level, tasks in depths.items():
             if len(tasks) < 2:
                 continue

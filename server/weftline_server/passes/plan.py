@@ -87,10 +87,9 @@ def verify(graph: Graph, plan: Plan, findings: Findings) -> None:
     known = graph.primitives
     depth, objective, group, prefixes, rewritten = findings
     for annotated in (depth, objective, group, prefixes):
-        if annotated is not _NOTHING:
-            for id in annotated:
-                if id not in known:
-                    raise InvalidFindings(f"the graph has no primitive {id!r}")
+        for id in annotated:
+            if id not in known:
+                raise InvalidFindings(f"the graph has no primitive {id!r}")
     for id, primitive in rewritten.items():
         old = known.get(id)
         if old is None:

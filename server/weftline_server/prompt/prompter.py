@@ -25,8 +25,10 @@ from weftline_server.prompt.tool_format import format_of
 # it must run where neither is installed.
 if TYPE_CHECKING:
     from jinja2 import Template
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
+# A shorter text is encoded in 5 ms, and a batch costs 0.1 ms more.
+SHORT_CHARS = 4096
 # Characters after which the ids before them are taken as final. No special token of a published
 # chat model is longer. For a longer word, the final comparison of ids finds the difference.
 UNSTABLE_CHARS = 32
@@ -87,7 +89,7 @@ class Prompter:
             text = self.text(prompt)
             # A chat template writes its own special tokens. Plain text gets the tokenizer's (BOS).
             plain = prompt.messages is None
-            ids = self.tokenizer.encode(text, add_special_tokens=plain).ids
+            ids = self._encode(text, plain).ids
             begin = self.tokenizer.token_to_id(self.description.bos_token)
             if not ids and begin is not None:
                 ids = [begin]  # an output at the very start needs a token to follow
@@ -102,6 +104,13 @@ class Prompter:
         if payload.size == 0:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
+
+    def _encode(self, text: str, special: bool) -> Encoding:
+        """`text` as tokens. `encode_batch` lets other threads run, which `encode` does not."""
+        assert self.tokenizer is not None
+        if len(text) <= SHORT_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=special)
+        return self.tokenizer.encode_batch([text], add_special_tokens=special)[0]
 
     def token(self, id: int) -> tuple[str, bytes]:
         """Return a token as text and as bytes. Its bytes may be only a part of a character's."""
@@ -128,7 +137,7 @@ class Prompter:
         known, found, _ = self.text(prompt).partition(hole)
         if not found:
             return ()
-        encoding = self.tokenizer.encode(known, add_special_tokens=prompt.messages is None)
+        encoding = self._encode(known, prompt.messages is None)
         last = len(known) - UNSTABLE_CHARS
         for index in range(len(encoding.ids) - 1, 0, -1):
             start = encoding.offsets[index][0]

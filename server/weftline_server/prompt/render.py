@@ -33,8 +33,23 @@ class PromptBefore:
 
     @property
     def chars(self) -> int:
-        """Its length in characters, without the template's own text."""
-        return len(self.text) + sum(len(turn.content or "") for turn in self.messages or ())
+        """About its length in characters: tools, calls of tools and turns are text too."""
+        turns = sum(_turn_chars(turn) for turn in self.messages or ())
+        return len(self.text) + turns + sum(map(_tool_chars, self.tools))
+
+
+# What a chat template writes around a turn, and about the length of a tool with its schema.
+_TURN_CHARS = 20
+_TOOL_CHARS = 500
+
+
+def _turn_chars(turn: Turn) -> int:
+    calls = sum(len(c.function.name) + len(c.function.arguments) for c in turn.tool_calls)
+    return _TURN_CHARS + len(turn.content or "") + calls
+
+
+def _tool_chars(tool: Tool) -> int:
+    return _TOOL_CHARS + len(tool.function.description or "")
 
 
 def segments_before(call: Call, output: str) -> tuple[Segment, ...]:
@@ -111,7 +126,7 @@ def _turn(value: Any, param: str) -> Turn:
         role,
         _content_text(content, param),
         name if isinstance(name, str) else None,
-        tuple(_tool_call(one, param) for one in value.get("tool_calls") or ()),
+        tuple(_tool_call(one, param) for one in _calls_of(value, param)),
         answers if isinstance(answers, str) else None,
     )
 
@@ -125,6 +140,15 @@ def _content_text(content: Any, param: str) -> str:
         case [*parts] if all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
             return "".join(part["text"] for part in parts)
     raise InvalidRequest(f"a message of input {param!r} has content that is not text", param=param)
+
+
+def _calls_of(message: dict[str, Any], param: str) -> list[Any]:
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidRequest(
+            f"a message of input {param!r} has tool_calls that are not a list", param=param
+        )
+    return calls
 
 
 def _tool_call(value: Any, param: str) -> ToolCall:

@@ -15,6 +15,7 @@ from weftline.protocol import SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
+from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import TAKES_ITEMS
@@ -34,6 +35,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
+from weftline_server.session.execution import may_restart
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -41,6 +43,7 @@ log = logging.getLogger("weftline.driver")
 
 TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
+TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
 
 class TaskObserver(Protocol):
@@ -118,10 +121,20 @@ class Driver:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""
         if not submit.calls and not submit.steps:
             return ()  # it only reads
-        self.registry.admit(self.dispatcher.queued)
-        tasks = lowered(session, submit, self.dispatcher)
+        _admit(self.registry, self.dispatcher, session)
+        specs = costly_specs(submit)
+        await self._kinds.workers.check(session.tenant, specs)
+        tasks: list[Task] = []
+        begun = 0
+        for task in lowered(session, submit, self.dispatcher):
+            tasks.append(task)
+            parts = 0 if task.call is None else len(task.call.placeholders)
+            begun += TURN_PARTS // TURN_CALLS + parts
+            if begun >= TURN_PARTS:
+                begun = 0
+                await asyncio.sleep(0)
         await self.start(session, tasks, detach=submit.detach)
-        return tasks
+        return tuple(tasks)
 
     async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
@@ -148,6 +161,7 @@ class Driver:
 
         A step that a client computes may fail before its inputs are ready.
         """
+        _admit(self.registry, self.dispatcher, session)
         if given.error is None:
             event: ev.SessionEvent = ev.VariableSet(
                 now=self._now(), variable=variable, value=given.value
@@ -179,7 +193,7 @@ class Driver:
                     with self._contained.inside(session):
                         self._early.items.advance(session, id)
                 case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
-                    self._contained.spawn(session, self._fill(session, id))
+                    self._contained.spawn(session, _filled(self._early.prompts, session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
                 case ev.Replan(primitives):
@@ -222,13 +236,6 @@ class Driver:
             work = kind.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
 
-    async def _fill(self, session: Session, id: str) -> None:
-        """Send the known part of a prompt. An error in it is reported when the prompt is run."""
-        try:
-            await self._early.prompts.advance(session, id)
-        except WeftlineError as error:
-            log.debug("no early fill for primitive %s: %s", id, error.type)
-
     def want(self, id: PrimitiveId) -> Want | None:
         """The future use of a finished primitive's context; None without a future reader."""
         session = self.registry.by_id(id.session)
@@ -238,6 +245,14 @@ class Driver:
         """Whether a primitive of the session is on an engine or on its way to one."""
         session = self.registry.by_id(application)
         return session is not None and session.execution.under_way > 0
+
+    def restarts(self, id: PrimitiveId) -> bool:
+        """Forget the text of a primitive that is to run again; False if a client has some of it."""
+        session = self.registry.by_id(id.session)
+        if session is None or not may_restart(session.execution, id.primitive):
+            return False
+        self.apply(session, ev.PrimitiveRestarted(now=self._now(), primitive=id.primitive))
+        return True
 
     def replanned(self) -> Iterator[tuple[PrimitiveId, api.Hints]]:
         """The waiting primitives whose hints have changed, with their present hints."""
@@ -289,28 +304,29 @@ class Driver:
         self.apply(session, event)
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
-        """Make the value, in another thread if that takes long, and tell the session."""
+        """Make the value, elsewhere if that takes long, and tell the session."""
         finished = self._early.items.finished(session.id, primitive, finished)
-        make, is_slow = self._kinds.of(primitive).result(session, primitive, finished)
+        made = self._kinds.of(primitive).result(session, primitive, finished)
+        takes_items = isinstance(primitive.body, TakesItems)
+        if isinstance(made, Transformed) and not takes_items:
+            self.apply(session, _finished(primitive, finished, made))
+            return
 
         async def later() -> None:
-            loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(None, make) if is_slow else make()
-            if isinstance(primitive.body, TakesItems) and isinstance(made.value, list):
-                for piece in _pieces(primitive.id, made.value, self._now):
+            value = made if isinstance(made, Transformed) else await made
+            if takes_items and isinstance(value.value, list):
+                for piece in _pieces(primitive.id, value.value, self._now):
                     self.apply(session, piece)
                     await asyncio.sleep(0)
-            self.apply(session, _finished(primitive, finished, made))
+            self.apply(session, _finished(primitive, finished, value))
 
-        if is_slow or isinstance(primitive.body, TakesItems):
-            self._contained.spawn(session, later())
-        else:
-            self.apply(session, _finished(primitive, finished, make()))
+        self._contained.spawn(session, later())
 
     async def shut_down(self) -> None:
         """Close every session and wait for the tasks that this leaves."""
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
+        await self._kinds.workers.close()
         await self._contained.settle()
 
 
@@ -321,6 +337,21 @@ def _pieces(
     for offset in range(0, len(items), TURN_ITEMS):
         some = tuple(items[offset : offset + TURN_ITEMS])
         yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
+
+
+def _admit(registry: Registry, dispatcher: Dispatcher, session: Session) -> None:
+    """Raise Overloaded where the session's tenant, or the server, has no room for more."""
+    registry.charge(session)
+    of_tenant = dispatcher.queued_of(registry.salt(session.tenant))
+    registry.admit(session.tenant, dispatcher.queued, of_tenant)
+
+
+async def _filled(early: EarlyFill, session: Session, id: str) -> None:
+    """Send the known part of a prompt. An error in it is reported when the prompt is run."""
+    try:
+        await early.advance(session, id)
+    except WeftlineError as error:
+        log.debug("no early fill for primitive %s: %s", id, error.type)
 
 
 def _finished(

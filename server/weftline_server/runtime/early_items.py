@@ -66,8 +66,8 @@ class EarlyItems:
         items = item_values.fed(_step(primitive), known)
         full = PrimitiveId(session.id, id)
         op = self._ops.setdefault(full, _Op())
-        if op.lost or len(items) <= len(op.sent):
-            return
+        if op.lost or len(items) <= len(op.sent) or items[: len(op.sent)] != op.sent:
+            return  # nothing is new, or the text was generated again and says something else
         if not op.sent:
             inputs = self._steps.rest(session, primitive)
             op.sent = items

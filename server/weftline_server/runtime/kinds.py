@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from weftline.errors import WeftlineError
@@ -16,9 +16,10 @@ from weftline.steps import Rerank, Search, Step
 from weftline.transforms import run
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
+from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.control import ControlBody
-from weftline_server.lowering.results import Transformed, is_large, token_logprobs, transformed
+from weftline_server.lowering.results import Transformed, said, token_logprobs, transformed
 from weftline_server.lowering.sampling import asked, sampling_params
 from weftline_server.lowering.step import (
     CHARS_PER_TOKEN,
@@ -29,8 +30,9 @@ from weftline_server.lowering.step import (
 )
 from weftline_server.lowering.tool import ToolBody
 from weftline_server.prompt.prompter import Payload, Prompter
-from weftline_server.prompt.tool_format import triggers
+from weftline_server.prompt.tool_format import ToolFormat, triggers
 from weftline_server.runtime.prompting import body_of, parts_before, tokenised
+from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -90,8 +92,8 @@ class Kind(Protocol):
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
-        """A function that makes the value, and whether it should run in another thread."""
+    ) -> Transformed | Coroutine[object, object, Transformed]:
+        """The value, or a coroutine that makes it elsewhere because that may take long."""
         ...
 
 
@@ -141,25 +143,25 @@ class ValueKind:
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
-        return partial(Transformed, finished.value), False
+    ) -> Transformed | Coroutine[object, object, Transformed]:
+        return Transformed(finished.value)
 
 
 class StepKind(ValueKind):
     """The kinds of steps: their values are converted to an engine's inputs, and back."""
 
+    def __init__(self, salt: Callable[[str], str], workers: Workers) -> None:
+        super().__init__(salt)
+        self._workers = workers
+
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
         step = _step_of(primitive)
-        values = self._values(session, primitive)
-
-        def inputs_of() -> dict[str, Any]:
-            return engine_inputs(step, read_values(step, values))
-
-        sources = [one for one in step.sources.values() if one.var is not None]
-        if any(is_large(one.transforms, values[one.var or ""]) for one in sources):
-            inputs = await asyncio.get_running_loop().run_in_executor(None, inputs_of)
+        given = await self._given(session, primitive)
+        if is_small(list(given.values())):
+            inputs = engine_inputs(step, given)
         else:
-            inputs = inputs_of()
+            loop = asyncio.get_running_loop()
+            inputs = await loop.run_in_executor(None, engine_inputs, step, given)
         if getattr(step, "store", None) is not None:
             inputs["tenant"] = session.tenant
         return Payload(None, None, inputs=inputs)
@@ -167,7 +169,7 @@ class StepKind(ValueKind):
     def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
         """The inputs of an op that streams, beside its items. Its other values are ready."""
         step = _step_of(primitive)
-        values = self._values(session, primitive)
+        values = _values(session, primitive)
         match step:
             case Search():
                 found: dict[str, Any] = {"k": step.k, "filter": step.filter}
@@ -190,19 +192,32 @@ class StepKind(ValueKind):
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
-        sources = _step_of(primitive).sources.values()
-        is_slow = any(source.transforms for source in sources)
-        step, values = _step_of(primitive), self._values(session, primitive)
+    ) -> Transformed | Coroutine[object, object, Transformed]:
+        step = _step_of(primitive)
+        given = _values(session, primitive)
+        if not any(source.transforms for source in step.sources.values()):
+            return Transformed(result_of(step, read_values(step, given), finished.value))
+        return self._result(session, primitive, finished)
 
-        def value() -> Transformed:
-            return Transformed(result_of(step, read_values(step, values), finished.value))
+    async def _result(
+        self, session: Session, primitive: Primitive, finished: api.Finished
+    ) -> Transformed:
+        step, given = _step_of(primitive), await self._given(session, primitive)
+        return Transformed(result_of(step, given, finished.value))
 
-        return value, is_slow
+    async def _given(self, session: Session, primitive: Primitive) -> dict[str, Any]:
+        """What the step reads, by field. Raises TransformFailed."""
+        step, values = _step_of(primitive), _values(session, primitive)
+        return {
+            name: source.value
+            if source.var is None
+            else await self._workers.apply(session.tenant, source.transforms, values[source.var])
+            for name, source in step.sources.items()
+        }
 
-    @staticmethod
-    def _values(session: Session, primitive: Primitive) -> dict[str, object]:
-        return {read.variable: session.variables[read.variable].value for read in primitive.reads}
+
+def _values(session: Session, primitive: Primitive) -> dict[str, object]:
+    return {read.variable: session.variables[read.variable].value for read in primitive.reads}
 
 
 def _step_of(primitive: Primitive) -> Step:
@@ -238,7 +253,7 @@ class ControlKind(ValueKind):
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
+    ) -> Transformed | Coroutine[object, object, Transformed]:
         body, variables = primitive.body, session.variables
         assert isinstance(body, ControlBody), f"{primitive.kind} decides nothing"
 
@@ -248,7 +263,12 @@ class ControlKind(ValueKind):
             except WeftlineError as error:
                 return Transformed(None, error)
 
-        return value, body.is_slow
+        return _elsewhere(value) if body.is_slow else value()
+
+
+async def _elsewhere(make: Callable[[], Transformed]) -> Transformed:
+    """What `make` returns, made in a thread."""
+    return await asyncio.get_running_loop().run_in_executor(None, make)
 
 
 class ToolKind(ValueKind):
@@ -273,9 +293,9 @@ class ToolKind(ValueKind):
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
+    ) -> Transformed | Coroutine[object, object, Transformed]:
         assert isinstance(finished.value, dict), "a tool engine's value is an observation"
-        return partial(Transformed, finished.value["content"]), False
+        return Transformed(finished.value["content"])
 
     @staticmethod
     def failed(primitive: Primitive, failed: api.Failed) -> api.Finished:
@@ -310,14 +330,17 @@ class PromptKind:
         prompter: Callable[[str], Prompter],
         salt: Callable[[str], str],
         without: frozenset[str],
+        workers: Workers,
     ) -> None:
         self.prompter = prompter
+        self._workers = workers
         self._salt = salt
         self._affinity = "affinity" not in without
 
     async def prepare(self, session: Session, primitive: Primitive) -> Payload:
         parts = parts_before(session, body_of(primitive))
-        return await tokenised(self.prompter(primitive.resource), parts)
+        prompter = self.prompter(primitive.resource)
+        return await tokenised(prompter, parts, self._workers, session.tenant)
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
         return payload.size + asked(body_of(primitive).output)
@@ -359,12 +382,28 @@ class PromptKind:
 
     def result(
         self, session: Session, primitive: Primitive, finished: api.Finished
-    ) -> tuple[Callable[[], Transformed], bool]:
+    ) -> Transformed | Coroutine[object, object, Transformed]:
         body = body_of(primitive)
         text = session.variables[primitive.writes[0]].text
         format = self.prompter(primitive.resource).tool_format
-        make = partial(transformed, body, primitive.id, text, format)
-        return make, is_large(body.output.transforms, text)
+        specs = body.output.transforms
+        # A plain text is the value itself, however long it is.
+        if is_large(specs, text) and (specs or body.call.offered_tools):
+            return self._result(session.tenant, body, (primitive.id, text, format))
+        return transformed(body, said(body, primitive.id, text, format))
+
+    async def _result(
+        self, tenant: str, body: PromptBody, output: tuple[str, str, ToolFormat]
+    ) -> Transformed:
+        """The value of a long output, or of one whose transforms may take long."""
+        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        try:
+            value = await loop.run_in_executor(None, said, body, *output)
+            value = await self._workers.apply(tenant, body.output.transforms, value)
+        except WeftlineError as error:
+            return Transformed(None, error, time.perf_counter() - began)
+        return Transformed(value, None, time.perf_counter() - began)
 
 
 class Kinds:
@@ -376,12 +415,13 @@ class Kinds:
         salt: Callable[[str], str],
         without: frozenset[str],
     ) -> None:
-        self.prompts = PromptKind(prompter, salt, without)
-        self.steps = StepKind(salt)
+        self.workers = Workers()
+        self.prompts = PromptKind(prompter, salt, without, self.workers)
+        self.steps = StepKind(salt, self.workers)
         self._values = ValueKind(salt)
         self._elsewhere: Mapping[str, Kind] = {
-            "client": ClientKind(salt),
-            "merge": ServerKind(salt),
+            "client": ClientKind(salt, self.workers),
+            "merge": ServerKind(salt, self.workers),
         }
         self._control = ControlKind(salt)
         self._tools = ToolKind(salt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -10,21 +11,24 @@ from weftline.steps import Each, Loop, Step
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
 from weftline_server.lowering.control import resolved
-from weftline_server.lowering.provenance import verified
+from weftline_server.lowering.control.body import resource_of
+from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import efficient_batch
 from weftline_server.session.session import Session
 
 
-def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[Task, ...]:
-    """The tasks of all calls and steps. Raises UnknownModel, UnknownStore and what lowering does.
+def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterator[Task]:
+    """The tasks of all calls and steps, one after the other.
 
-    The model is decided here, so that the graph names it and equal prompts hash alike.
+    Raises UnknownModel, UnknownStore and what lowering does. The model is decided here, so that
+    the graph names it and equal prompts hash alike.
     """
+    sources = Sources(session)
 
     def named(call: Call) -> Call:
-        return replace(verified(session, call), model=dispatcher.model(call.model))
+        return replace(sources.verified(call), model=dispatcher.model(call.model))
 
     resource = partial(_resource, dispatcher)
 
@@ -34,13 +38,13 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> tuple[T
         found = resource(step)
         return lower_step(step, found, batch=efficient_batch(dispatcher.members, step.kind, found))
 
-    calls = tuple(lower_call(call, call.model or "") for call in map(named, submit.calls))
-    return calls + tuple(map(step_of, submit.steps))
+    for call in map(named, submit.calls):
+        yield lower_call(call, call.model or "")
+    yield from map(step_of, submit.steps)
 
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:
     """The name of what runs a step, "" for the server. Raises UnknownModel, UnknownStore."""
     if step.kind in NO_ENGINE:
         return ""
-    store = getattr(step, "store", None)
-    return dispatcher.resource(step.kind, store or getattr(step, "engine", None))
+    return dispatcher.resource(step.kind, resource_of(step) or None)

@@ -10,10 +10,11 @@ from weftline import transforms
 from weftline.errors import WeftlineError
 from weftline.protocol import InOut, Placeholder
 from weftline_server.graph.primitive import Flow, Primitive
+from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.call import PromptBody
-from weftline_server.lowering.results import is_large
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore, render, value_text
+from weftline_server.runtime.workers import Workers
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState
 
@@ -35,13 +36,26 @@ class PartsBefore:
     inputs: tuple[tuple[Placeholder, object], ...]
     outputs: Mapping[str, str]
 
-    @property
-    def large(self) -> bool:
-        return any(is_large(holder.transforms, value) for holder, value in self.inputs)
+    def prompt_now(self) -> PromptBefore | None:
+        """The prompt, or None if that may take long.
 
-    def prompt(self) -> PromptBefore:
-        """The prompt. Raises TransformFailed when a value does not suit its input's transforms."""
-        texts = {holder.name: _input_text(holder, value) for holder, value in self.inputs}
+        Raises TransformFailed when a value does not suit its input's transforms.
+        """
+        if any(is_large(holder.transforms, value) for holder, value in self.inputs):
+            return None
+        values = {
+            holder.name: transforms.run(holder.transforms, value) for holder, value in self.inputs
+        }
+        return self.prompt(values) if self.is_short(values) else None
+
+    def is_short(self, values: Mapping[str, object]) -> bool:
+        """Whether the prompt with these values of its inputs is rendered in no time."""
+        texts = [*values.values(), *self.outputs.values()]
+        return len(self.body.before) <= INLINE_CHARS // 4 and is_small(texts)
+
+    def prompt(self, values: Mapping[str, object]) -> PromptBefore:
+        """The prompt with these values of its inputs, by name, after their transforms."""
+        texts = {name: value_text(value) for name, value in values.items()}
         return render(self.body.call, self.body.output, {**texts, **self.outputs})
 
 
@@ -95,7 +109,9 @@ def _input_text(holder: Placeholder, value: object) -> str:
     return value_text(transforms.run(holder.transforms, value))
 
 
-async def tokenised(prompter: Prompter, parts: PartsBefore) -> Payload:
+async def tokenised(
+    prompter: Prompter, parts: PartsBefore, workers: Workers, tenant: str
+) -> Payload:
     """The payload of a prompt. Raises the errors of its rendering, as the failure of its call.
 
     The tokenizer takes a second for a megabyte of text, so long prompts go to a thread. A caller
@@ -103,10 +119,14 @@ async def tokenised(prompter: Prompter, parts: PartsBefore) -> Payload:
     """
     loop = asyncio.get_running_loop()
     try:
-        if parts.large:
-            return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt()))
-        prompt = parts.prompt()
-        if prompt.chars <= INLINE_CHARS or prompter.tokenizer is None:
+        values = {
+            holder.name: await workers.apply(tenant, holder.transforms, value)
+            for holder, value in parts.inputs
+        }
+        if not parts.is_short(values):
+            return await loop.run_in_executor(None, lambda: prompter.payload(parts.prompt(values)))
+        prompt = parts.prompt(values)
+        if prompt.chars <= INLINE_CHARS:
             return prompter.payload(prompt)
         return await loop.run_in_executor(None, prompter.payload, prompt)
     except WeftlineError as error:

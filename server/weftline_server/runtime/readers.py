@@ -97,6 +97,8 @@ class Readers:
             self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
                 if text := found.text[offset:]:
+                    if not (found.taken or found.settled):
+                        self._apply(session, ev.TextTaken(now=self._now(), variable=variable))
                     yield Chunk(offset, text)
                     offset += len(text)
                 elif found.settled:

@@ -22,12 +22,16 @@ _OURS = re.compile("s_([0-9a-f]{8})_[0-9a-f]{32}")  # which run of the server, w
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
     """Limits: sessions per tenant, idle seconds of a session, and each session's budget. While
-    `max_queued` primitives wait for engines, no more calls are accepted.
+    `max_queued` primitives wait for engines, or `max_queued_of_tenant` of one tenant, no more
+    calls are accepted from anybody, or from this tenant. `max_bytes` bounds the values of all
+    sessions of a tenant together.
     """
 
     max_sessions: int = 10_000
     idle_s: float = 3600.0
     max_queued: int = 100_000
+    max_queued_of_tenant: int = 50_000
+    max_bytes: int = 4 << 30
     budget: Budget = field(default_factory=Budget)
     closed: ClosedConfig = field(default_factory=ClosedConfig)
 
@@ -48,6 +52,8 @@ class Registry:
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
         self._count: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
+        self._charged: dict[str, int] = {}  # of each session
         self._incarnation = secrets.token_hex(4)
         self._salt_key = secrets.token_bytes(32)
 
@@ -70,6 +76,7 @@ class Registry:
         session = Session(id, tenant, now, self._without, budget, stays, self._plugins)
         self._sessions[tenant, id] = self._by_id[id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
+        self._bytes.setdefault(tenant, 0)
         return session
 
     def find(self, tenant: str, id: str) -> Session:
@@ -111,18 +118,39 @@ class Registry:
         if self._sessions.pop((session.tenant, session.id), None) is not None:
             del self._by_id[session.id]
             self._count[session.tenant] -= 1
+            self._bytes[session.tenant] -= self._charged.pop(session.id, 0)
             self._closed.keep(session, now)
 
     def by_id(self, id: str) -> Session | None:
         """The session that an engine's event is about; None if it has ended."""
         return self._by_id.get(id)
 
-    def admit(self, queued: int) -> None:
-        """Raise Overloaded when `queued` primitives have reached the limit."""
+    def admit(self, tenant: str, queued: int, of_tenant: int) -> None:
+        """Raise Overloaded when this many primitives wait, or the tenant's values have reached
+        their limit.
+        """
+        if of_tenant >= self._config.max_queued_of_tenant:
+            raise Overloaded(
+                f"{of_tenant} calls of yours wait for an engine already: try again later",
+                retry_after_s=1.0,
+            )
         if queued >= self._config.max_queued:
             raise Overloaded(
-                f"{queued} calls wait for an engine already: try again later", retry_after_s=1.0
+                "too many calls wait for an engine already: try again later", retry_after_s=1.0
             )
+        if self._bytes.get(tenant, 0) >= self._config.max_bytes:
+            raise Overloaded(
+                f"your sessions hold {self._config.max_bytes:,} bytes of values: close some",
+                retry_after_s=1.0,
+            )
+
+    def charge(self, session: Session) -> None:
+        """Count what the values of `session` take now."""
+        if session.id not in self._by_id:
+            return
+        now, before = session.spent.value_bytes, self._charged.get(session.id, 0)
+        self._charged[session.id] = now
+        self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
 
     def busy(self) -> bool:
         """Whether a call of any session is on an engine, or on its way there."""

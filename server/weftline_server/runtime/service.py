@@ -243,4 +243,7 @@ class Service:
 async def _sweep_forever(driver: Driver) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
-        driver.sweep()
+        try:
+            driver.sweep()
+        except Exception:  # without this task no session would ever expire again
+            log.exception("the expired sessions could not be closed")

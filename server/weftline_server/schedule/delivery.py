@@ -15,6 +15,9 @@ from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sessions
 
 MAX_ATTEMPTS = 3
+# A call may see more engines die: two beside other calls, and two while it runs alone. See
+# `suspects`.
+MAX_DEATHS = 4
 
 
 class Delivery:
@@ -77,7 +80,8 @@ class Delivery:
         for work in list(member.ops.works.values()):
             answered = member.ops.is_answered(work.op.id)
             member.release(work.op.id)
-            if answered or not self._retry(work):
+            work = replace(work, deaths=work.deaths + 1)
+            if not self._retry(work, answered, MAX_DEATHS):
                 self.fail(
                     work,
                     EngineFailed.__name__,
@@ -120,16 +124,18 @@ class Delivery:
         answered = member.ops.is_answered(work.op.id)
         member.release(work.op.id)
         member.prefixes.lost(work.op.context)
-        if event.retryable and not answered and self._retry(work):
+        if event.retryable and self._retry(work, answered, MAX_ATTEMPTS):
             if work.item.has_prompt:
                 perform([Free(member.name, work.op.context)], self._fleet.members)
             return
         self._sessions.outcome(work.primitive, event)
         perform(self._memory.dropped(member.name, work.op, self._now()), self._fleet.members)
 
-    def _retry(self, work: Work) -> bool:
-        """Queue the work again, unless this was its last attempt."""
-        if work.once or work.op.attempt + 1 >= MAX_ATTEMPTS:
+    def _retry(self, work: Work, answered: bool, most: int) -> bool:
+        """Queue the work again, unless this was its last attempt or a client has text of it."""
+        if work.once or work.op.attempt + 1 >= most:
+            return False
+        if answered and not self._sessions.restarts(work.primitive):
             return False
         self._queue.add(replace(work, op=replace(work.op, attempt=work.op.attempt + 1)))
         return True

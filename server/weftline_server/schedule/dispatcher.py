@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,11 @@ from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import Rounds
 from weftline_server.schedule.sessions import Sent, Sessions
 
+log = logging.getLogger("weftline.dispatcher")
+
 EXPIRE_EVERY_S = 1.0
 
-_ENGINES = {"embed": "embedder", "rerank": "reranker"}
+_ENGINES = {"embed": "embedder", "function": "function", "rerank": "reranker"}
 
 
 def unknown_resource(kind: str, name: str | None, found: Sequence[str]) -> WeftlineError:
@@ -104,10 +107,9 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
-    def running(self) -> dict[str, tuple[int, int]]:
-        """Return for each engine how many primitives it runs, and the sum of their tokens."""
-        works = {member.name: member.ops.works.values() for member in self._fleet.members.values()}
-        return {name: (len(ops), sum(work.tokens for work in ops)) for name, ops in works.items()}
+    def queued_of(self, salt: str) -> int:
+        """How many primitives of the tenant with this salt wait for an engine."""
+        return self._queue.of(salt)
 
     @property
     def models(self) -> list[str]:
@@ -206,7 +208,10 @@ class Dispatcher:
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            self.expire()
+            try:
+                self.expire()
+            except Exception:  # without this task no call would ever expire again
+                log.exception("the calls without an engine could not be searched")
             if self._queue:
                 self._rounds.soon()  # a call may have waited so long that it may start now
 

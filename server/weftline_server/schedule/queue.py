@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._works: dict[str, Work] = {}
+        self._of: Counter[str] = Counter()  # by salt
 
     def __len__(self) -> int:
         return len(self._works)
@@ -27,12 +29,23 @@ class Queue:
     def __iter__(self) -> Iterator[Work]:
         return iter(self._works.values())
 
+    def of(self, salt: str) -> int:
+        """How many of the tenant with this salt wait."""
+        return self._of[salt]
+
     def add(self, work: Work) -> None:
+        assert work.op.id not in self._works, f"{work.op.id} waits already"
         self._works[work.op.id] = work
+        self._of[work.op.salt] += 1
 
     def remove(self, op: str) -> Work | None:
         """Remove an op and return its work; None if it does not wait here."""
-        return self._works.pop(op, None)
+        work = self._works.pop(op, None)
+        if work is not None:
+            self._of[work.op.salt] -= 1
+            if not self._of[work.op.salt]:
+                del self._of[work.op.salt]
+        return work
 
     def feed(self, op: str, part: api.Fed, last: bool) -> bool:
         """Append to the prompt or the items of an open op. Return whether it waits here."""
@@ -56,5 +69,5 @@ class Queue:
             and now - since >= UNAVAILABLE_S
         ]
         for work in expired:
-            del self._works[work.op.id]
+            self.remove(work.op.id)
         return expired

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.schedule.memory.keeper import Memory
-from weftline_server.schedule.placement import place
+from weftline_server.schedule.placement import Served, place
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sent, Sessions
+from weftline_server.schedule.suspects import alone, is_suspect
 
 
 class Rounds:
@@ -32,6 +33,7 @@ class Rounds:
         self._policy = policy
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
+        self._served = Served()
 
     def soon(self) -> None:
         """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
@@ -49,14 +51,20 @@ class Rounds:
         models = _by_model(ready)
         self._admit(models)
         gate = self._memory.gate
+        suspects, closed = alone(self._queue, ready)
+        for op, member in suspects:
+            self._send(op, member)
+        ready = [member for member in ready if member.name not in closed]
         queue = [
             work.item
             for work in self._queue
-            if gate.may_start(work.op.hints.application) or not work.item.has_prompt
+            if (gate.may_start(work.op.hints.application) or not work.item.has_prompt)
+            and not is_suspect(work)
         ]
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [member.load() for member in ready] if queue else []
-        for placement in place(queue, loads, self._policy, self._now()):
+        served = self._served.begin(item.tenant for item in queue)
+        for placement in place(queue, loads, self._policy, self._now(), served):
             self._send(placement.id, self._fleet.members[placement.engine])
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
@@ -75,6 +83,7 @@ class Rounds:
     def _send(self, op: str, member: Member) -> None:
         work = self._queue.remove(op)
         assert work is not None and member.engine is not None
+        self._served.got(work.item.tenant, work.tokens)
         member.hold(work)
         member.engine.submit(self._memory.continuing(member.name, member.op(work)))
         if not work.op.open or not work.item.has_prompt:

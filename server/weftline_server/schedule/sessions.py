@@ -32,6 +32,13 @@ class Sessions(Outlook, Protocol):
         """Take a report about a primitive."""
         ...
 
+    def restarts(self, id: PrimitiveId) -> bool:
+        """Forget the text of a primitive that is to run again.
+
+        Return False, and forget nothing, if a client has some of it.
+        """
+        ...
+
     def replanned(self) -> Iterable[tuple[PrimitiveId, api.Hints]]:
         """Return new hints for the waiting primitives whose plan has changed since the last call.
 

@@ -106,6 +106,11 @@ class VariableRead(VariableEvent):
 
 
 @record
+class TextTaken(VariableEvent):
+    """A stream passes on text of the variable before its value is ready."""
+
+
+@record
 class VariableCancelled(VariableEvent):
     """A client does not want the variable any more."""
 
@@ -165,6 +170,11 @@ class ItemsMade(PrimitiveEvent):
     @property
     def detail(self) -> str:
         return f"{len(self.values)} items"
+
+
+@record
+class PrimitiveRestarted(PrimitiveEvent):
+    """Its engine was lost. It runs again from the start, and what it generated is forgotten."""
 
 
 @record

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
@@ -251,7 +252,8 @@ class Execution:
         """Whether a live task reads an output of `task`, or a client may read one later."""
         if (owner := self.tasks.get(task.task.owner)) is not None and not owner.live:
             return False
-        for var in task.task.writes:
+        given = (one for one in task.task.primitives if not isinstance(one.body, Growing))
+        for var in (variable for one in given for variable in one.writes):
             readers = [self.primitives[id].task for id in self.graph.consumers.get(var, ())]
             if any(one.live for one in readers if one is not task):
                 return True
@@ -325,3 +327,21 @@ class Execution:
         reads = self.graph.primitives[run.id].reads
         if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
             actions.append(ev.Fill(run.id))
+
+
+def may_restart(execution: Execution, primitive: str) -> bool:
+    """Whether no client has text of the primitive that another attempt could change."""
+    run = execution.primitives[primitive]
+    writes = execution.graph.primitives[primitive].writes
+    return run.live and not any(execution.variables[var].taken for var in writes)
+
+
+def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Action]:
+    """Forget what the primitive has generated: another attempt begins."""
+    run = execution.primitives[event.primitive]
+    if not run.live or run.step is None:
+        return []
+    run.step.logprobs.clear()
+    for var in execution.graph.primitives[run.id].writes:
+        execution.variables[var].restart()
+    return []

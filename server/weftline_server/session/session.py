@@ -18,7 +18,7 @@ from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.control import finish, take_items
-from weftline_server.session.execution import Execution, IllegalMove
+from weftline_server.session.execution import Execution, IllegalMove, restarted
 from weftline_server.session.given import give, refuse
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable
@@ -170,7 +170,9 @@ class Session:
         return give(self.execution, self.spent, event, self.opened)
 
     def _read(self, event: ev.VariableRead) -> list[ev.Action]:
-        self.variable(event.variable).reads += 1
+        variable = self.variable(event.variable)
+        variable.reads += 1
+        variable.taken |= bool(variable.parts) and not variable.settled
         return []
 
     def _cancel(self, event: ev.TaskCancelled) -> list[ev.Action]:
@@ -209,7 +211,16 @@ class Session:
 
 
 # Most events are parts of text; these neither change the graph nor end a primitive.
-_CHANGES_NO_PLAN = frozenset({ev.TextGenerated, ev.ItemsMade, ev.PrimitiveSent, ev.VariableRead})
+_CHANGES_NO_PLAN = frozenset(
+    {
+        ev.TextGenerated,
+        ev.ItemsMade,
+        ev.PrimitiveRestarted,
+        ev.PrimitiveSent,
+        ev.TextTaken,
+        ev.VariableRead,
+    }
+)
 
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
     MappingProxyType(
@@ -218,6 +229,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.VariableSet: Session._set,
             ev.VariableRefused: lambda session, event: refuse(session.execution, event),
             ev.VariableRead: Session._read,
+            ev.TextTaken: lambda session, event: session.variable(event.variable).passed_on(),
             ev.VariableCancelled: Session._cancel_variable,
             ev.TaskCancelled: Session._cancel,
             ev.SessionClosed: Session._close,
@@ -227,6 +239,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
             ev.ItemsMade: lambda session, event: session.execution.items(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
+            ev.PrimitiveRestarted: lambda session, event: restarted(session.execution, event),
             ev.PrimitiveFinished: lambda session, event: finish(
                 session.execution, session.spent, event, session.opened
             ),

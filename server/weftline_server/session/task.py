@@ -128,9 +128,8 @@ class TaskRun:
     primitives: tuple[PrimitiveRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.primitives = tuple(
-            PrimitiveRun(primitive.id, primitive.work, self) for primitive in self.task.primitives
-        )
+        runs = [PrimitiveRun(one.id, one.work, self) for one in self.task.primitives]
+        self.primitives = tuple(runs)
 
     @property
     def current(self) -> PrimitiveRun:

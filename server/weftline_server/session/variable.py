@@ -53,6 +53,7 @@ class Variable:
     streamed: int = 0  # characters that came in parts
     items: list[Any] = field(default_factory=list)  # of a list that is not complete
     reads: int = 0  # how often a client was given the value or a part of it
+    taken: bool = False  # a client has text of it that was not complete
 
     @property
     def text(self) -> str:
@@ -78,6 +79,16 @@ class Variable:
         pieces = self.streamed // PIECE_CHARS
         self.streamed += len(text)
         return self.streamed // PIECE_CHARS > pieces
+
+    def passed_on(self) -> list[Any]:
+        """A client has text of it from now on. Nothing follows from that."""
+        self.taken = True
+        return []
+
+    def restart(self) -> None:
+        """Forget the text: it will be generated again."""
+        assert not self.taken, f"a client has text of variable {self.id}"
+        self.parts, self.streamed = [], 0
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)

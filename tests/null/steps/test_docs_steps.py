@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.null.steps.conftest import Listen
+from weftline.protocol import Submit
+from weftline_server.commands.retrieval import factories, from_tables
 
+SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
 PAGE = (Path(__file__).parents[3] / "docs" / "steps.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = {
@@ -41,3 +46,17 @@ async def test_a_program_prints_what_it_should(
 
 def test_every_program_is_run() -> None:
     assert len(PROGRAMS) == len(PRINTED)
+
+
+def test_the_settings_are_settings_of_the_server() -> None:
+    [settings] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert list(factories(from_tables(tomllib.loads(settings)))) == ["function:count"]
+
+
+def test_the_steps_of_the_page_are_steps_of_a_submit() -> None:
+    """The bodies that are left out stand for any call."""
+    body = '{"calls": [{"name": "a", "prompt": "{{output:answer}}", "placeholders": []}]}'
+    wire = PAGE.replace('{"calls": [...], "steps": [...]}', body).replace("{...}", body)
+    steps = re.findall(r'    (\{"kind":(?:.*\n     .*)*.*\})', wire)
+    kinds = [one.kind for one in SUBMIT.validate_json(f'{{"steps": [{",".join(steps)}]}}').steps]
+    assert kinds == ["client", "function", "branch", "each", "loop"]

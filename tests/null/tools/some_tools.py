@@ -34,6 +34,16 @@ def note(path: str, wait_s: float = 0.0) -> str:
     return "noted"
 
 
+@tool(effects="none")
+def wait_for(path: str) -> str:
+    """Say that it began, and wait until a file is there."""
+    begun = Path(f"{path}.begun")
+    begun.write_text(begun.read_text() + "begun\n" if begun.exists() else "begun\n")
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return "waited"
+
+
 @tool(effects="none", timeout_s=0.3)
 def hang() -> None:
     """Never end, and ignore the signal that asks for an end."""

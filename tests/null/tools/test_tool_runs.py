@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.null.asgi import Serve, Server
 from tests.null.tools.conftest import config
+from tests.null.tools.test_tool_engine import children_of, gone
 from weftline_engine.null import LatencyProfile, NullConfig, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
@@ -26,8 +30,9 @@ def script(notes: str) -> tuple[tuple[str, str], ...]:
     long = called("add", a=1, b=2) + called("look_up", query="x " * 40)
     forecast = called("forecast", location="Rome", days=3, why="because " * 200)
     return (
+        ("waited", "I waited."),
+        ("It may have run", "I check."),
         ("#forever", called("add", a=7, b=0)),
-        ("signal 9", "It died."),
         ("city, state'", "I ask for the state."),
         ("noted", "It is noted."),
         ('"found": "x', "Three, and found."),
@@ -36,6 +41,8 @@ def script(notes: str) -> tuple[tuple[str, str], ...]:
         ("#note", called("note", path=notes) + called("look_up", query="y " * 30)),
         ("#die", called("die")),
         ("#mine", called("mine", x=1)),
+        ("#wait", called("wait_for", path=f"{notes}.end")),
+        ("#slow", called("note", path=notes, wait_s=60.0)),
     )
 
 
@@ -133,7 +140,7 @@ async def test_a_tool_stops_a_turn(server: Server) -> None:
 async def test_faults_of_tools_are_answers(server: Server) -> None:
     """A tool that dies, and one that is not there: the request finishes."""
     answer = await ask(server, "#die")
-    assert answer["choices"][0]["message"]["content"] == "It died."
+    assert answer["choices"][0]["message"]["content"] == "I check."
     assert told(answer)[0].endswith("It may have run: check before you call it again.")
 
 
@@ -142,6 +149,55 @@ async def test_a_call_with_effects_runs_once_after_the_turn(server: Server, tmp_
     answer = await ask(server, "#note")
     assert answer["choices"][0]["message"]["content"] == "It is noted."
     assert (tmp_path / "notes").read_text() == "noted\n"
+
+
+def zygote_of(server: Server) -> int:
+    """The process id of the zygote."""
+    member = server.driver.dispatcher._fleet.members["tool:some"]
+    assert isinstance(member.engine, ToolEngine) and member.engine._zygote is not None
+    return member.engine._zygote.pid
+
+
+async def until(path: Path) -> None:
+    """Wait until a tool has written the file."""
+    while not os.access(path, os.F_OK):  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.01)
+
+
+async def test_the_tools_die_in_the_middle_of_a_call(server: Server, tmp_path: Path) -> None:
+    """A tool without effects runs again on the next zygote. One that runs once does not: the model
+    is told that it may have run."""
+    waiting = asyncio.create_task(ask(server, "#wait"))
+    await until(tmp_path / "notes.end.begun")
+    os.kill(zygote_of(server), signal.SIGKILL)
+    (tmp_path / "notes.end").touch()
+    answer = await waiting
+    assert answer["choices"][0]["message"]["content"] == "I waited."
+    assert (tmp_path / "notes.end.begun").read_text() == "begun\n" * 2
+    slow = asyncio.create_task(ask(server, "#slow"))
+    await until(tmp_path / "notes")
+    os.kill(zygote_of(server), signal.SIGKILL)
+    answer = await slow
+    assert answer["choices"][0]["message"]["content"] == "I check."
+    assert told(answer)[0].startswith("the tool did not finish: engine tool:some died")
+    assert (tmp_path / "notes").read_text() == "noted\n"
+
+
+async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path: Path) -> None:
+    """The request fails, and the tool's process is killed."""
+    session = await server.session()
+    body = {
+        "messages": [{"role": "user", "content": "#wait"}],
+        "weftline": {"run_tools": True, "session_id": session},
+    }
+    waiting = asyncio.create_task(server.http.post("/v1/chat/completions", json=body))
+    await until(tmp_path / "notes.end.begun")
+    children = children_of(zygote_of(server))
+    await server.http.delete(f"/v1/session/{session}")
+    answer = await waiting
+    assert answer.json()["error"]["type"] in ("Cancelled", "SessionClosed")
+    for child in children:
+        await gone(child)
 
 
 async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:

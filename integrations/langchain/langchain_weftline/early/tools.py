@@ -29,6 +29,9 @@ else:
         class AgentMiddleware:
             """Stands for LangChain's class where `langchain` is not installed."""
 
+            def __class_getitem__(cls, of: object) -> type:
+                return cls
+
 
 Running = Future[Any] | asyncio.Task[Any]
 

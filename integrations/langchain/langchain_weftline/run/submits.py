@@ -13,6 +13,7 @@ from langchain_weftline.model.patience import Deadlines
 from langchain_weftline.run.telling import Telling
 from weftline.adapters import Feed, Promises, Result
 from weftline.adapters.promises import fail, keep, own_inputs
+from weftline.errors import AlreadySet
 from weftline.http import MAX_RETRIES
 from weftline.protocol import Call
 from weftline.watching import Value
@@ -91,7 +92,9 @@ class Submits:
         """What to do when the server has answered: nobody waits for a text that it refuses."""
 
         def answered(keeping: Future[None]) -> None:
-            if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            error = None if keeping.cancelled() else keeping.exception()
+            # A message that was sent again, because its answer was lost, finds the text set.
+            if error is not None and not isinstance(error, AlreadySet):
                 self._lose(name, error, tell)
 
         return answered

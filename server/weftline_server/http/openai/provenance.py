@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
-from weftline.protocol import InOut, Placeholder, Segment, check_id
-from weftline_server.lowering.provenance import came_from
+from weftline.protocol import MAX_ITEMS, InOut, Placeholder, Segment, check_id
+from weftline_server.lowering.provenance import Sources
 from weftline_server.session.session import Session
 
 MAX_CLOSED = 64
@@ -60,6 +60,10 @@ class Provenance:
             check_id(self.session_id, "session_id")
         elif self.open:
             raise InvalidRequest("'open' needs a session_id", param="open")
+        if sum(len(pieces or ()) for pieces in self.messages) > MAX_ITEMS:
+            raise InvalidRequest(
+                f"messages of 'weftline' have at most {MAX_ITEMS:,} pieces", param="messages"
+            )
         if len(self.close) > MAX_CLOSED:
             raise InvalidRequest(f"close may name at most {MAX_CLOSED} sessions", param="close")
 
@@ -78,7 +82,12 @@ class Inputs:
     session: Session
     taken: set[str]
     _names: dict[tuple[str, str, str | None], str] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)  # the last number of each base name
+    _sources: Sources = field(init=False)
     placeholders: list[Placeholder] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._sources = Sources(self.session)
 
     def segments(self, pieces: Iterable[Piece]) -> tuple[Segment, ...]:
         """The segments of `pieces` in the prompt."""
@@ -86,17 +95,18 @@ class Inputs:
 
     def _segment(self, piece: Piece) -> Segment:
         var = piece.from_var
-        if var is not None and not came_from(self.session, var, piece.text):
+        if var is not None and not self._sources.came_from(var, piece.text):
             var = None
         if piece.name is None and var is None:
             return Segment(text=piece.text)
         base = piece.name or UNNAMED
         key = (base, piece.text, var)
         if key not in self._names:
-            number, name = 1, base
+            number, name = self._numbers.get(base, 1), base
             while name in self.taken:
                 number += 1
                 name = f"{base}_{number}"
+            self._numbers[base] = number
             self.taken.add(name)
             self._names[key] = name
             self.placeholders.append(

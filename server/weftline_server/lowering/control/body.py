@@ -8,8 +8,20 @@ from typing import Any
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut
-from weftline.steps import MAX_NAME, Body, Branch, Each, Embed, Loop, Rerank, Source, Step
+from weftline.steps import (
+    MAX_NAME,
+    Body,
+    Branch,
+    Each,
+    Embed,
+    FunctionStep,
+    Loop,
+    Rerank,
+    Source,
+    Step,
+)
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
 
@@ -36,6 +48,8 @@ def resolved(body: Body, prepare: Callable[[Call], Call], resource: Callable[[St
 
 def resource_of(step: Step) -> str:
     """What runs a step of a resolved body; "" for the server itself."""
+    if isinstance(step, FunctionStep):
+        return step.function
     return getattr(step, "store", None) or getattr(step, "engine", None) or ""
 
 
@@ -118,7 +132,8 @@ def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
     Graph().check(tasks)
     read = {variable for task in tasks for variable in task.reads}
     start = len(made.id) + 1
-    return tuple(var[start:] for task in tasks for var in task.writes if var not in read)
+    given = (one for task in tasks for one in task.primitives if not isinstance(one.body, Growing))
+    return tuple(var[start:] for one in given for var in one.writes if var not in read)
 
 
 def first_task(prefix: str, graph: Graph) -> Task | None:
@@ -156,6 +171,9 @@ def renamed(step: Step, rename: Rename) -> Step:
     if step.out is not None:
         changes["out"] = rename(step.out)
     match step:
+        case FunctionStep():
+            arguments = step.args.items()
+            changes["args"] = {name: _renamed_source(one, rename) for name, one in arguments}
         case Branch():
             changes["cases"] = tuple(replace(one, take=rename(one.take)) for one in step.cases)
             changes["default"] = rename(step.default)

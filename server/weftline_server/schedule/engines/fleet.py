@@ -188,18 +188,29 @@ class Fleet:
                     self._hear(member, events)
             except (api.EngineDied, InvalidRequest) as error:
                 member.last_error = str(error)
+            except Exception as error:  # no more files, no memory, or a bug: the next try may work
+                log.exception("engine %s: an error of its supervisor", member.name)
+                member.last_error = f"{type(error).__name__}: {error}"
             if member.closed:
                 return
             if member.state is EngineState.LEAVING and not member.ops.works:
                 del self.members[member.name]
                 return
             self._lose(member)
+            await self._end(member)
             if member.make is None:
-                await member.engine.close()
                 self._forget_gone()
                 return
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             failures += 1
+
+    async def _end(self, member: Member) -> None:
+        """End what may be left of an engine that is lost, before another takes its place."""
+        assert member.engine is not None
+        try:
+            await member.engine.close()
+        except Exception:
+            log.exception("engine %s was lost and could not be closed", member.name)
 
     def _hear(self, member: Member, events: Sequence[api.Event]) -> None:
         for event in events:
@@ -224,7 +235,10 @@ class Fleet:
         if member.state is not EngineState.DOWN:  # a restart that failed changes nothing
             member.move_to(EngineState.DOWN)
         self.note_gaps()
-        self._watcher.down(member)
+        try:
+            self._watcher.down(member)
+        except Exception:  # a bug in one session must not leave the engine without a supervisor
+            log.exception("engine %s was lost, and not everybody could be told", member.name)
 
     def _forget_gone(self) -> None:
         gone = [s for s in self.members.values() if s.make is None and s.state is EngineState.DOWN]

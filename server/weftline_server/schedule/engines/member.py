@@ -51,7 +51,8 @@ class Work:
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
     work. `prefixes` are the hashes and lengths of the prompt's prefixes. `stays` says that its
-    session may send more calls later. Work to do `once` gets no second attempt.
+    session may send more calls later. Work to do `once` gets no second attempt. `deaths` counts the
+    engines that died while they ran it.
     """
 
     primitive: PrimitiveId
@@ -62,6 +63,7 @@ class Work:
     prefixes: tuple[tuple[str, int], ...] = ()
     stays: bool = False
     once: bool = False
+    deaths: int = 0
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class Work:
             hints=self.op.hints,
             prefixes=self.prefixes,
             open=self.op.open,
+            tenant=self.op.salt,
         )
         object.__setattr__(self, "item", item)
 

@@ -9,6 +9,7 @@ size, while less than a tenth of the prefill is recomputed, or while engines are
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,9 +66,11 @@ def admit(
 ) -> Admission:
     """Decide which applications may start now.
 
-    They are admitted in the order of arrival: one that does not fit holds up all later ones.
+    They are admitted in the order of arrival, the tenants in turn: one that does not fit holds up
+    all later ones.
     """
-    queue = sorted(waiting, key=_arrival)
+    inside = tuple(inside)
+    queue = _in_turn(sorted(waiting, key=_arrival), inside)
     inside = sorted(inside, key=_arrival)
     room = pool.tokens - max((one.habits.shared for one in (*inside, *queue)), default=0.0)
     cheap = pool.recomputed is not None and pool.recomputed < MOST_RECOMPUTED
@@ -117,6 +120,18 @@ def peak(applications: Iterable[Application]) -> float:
         held += own
         most = max(most, held + count * growth)
     return most
+
+
+def _in_turn(queue: list[Application], inside: Iterable[Application]) -> list[Application]:
+    """`queue`, sorted by how many applications of its tenant are inside or before each."""
+    before = Counter(one.salt for one in inside)
+    places: list[int] = []
+    for one in queue:
+        places.append(before[one.salt])
+        before[one.salt] += 1
+    if len(before) < 2:
+        return queue
+    return [queue[at] for at in sorted(range(len(queue)), key=lambda at: (places[at], at))]
 
 
 def _arrival(one: Application) -> float:

@@ -104,6 +104,7 @@ class Application:
     goes_on: bool = False  # when it became idle, its next call was known and on its way
     pause_s: float | None = None
     prompt: tuple[int, int] | None = None  # length and hash of its newest prompt
+    salt: str = ""  # of its tenant
     kept: dict[str, Kept] = field(default_factory=dict)
 
     @property
@@ -226,7 +227,7 @@ class Applications:
         found = self._known.get(id)
         if found is None:
             habits = self._habits_of(tenant, model, max(1, first))
-            found = self._known[id] = Application(id, model, stays, now, now, habits)
+            found = self._known[id] = Application(id, model, stays, now, now, habits, salt=tenant)
         return found
 
     def _habits_of(self, tenant: str, model: str, first: int) -> Habits:

@@ -20,6 +20,9 @@ experiment uses this policy as its control.
   the prefix would be computed again. It would also evict prefixes that other calls come back to,
   and then these calls would move to other engines, too.
 
+Tenants share engines: under both policies the calls of a tenant keep this order among themselves,
+and the next call is one of the tenant that has got the least work so far.
+
 An engine takes only the kinds of op that it announces.
 """
 
@@ -34,6 +37,7 @@ from weftline_server.schedule.placement.items import (
 )
 from weftline_server.schedule.placement.round import place
 from weftline_server.schedule.placement.scores import PATIENCE_S, POLICIES
+from weftline_server.schedule.placement.shares import Served
 
 __all__ = [
     "AGING_S",
@@ -43,6 +47,7 @@ __all__ = [
     "EngineLoad",
     "Placement",
     "Queued",
+    "Served",
     "common",
     "is_bounded",
     "place",

@@ -46,6 +46,7 @@ class Queued:
     hints: Hints
     prefixes: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
+    tenant: str = ""  # who shares engines with whom: each tenant gets as much as any other
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
     of: Class = field(init=False)
 

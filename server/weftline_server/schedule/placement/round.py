@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 
 from weftline_server.schedule.placement.items import (
     Class,
@@ -19,6 +20,7 @@ from weftline_server.schedule.placement.scores import (
     Candidate,
     Cost,
 )
+from weftline_server.schedule.placement.shares import shared
 
 _NO_ROOMS: Mapping[int, float] = {}
 
@@ -97,11 +99,16 @@ class _Replicas:
 
 
 def place(
-    queue: Iterable[Queued], engines: Sequence[EngineLoad], policy: str, now: float
+    queue: Iterable[Queued],
+    engines: Sequence[EngineLoad],
+    policy: str,
+    now: float,
+    served: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Placement]:
     """Place the calls that fit now, the most urgent first; one that does not fit blocks no other.
 
-    `policy` is one of POLICIES; `now` is in seconds of the monotonic clock.
+    `policy` is one of POLICIES; `now` is in seconds of the monotonic clock. Tenants take turns by
+    what they were `served` so far.
     """
     cost = COST[policy]
     by_model: dict[str, _Replicas] = {}
@@ -110,7 +117,7 @@ def place(
             by_model[load.model] = _Replicas()
         by_model[load.model].add(Candidate(load))
     placements = []
-    for item in sorted(queue, key=ORDER[policy]):
+    for item in shared(sorted(queue, key=ORDER[policy]), served):
         replicas = by_model.get(item.model)
         if replicas is None or replicas.free <= 0:
             if not any(one.free > 0 for one in by_model.values()):

@@ -26,6 +26,7 @@ from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.llms.weftline.asking import Asked, Asking
 from llama_index.llms.weftline.objects import wanted
+from llama_index.llms.weftline.served import api_key_of_environment
 from llama_index.llms.weftline.spans import listen
 from llama_index.llms.weftline.structured import StructuredLLM
 from llama_index.llms.weftline.wire import (
@@ -39,14 +40,9 @@ from llama_index.llms.weftline.wire import (
     message_body,
 )
 
-from weftline.adapters.server import Server, default_api_key, default_base_url, is_on
+from weftline.adapters.server import Server, default_base_url, is_on
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Criterion
-
-
-def _api_key() -> SecretStr | None:
-    key = default_api_key()
-    return None if key is None else SecretStr(key)
 
 
 class Weftline(StructuredLLM):
@@ -89,7 +85,7 @@ class Weftline(StructuredLLM):
         validate_default=True,
         description="The server's address; OpenAILike's name `api_base` is taken too.",
     )
-    api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
+    api_key: SecretStr | None = Field(default_factory=api_key_of_environment, exclude=True)
     timeout: float | None = Field(
         default=600.0, gt=0, description="Seconds to wait for an answer; None waits for ever."
     )

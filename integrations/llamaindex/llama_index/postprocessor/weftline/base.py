@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.bridge.pydantic import Field, SecretStr, field_validator
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.llms.weftline.served import Served
 
-from weftline.adapters import Retrieval, retrieval
-from weftline.adapters.server import Server, default_api_key, default_base_url
-
-
-def _api_key() -> SecretStr | None:
-    key = default_api_key()
-    return None if key is None else SecretStr(key)
+from weftline.adapters import retrieval
 
 
-class WeftlineRerank(BaseNodePostprocessor):
+class WeftlineRerank(BaseNodePostprocessor, Served):
     """Keeps the `top_n` nodes that fit the query best, the best first.
 
     `model` names a reranker of the server; None takes the first one. An embedder reranks too, by
@@ -27,19 +22,11 @@ class WeftlineRerank(BaseNodePostprocessor):
 
     model: str | None = Field(default=None)
     top_n: int = Field(default=3, gt=0)
-    base_url: str = Field(default_factory=default_base_url, validate_default=True)
-    api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
-    timeout: float | None = Field(default=600.0, gt=0)
 
     @classmethod
     def class_name(cls) -> str:
         """The name in saved settings."""
         return "WeftlineRerank"
-
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _without_v1(cls, url: Any) -> Any:
-        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -60,11 +47,6 @@ class WeftlineRerank(BaseNodePostprocessor):
             raise ValueError("a WeftlineRerank needs the query: give query_str or query_bundle")
         texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
         return retrieval.rerank(query.query_str, texts, self.top_n, self.model)
-
-    @property
-    def _server(self) -> Retrieval:
-        key = None if self.api_key is None else self.api_key.get_secret_value()
-        return Retrieval(Server(self.base_url, key, timeout_s=self.timeout))
 
 
 def _chosen(

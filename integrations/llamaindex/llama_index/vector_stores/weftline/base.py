@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.bridge.pydantic import Field, SecretStr, field_validator
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
@@ -16,17 +16,12 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+from llama_index.llms.weftline.served import Served
 
 from weftline.adapters import Retrieval, retrieval
-from weftline.adapters.server import Server, default_api_key, default_base_url
 
 
-def _api_key() -> SecretStr | None:
-    key = default_api_key()
-    return None if key is None else SecretStr(key)
-
-
-class WeftlineVectorStore(BasePydanticVectorStore):
+class WeftlineVectorStore(BasePydanticVectorStore, Served):
     """A store of the server, by its name.
 
     Start the server with `weftline serve --embedder minilm --store sqlite:docs.db`, for example.
@@ -40,25 +35,16 @@ class WeftlineVectorStore(BasePydanticVectorStore):
 
     stores_text: bool = True
     store: str = Field(default="default")
-    base_url: str = Field(default_factory=default_base_url, validate_default=True)
-    api_key: SecretStr | None = Field(default_factory=_api_key, exclude=True)
-    timeout: float | None = Field(default=600.0, gt=0)
 
     @classmethod
     def class_name(cls) -> str:
         """The name in saved settings."""
         return "WeftlineVectorStore"
 
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _without_v1(cls, url: Any) -> Any:
-        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
-
     @property
     def client(self) -> Retrieval:
         """The server that keeps the store."""
-        key = None if self.api_key is None else self.api_key.get_secret_value()
-        return Retrieval(Server(self.base_url, key, timeout_s=self.timeout))
+        return self._server
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes with their embeddings, or replace those with equal ids."""

@@ -1,0 +1,175 @@
+"""FunctionEngine: runs one function of the operator in worker processes.
+
+A worker serves one op at a time, and stays for the next one. One that is too slow, says too much or
+dies is killed with its process group, and its op fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from typing import Any
+
+from weftline_engine import api
+from weftline_engine.functions.config import FunctionConfig
+
+KIND = "function"
+START_S = 30.0  # to import the function and what it needs
+
+
+class FunctionFailed(Exception):
+    """A run failed; the message is for the user."""
+
+
+class FunctionEngine:
+    """An `api.Engine` of the kind `function`."""
+
+    def __init__(self, config: FunctionConfig) -> None:
+        self._config = config
+        self._idle: list[Process] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(config.workers)
+        self._out: asyncio.Queue[api.Event | None] = asyncio.Queue()
+        self._count = 0  # events
+
+    async def start(self) -> api.Description:
+        try:
+            self._idle.append(await self._spawned())
+        except FunctionFailed as error:
+            raise api.EngineDied(str(error)) from None
+        return api.Description(
+            model=self._config.name,
+            kinds=(KIND,),
+            capabilities=(),
+            max_running=self._config.workers,
+        )
+
+    def submit(self, op: api.Op) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(op))
+        self._tasks[op.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(op.id, None))
+
+    def cancel(self, op: str) -> None:
+        if (task := self._tasks.get(op)) is not None:
+            task.cancel()
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        while (event := await self._out.get()) is not None:
+            yield [event]
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for worker in self._idle:
+            await _kill(worker)
+        self._idle.clear()
+        self._out.put_nowait(None)
+
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None: ...
+    def update(self, op: str, hints: api.Hints) -> None: ...
+    def retain(self, context: str, retention: api.Retention) -> None: ...
+    def free(self, context: str) -> None: ...
+
+    async def _run(self, op: api.Op) -> None:
+        async with self._places:
+            began = time.monotonic()
+            self._count += 1
+            ended: dict[str, Any] = {"op": op.id, "attempt": op.attempt, "sequence": self._count}
+            try:
+                value = await self._answer(op.inputs.get("arguments", {}))
+            except FunctionFailed as error:
+                event: api.Event = api.Failed(
+                    **ended, time=time.monotonic(), error="EngineFailed", message=str(error)
+                )
+            else:
+                usage = api.Usage(
+                    prompt_tokens=0, cached_tokens=0, output_tokens=0, started=began, filled=began
+                )
+                event = api.Finished(
+                    **ended,
+                    time=time.monotonic(),
+                    reason=api.FinishReason.STOP,
+                    usage=usage,
+                    value=value,
+                )
+            self._out.put_nowait(event)
+
+    async def _answer(self, arguments: object) -> Any:
+        """The result of one run. Raises FunctionFailed; then its worker is gone."""
+        worker = self._idle.pop() if self._idle else await self._spawned()
+        kept = False
+        try:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(arguments).encode() + b"\n")
+            answer = await self._line(worker, self._config.timeout_s)
+            kept = True
+        except ConnectionError:
+            raise FunctionFailed(f"function {self._config.name!r} ended its process") from None
+        finally:
+            if kept:
+                self._idle.append(worker)
+            else:
+                await _kill(worker)
+        if "error" in answer:
+            raise FunctionFailed(f"function {self._config.name!r} failed: {answer['error']}")
+        return answer["value"]
+
+    async def _spawned(self) -> Process:
+        config = self._config
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "weftline_engine.functions.worker",
+            config.call,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=config.environment(os.environ),
+            limit=config.max_bytes,
+            start_new_session=True,
+        )
+        try:
+            await self._line(worker, START_S)
+        except BaseException:
+            await _kill(worker)
+            raise
+        return worker
+
+    async def _line(self, worker: Process, within_s: float) -> dict[str, Any]:
+        """The next line of a worker. Raises FunctionFailed if it is late, long or missing."""
+        name = self._config.name
+        assert worker.stdout is not None
+        try:
+            async with asyncio.timeout(within_s):
+                line = await worker.stdout.readline()
+            answer = json.loads(line)
+        except TimeoutError:
+            raise FunctionFailed(
+                f"function {name!r} took longer than {within_s:g} s: it was stopped"
+            ) from None
+        except json.JSONDecodeError:
+            raise FunctionFailed(
+                f"function {name!r} ended its process: the server's log has its messages"
+            ) from None
+        except ValueError:  # asyncio's: the line is longer than the limit
+            raise FunctionFailed(
+                f"the result of function {name!r} has more than {self._config.max_bytes:,} bytes"
+            ) from None
+        assert isinstance(answer, dict), "a worker writes objects"
+        return answer
+
+
+async def _kill(worker: Process) -> None:
+    """End a worker and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.killpg(worker.pid, signal.SIGKILL)
+    await worker.wait()
+    if worker.stdin is not None:
+        worker.stdin.close()

@@ -1,0 +1,26 @@
+"""Who may be at fault for a request that an endpoint answers with 500."""
+
+from __future__ import annotations
+
+from weftline_engine import api
+
+
+class Causes:
+    """Remembers which tenants use an endpoint, by their salts."""
+
+    def __init__(self) -> None:
+        self._salts: set[str] = set()
+
+    def saw(self, op: api.Op) -> None:
+        """An op came."""
+        self._salts.add(op.salt)
+
+    def of(self, op: api.Op) -> str:
+        """The tenant where there are several, else the application, else the prompt.
+
+        The breaker counts failures of one cause once. So one bad prompt, application or tenant
+        does not take the endpoint away from all the others.
+        """
+        if len(self._salts) > 1:
+            return op.salt
+        return op.hints.application or str(hash((op.tokens, op.text, op.messages)))

@@ -1,0 +1,34 @@
+"""The settings that every class of a weftline server has: its address, key and time limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.bridge.pydantic import BaseModel, Field, SecretStr, field_validator
+
+from weftline.adapters import Retrieval
+from weftline.adapters.server import Server, default_api_key, default_base_url
+
+
+def api_key_of_environment() -> SecretStr | None:
+    """The key that the environment names, if any."""
+    key = default_api_key()
+    return None if key is None else SecretStr(key)
+
+
+class Served(BaseModel):
+    """The fields of a class whose requests go to an embedder, a reranker or a store of a server."""
+
+    base_url: str = Field(default_factory=default_base_url, validate_default=True)
+    api_key: SecretStr | None = Field(default_factory=api_key_of_environment, exclude=True)
+    timeout: float | None = Field(default=600.0, gt=0)
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _without_v1(cls, url: Any) -> Any:
+        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
+
+    @property
+    def _server(self) -> Retrieval:
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        return Retrieval(Server(self.base_url, key, timeout_s=self.timeout))

@@ -1,0 +1,114 @@
+"""What is refused before a route sees it, and what is added to every answer.
+
+A server without keys on a loopback address trusts every program of this machine. A web page is none
+of them. A browser sends a page's requests to 127.0.0.1, too, or to a name that the page's owner has
+pointed there. So such a server checks Host, Origin and the content type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from weftline.errors import Forbidden, Overloaded, WeftlineError
+from weftline_server.config import LOOPBACK
+from weftline_server.http.state import tenant_of
+from weftline_server.http.wire import error_response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Content types that a page may send anywhere without asking first.
+_OF_FORMS = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+
+
+class LoopbackOnly:
+    """Refuses requests that a web page has sent to a server without keys."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._hosts = frozenset((*LOOPBACK, host))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(dict(scope["headers"]))
+            except WeftlineError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, headers: dict[bytes, bytes]) -> None:
+        host = _name(headers.get(b"host", b"").decode("latin-1"))
+        if host not in self._hosts:
+            raise Forbidden(
+                f"this server has no API key, so it answers only to {', '.join(LOOPBACK)}, not to "
+                f"{host[:64]!r}",
+                param="Host",
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and _name(origin.partition("://")[2]) not in self._hosts:
+            raise Forbidden(
+                "this server has no API key, so it answers no web page of another site",
+                param="Origin",
+            )
+        kind = headers.get(b"content-type", b"").lower()
+        if kind.startswith(_OF_FORMS):
+            raise Forbidden(
+                "the body of a request is JSON: send 'Content-Type: application/json'",
+                param="Content-Type",
+            )
+
+
+def _name(authority: str) -> str:
+    """The host of HOST:PORT or [ADDRESS]:PORT."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()
+
+
+class Connections:
+    """Bounds a tenant's requests under way, and tells clients to leave when the server drains."""
+
+    def __init__(self, app: ASGIApp, most: int, draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._most = most
+        self._draining = draining
+        self._running: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def leaving(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._draining():
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        tenant = _tenant(scope)
+        running = self._running.get(tenant, 0)
+        if running >= self._most:
+            error = Overloaded(
+                f"{running} requests of yours are under way: try again later", retry_after_s=1.0
+            )
+            await error_response(error)(scope, receive, leaving)
+            return
+        self._running[tenant] = running + 1
+        try:
+            await self._app(scope, receive, leaving)
+        finally:
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
+
+
+def _tenant(scope: Scope) -> str:
+    """The tenant of a request; "" for all without a valid key."""
+    try:
+        return tenant_of(Request(scope))
+    except WeftlineError:
+        return ""

@@ -1,0 +1,97 @@
+"""What is checked before any work is done: counts of a submit, and what may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from weftline.errors import InvalidRequest
+from weftline.protocol import Call, InOut, Submit
+from weftline.transforms import MAX_SPECS, OPS
+
+Spec = Mapping[str, Any]
+
+# The transforms of a longer value take milliseconds, which the event loop does not have.
+LARGE_CHARS = 1 << 15
+# A value with more parts counts as large. A walk over this many takes 0.2 ms.
+MANY_PARTS = 2000
+# Each output of a call knows all that stands before it, so a call costs segments times outputs. Of
+# this product 100,000 take 60 ms.
+MAX_SEGMENTS_BY_OUTPUTS = 100_000
+MAX_PLACEHOLDERS = 50_000  # of a submit: five for each of the most calls
+
+
+def costly_specs(submit: Submit) -> list[Spec]:
+    """The transforms of `submit` that must be compiled or may take long.
+
+    Raises InvalidRequest for a list that is too long.
+    """
+    if sum(len(call.placeholders) for call in submit.calls) > MAX_PLACEHOLDERS:
+        raise InvalidRequest(
+            f"the calls of a submit have at most {MAX_PLACEHOLDERS:,} placeholders: split it",
+            param="calls",
+        )
+    found: list[Spec] = []
+    for specs in _lists(submit):
+        if len(specs) > MAX_SPECS:
+            raise InvalidRequest(
+                f"at most {MAX_SPECS} transforms in a row, got {len(specs)}", param="transforms"
+            )
+        found.extend(spec for spec in specs if is_costly(spec))
+    return found
+
+
+def _lists(submit: Submit) -> Iterator[Sequence[Spec]]:
+    for call in submit.calls:
+        for holder in call.placeholders:
+            if holder.transforms:
+                yield holder.transforms
+    for step in submit.steps:
+        for source in step.sources.values():
+            if source.transforms:
+                yield source.transforms
+
+
+def check_size(call: Call, segments: int) -> None:
+    """Raise InvalidRequest for a call whose segments and outputs are too many together."""
+    outputs = sum(holder.in_out is InOut.OUT for holder in call.placeholders)
+    if outputs * segments > MAX_SEGMENTS_BY_OUTPUTS:
+        most = MAX_SEGMENTS_BY_OUTPUTS // segments
+        raise InvalidRequest(
+            f"call {call.name!r} has {outputs} outputs in {segments} segments, and a call of that "
+            f"length may have {most}: split it",
+            param="prompt",
+        )
+
+
+def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
+    """Whether `specs`, or writing `value` as text, may take longer than the event loop has."""
+    if any(is_costly(spec) for spec in specs):
+        return True
+    return not is_small(value)
+
+
+def is_costly(spec: Mapping[str, object]) -> bool:
+    """Whether the transform may take long even for a short text: a pattern, YAML."""
+    op = OPS.get(str(spec.get("op")))
+    return op is not None and op.costly
+
+
+def is_small(value: object) -> bool:
+    """Whether `value` has at most LARGE_CHARS characters and MANY_PARTS parts."""
+    chars, parts, waiting = 0, 0, [value]
+    while waiting:
+        one = waiting.pop()
+        parts += 1
+        if isinstance(one, str):
+            chars += len(one)
+        elif isinstance(one, (list, tuple)):
+            parts += len(one)
+            waiting += one[:MANY_PARTS]
+        elif isinstance(one, dict):
+            parts += 2 * len(one)
+            if parts <= MANY_PARTS:
+                waiting += [*one, *one.values()]
+        if chars > LARGE_CHARS or parts > 2 * MANY_PARTS:
+            return False
+    return True

@@ -1,0 +1,69 @@
+"""Fair shares between tenants: each has got the same work when all of them wait.
+
+An order that knows only calls serves the tenant with the shortest ones, or with the lowest numbers
+of priority, and the others wait. So the calls of each tenant keep their own order, and the next
+call is one of the tenant that has got least (Sheng et al., "Fairness in serving LLMs", 2024).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from weftline_server.schedule.placement.items import Queued
+
+
+def shared(ordered: Sequence[Queued], served: Mapping[str, float]) -> Iterable[Queued]:
+    """`ordered`, with the tenants in turn; `served` is the work that each has got so far."""
+    queues: dict[str, list[Queued]] = {}
+    for item in ordered:
+        queues.setdefault(item.tenant, []).append(item)
+    if len(queues) < 2:
+        return ordered
+    return _merged(queues, served)
+
+
+def _merged(
+    queues: Mapping[str, Sequence[Queued]], served: Mapping[str, float]
+) -> Iterable[Queued]:
+    turns = [(served.get(tenant, 0.0), at, tenant, 0) for at, tenant in enumerate(queues)]
+    heapq.heapify(turns)
+    while turns:
+        got, at, tenant, place = turns[0]
+        item = queues[tenant][place]
+        yield item
+        if place + 1 < len(queues[tenant]):
+            heapq.heapreplace(turns, (got + item.tokens, at, tenant, place + 1))
+        else:
+            heapq.heappop(turns)
+
+
+class Served:
+    """The work that each tenant has got, in tokens."""
+
+    def __init__(self) -> None:
+        self._got: dict[str, float] = {}
+        self._waited: set[str] = set()  # in the last round
+
+    def begin(self, waiting: Iterable[str]) -> Mapping[str, float]:
+        """The counts at the beginning of a round.
+
+        A tenant that waits again after a pause begins with no less than the others have: it saves
+        up no turns.
+        """
+        present = set(waiting)
+        stayed = present & self._waited
+        least = min((self._got[tenant] for tenant in stayed), default=0.0)
+        for tenant in present - stayed:
+            self._got[tenant] = max(self._got.get(tenant, 0.0), least)
+        self._waited = present
+        if len(self._got) > MOST_KNOWN:
+            self._got = {tenant: self._got[tenant] for tenant in present}
+        return self._got
+
+    def got(self, tenant: str, tokens: int) -> None:
+        """A call of the tenant was placed."""
+        self._got[tenant] = self._got.get(tenant, 0.0) + tokens
+
+
+MOST_KNOWN = 10_000  # tenants whose counts are kept

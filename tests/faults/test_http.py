@@ -1,0 +1,183 @@
+"""What a client can do with its connection, and a web page with a server without keys."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.null.asgi import call
+
+# A server whose limits of time are short, so that the tests are.
+PROGRAM = """
+import sys
+from weftline_server.commands import connection
+connection.HEADERS_S = connection.BODY_S = connection.UNREAD_S = 0.5
+from weftline_server.cli import main
+sys.argv = ["weftline", "serve", "--engine", "null", "--port", "0", "--null-step-s", "0.05"]
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in a process of its own, and its port."""
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, int(process.stdout.readline().strip().rpartition(":")[2])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def said(port: int, *sent: bytes, then_wait: bool = True) -> bytes:
+    """The server's bytes until it closes the connection, after `sent`."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for data in sent:
+            try:
+                connection.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        found = b""
+        while then_wait:
+            try:
+                data = connection.recv(1 << 16)
+            except ConnectionResetError:
+                break
+            if not data:
+                break
+            found += data
+        return found
+
+
+def test_connections_have_limits(server: tuple[subprocess.Popen[str], int]) -> None:
+    """Headers of 201 MB were taken in, and a client could take as long as it liked for all of it.
+
+    The server answers others meanwhile, and its memory does not grow.
+    """
+    process, port = server
+    line = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
+    big = [line, *(b"x-%d: " % i + b"y" * 60_000 + b"\r\n" for i in range(200))]
+    assert said(port, *big).startswith(b"HTTP/1.1 431 ") or said(port, *big) == b""
+    many = [line + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)) + b"\r\n"]
+    assert b" 431 " in said(port, *many)[:16] or said(port, *many) == b""
+    assert said(port, b"GET /health").startswith(b"HTTP/1.1 408 ")
+    assert said(port).startswith(b"HTTP/1.1 408 ")
+    head = b"POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n"
+    body = b"POST /v1/submit HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
+    assert said(port, head.replace(b"5\r\n", b"0\r\n") + body).rpartition(b"HTTP/1.1 ")[2][:3] in (
+        b"408",
+        b"400",
+    )
+    with open(f"/proc/{process.pid}/status") as status:
+        resident = next(one for one in status if one.startswith("VmRSS"))
+    assert int(resident.split()[1]) < 400_000
+
+
+def test_an_answer_that_nobody_reads_is_dropped(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """20 answers of 7 MB were held as long as their clients stayed."""
+    process, port = server
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        session = client.post("/v1/session").json()["session_id"]
+        path = f"/v1/session/{session}/variable/v"
+        client.put(path, json={"value": "y" * 7_000_000})
+        request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+        stuck = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        try:
+            for one in stuck:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.sendall(request)
+            deadline = time.monotonic() + 20
+            while _open(process.pid, port) > 1:  # the client's own
+                assert time.monotonic() < deadline, "the server still holds its answers"
+                time.sleep(0.1)
+        finally:
+            for one in stuck:
+                one.close()
+
+
+def _open(pid: int, port: int) -> int:
+    """How many connections to `port` the server has that are established."""
+    found = 0
+    with open(f"/proc/{pid}/net/tcp") as lines:
+        for line in list(lines)[1:]:
+            fields = line.split()
+            local = int(fields[1].rpartition(":")[2], 16)
+            found += local == port and fields[3] == "01"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:8600"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content-Type": "text/plain"}, 403),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 403),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 403),
+        ({"Content-Type": "application/json"}, 200),
+    ],
+)
+async def test_a_server_without_keys_answers_no_web_page(
+    headers: dict[str, str], status: int
+) -> None:
+    """A page of any site could open sessions and read answers, by its own name for 127.0.0.1."""
+    from weftline_engine.null import NullConfig, NullEngine
+    from weftline_server.app import create_app
+    from weftline_server.config import ServerConfig
+    from weftline_server.http.guard import LoopbackOnly
+
+    app = create_app(ServerConfig(), {"null": lambda: NullEngine(NullConfig())})
+    async with app.router.lifespan_context(app):
+        guarded = httpx.ASGITransport(LoopbackOnly(app, "127.0.0.1"))
+        async with httpx.AsyncClient(transport=guarded, base_url="http://127.0.0.1") as client:
+            answer = await client.post("/v1/session", headers=headers)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["type"] == "Forbidden"
+
+
+def test_a_second_signal_answers_what_waits(server: tuple[subprocess.Popen[str], int]) -> None:
+    """While the server drains, answers close their connection: 11 of 40 clients were reset. The
+    second signal gave texts instead of errors.
+    """
+    process, port = server
+    words = " ".join(["word"] * 400)  # 20 s
+    body = {"calls": [call("c", words + "{{output:o}}", o="o")], "get": ["o"], "close": True}
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        waiting = [threads.submit(client.post, "/v1/submit", json=body) for _ in range(4)]
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while (ready := client.get("/health/ready")).status_code != 503:
+            assert time.monotonic() < deadline
+        assert ready.headers["connection"] == "close"
+        refused = client.post("/v1/session")
+        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        process.send_signal(signal.SIGTERM)
+        answers = [one.result() for one in waiting]
+    assert [one.status_code for one in answers] == [409] * 4
+    assert {json.loads(one.text)["error"]["type"] for one in answers} == {"Cancelled"}
+    assert process.wait(10) == 0

@@ -1,0 +1,36 @@
+"""The benchmark of tools asks for what its tools and the parser understand."""
+
+from __future__ import annotations
+
+from bench.micro import _some_tools
+from bench.micro.tools import Row, cases
+from weftline.toolkit import tools_in
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import Called, Sealed, ToolParser
+
+
+def test_every_call_is_sealed_and_has_its_tool() -> None:
+    """Each of the replies is calls of the benchmark's own tools, and nothing else."""
+    names = {found.spec.function.name for found in tools_in(_some_tools)}
+    listed = list(cases((0.5, 2.0)))
+    assert [case.workload for case in listed][::2] == [
+        "CodeGen",
+        "Planning",
+        "Search",
+        "Search, equal",
+        "Database",
+    ]
+    for case in listed:
+        parser = ToolParser(ToolFormat.HERMES, names, "k")
+        deltas = [*parser.feed(case.reply), *parser.end()]
+        called = [one.name for one in deltas if isinstance(one, Called)]
+        assert called and set(called) <= names
+        assert len([one for one in deltas if isinstance(one, Sealed)]) == len(called)
+
+
+def test_the_bound_is_what_overlapping_can_gain() -> None:
+    """With r = 1 the time can halve; with r = 1/2 or 2 it can fall by a third."""
+    [half, one, two] = [case for case in cases((0.5, 1.0, 2.0)) if case.workload == "Planning"]
+    for case, decode_s, bound in ((half, 2.0, 0.5), (one, 1.0, 1.0), (two, 0.5, 0.5)):
+        row = Row(case, decode_s * case.tool_s + case.tool_s, 1.0)
+        assert abs(row.bound - bound) < 1e-9
