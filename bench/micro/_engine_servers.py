@@ -28,12 +28,17 @@ class System:
     environment: Mapping[str, str]
 
 
-def weftline(model: Path, isa: str | None = None, home: Path | None = None) -> System:
+def weftline(
+    model: Path, isa: str | None = None, home: Path | None = None, *, int8: bool = False
+) -> System:
     """Our server with its defaults, or with the kernels of `isa`; `home` is where it keeps compiled
-    kernels, if given."""
+    kernels, if given. With `int8` it is a peer of the one with bfloat16 weights."""
     command = (sys.executable, "-m", "weftline_server", "serve", str(model), "--port", "{port}")
+    name = "weftline"
+    if int8:
+        command, name = (*command, "--dtype", "int8"), "int8"
     environment = {} if home is None else {"WEFTLINE_HOME": str(home)}
-    return System("weftline", command, environment | ({"WEFTLINE_ISA": isa} if isa else {}))
+    return System(name, command, environment | ({"WEFTLINE_ISA": isa} if isa else {}))
 
 
 # Torch, its compiler, oneDNN and MKL obey these. vLLM's own kernels ask the CPU, through functions

@@ -5,6 +5,7 @@
 The peers are vLLM, vLLM that drafts n-grams of the prompt, and llama.cpp's server with weights in
 F16 and in Q8_0 (`make install-llama`). vLLM runs in the faster type of the machine. `--isa avx2`
 holds ours and vLLM to AVX2. Q8_0 computes another text, so its row is not a comparison of equals.
+The peer int8 is our own server with int8 weights, which computes another text, too.
 
 All servers run all the time and get requests in turns. The CPU time that the idle ones and the
 machine's other processes use meanwhile is reported. The results are tokens a second and the ratios
@@ -165,7 +166,7 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8")
+PEERS = ("vllm", "vllm-ngram", "llama-f16", "llama-q8", "int8")
 
 
 def systems_of(options: argparse.Namespace, model: Path, fresh: Path | None = None) -> list[System]:
@@ -185,10 +186,17 @@ def systems_of(options: argparse.Namespace, model: Path, fresh: Path | None = No
                     cache=cache,
                 )
             )
+        elif peer == "int8":
+            found.append(weftline(model, options.isa, home, int8=True))
         elif not fresh:
             outtype = {"llama-f16": "f16", "llama-q8": "q8_0"}[peer]
             found.append(llama(options.llama, model, outtype, len(os.sched_getaffinity(0))))
     return found
+
+
+def _with_vllm(options: argparse.Namespace) -> bool:
+    """Whether a vLLM is among the peers."""
+    return any(peer.startswith("vllm") for peer in options.peer)
 
 
 def read_options() -> argparse.Namespace:
@@ -210,11 +218,13 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.vllm_dtype = options.vllm_dtype or ("float32" if options.isa else faster)
     built = (options.llama / "llama-server").is_file()
-    options.peer = options.peer or [one for one in PEERS if built or not one.startswith("llama")]
+    options.peer = options.peer or [
+        one for one in PEERS if one != "int8" and (built or not one.startswith("llama"))
+    ]
     if options.isa:
         if "avx512f" in this_machine().features and any("llama" in one for one in options.peer):
             parser.error("llama.cpp cannot be held to AVX2 here: name the other peers with --peer")
-        if not obeys_avx2(options.vllm):
+        if _with_vllm(options) and not obeys_avx2(options.vllm):
             parser.error("vLLM's torch does not obey ATEN_CPU_CAPABILITY=avx2")
     return options
 
@@ -226,7 +236,7 @@ def main() -> None:
     model = resolve(options.model)
     report: dict[str, Any] = {
         **stamp(machine.describe()),
-        "vllm": versions(options.vllm),
+        "vllm": versions(options.vllm) if _with_vllm(options) else None,
         "model": model.name,
         "vllm_cores": options.vllm_cores,
         "vllm_dtype": options.vllm_dtype,
@@ -251,7 +261,9 @@ def main() -> None:
             found, runs = served(systems, model, measures, options.repeat, scratch)
             report |= found
     print(table(report))
-    about = ("engine", options.part, options.isa)
+    # A run against other peers than vLLM does not replace the one against it.
+    others = () if _with_vllm(options) else options.peer
+    about = ("engine", *others, options.part, options.isa)
     name, results = "-".join(filter(None, about)), dated(report["machine"])
     if measures:
         write(results / RAW, name, {**stamp(report["machine"]), "runs": runs})

@@ -1,11 +1,13 @@
-"""Measures the C decoder's products, norms and exp beside torch in float32.
+"""Measures the C decoder's products, norms and exp beside torch in float32, and those in int8.
 
     python -m bench.micro.kernels [--threads 2] [--turns 9]
 
-Products have the shapes of SmolLM2-135M. Both sides take turns, and each figure is the median of
-the turns, as other programs make single calls slower. "of peak" is the share of the products that
-the cores make in registers, "of memory" of the speed at which they read a large array. One thread
-is measured by its CPU time, so that `--threads 1` also tells something on a busy machine.
+It takes the variant that the engine would take; WEFTLINE_ISA names another one. Products have the
+shapes of SmolLM2-135M. All sides take turns, and each figure is the median of the turns, as other
+programs make single calls slower. "of peak" is the share of the products that the cores make in
+registers, "of memory" of the speed at which they read a large array. The last two columns are the
+rate in int8, and its ratio to that in bfloat16. One thread is measured by its CPU time, so that
+`--threads 1` also tells something on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.models.cache import default_home
-from weftline_kernels.cpu import library
+from weftline_kernels.cpu import Search, load
 from weftline_kernels.cpu.parts import Parts
 
 SHAPES = {"qkv": (576, 960), "gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
@@ -36,10 +38,15 @@ def main() -> None:
     parser.add_argument("--builds", type=Path, default=default_home() / "kernels")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    parts = Parts(library(given.builds), given.threads)
+    library, choice = load(Search(given.builds))
+    parts = Parts(library, given.threads)
     peak, memory = machine(parts, given.turns)
+    print(f"{choice}")
     print(f"{given.threads} threads: {peak / 1e9:.0f} GFLOP/s, reads {memory / 1e9:.1f} GB/s\n")
-    print("product         rows   GFLOP/s   of peak   of memory   torch GFLOP/s   ratio")
+    print(
+        "product         rows   GFLOP/s   of peak   of memory   torch GFLOP/s   ratio"
+        "   int8   ratio"
+    )
     for name, (inner, width) in SHAPES.items():
         for rows in ROWS:
             product(parts, name, rows, inner, width, given.turns, peak, memory)
@@ -70,6 +77,7 @@ def product(
     copies = 1 if width > 10_000 else LAYERS
     weights = [torch.randn(width, inner) for _ in range(copies)]
     packed = [parts.weights(weight) for weight in weights]
+    small = [parts.weights_int8(weight) for weight in weights]
     x = torch.randn(rows, inner)
     laid = parts.inputs(x)
 
@@ -81,13 +89,17 @@ def product(
         for one in weights:
             torch.nn.functional.linear(x, one)
 
-    seconds = medians(turns, ours, theirs)
+    def in_int8() -> None:
+        for one, scales in small:
+            parts.product(laid, one, inner, width, scales)
+
+    seconds = medians(turns, ours, theirs, in_int8)
     flops = 2 * rows * inner * width * copies
-    rate, other = (flops / second for second in seconds)
+    rate, other, eight = (flops / second for second in seconds)
     read = 2 * inner * width * copies / seconds[0]
     print(
         f"{name:14s} {rows:5d} {rate / 1e9:9.1f} {rate / peak:9.0%} {read / memory:11.0%}"
-        f" {other / 1e9:15.1f} {rate / other:7.2f}"
+        f" {other / 1e9:15.1f} {rate / other:7.2f} {eight / 1e9:6.0f} {eight / rate:7.2f}"
     )
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.cores import keep_to_own_cores
+from tests.variants import BUILDS
 from weftline_engine.api import (
     Event,
     Failed,
@@ -29,6 +30,7 @@ from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import TorchModel
 from weftline_engine.embedded.model.decoders import load_model
+from weftline_kernels.cpu import library
 
 keep_to_own_cores()
 
@@ -224,3 +226,10 @@ def fill() -> Callable[..., Op]:
         return Op(id=name, kind=Kind.FILL, tokens=tuple(tokens), **options)
 
     return make
+
+
+@pytest.fixture(scope="session", params=BUILDS.values(), ids=list(BUILDS))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The decoder of each variant. With pairs, what enters a product is rounded to bfloat16, and
+    lies otherwise in memory."""
+    return library(tmp_path_factory.mktemp("kernels"), flags=request.param)

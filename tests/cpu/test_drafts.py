@@ -23,6 +23,8 @@ from weftline_engine.bookkeeping.drafting import MOST_ROWS, StepCosts
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import StepInput
+from weftline_engine.embedded.model.checkpoint import Checkpoint
+from weftline_engine.embedded.model.config import LlamaConfig, read_config
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_engine.grammars import TokenGrammars
@@ -44,6 +46,14 @@ def native(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Na
     if not isinstance(decoder, NativeDecoder):
         pytest.skip("no compiler builds the C decoder here")
     return decoder
+
+
+@pytest.fixture(params=[False, True], ids=["bfloat16", "int8"])
+def variant(request: pytest.FixtureRequest, built: Any, tiny_directory: Path) -> NativeDecoder:
+    """The decoder of each variant that this machine runs."""
+    config = read_config(tiny_directory)
+    assert isinstance(config, LlamaConfig)
+    return NativeDecoder(config, Checkpoint(tiny_directory), built, int8=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +97,13 @@ def chunked(decoder: NativeDecoder, tokens: Tensor, counts: list[int]) -> tuple[
     return torch.cat(found), cache
 
 
-def test_a_row_has_the_same_bits_with_drafts_behind_it(native: NativeDecoder) -> None:
+def test_a_row_has_the_same_bits_with_drafts_behind_it(variant: NativeDecoder) -> None:
     """Behind 300 tokens, where attention is cut into parts, 1 to 16 rows are computed at once. The
     logits and the keys and values are those of rows that are computed alone."""
     tokens = torch.randint(0, 256, (480,), generator=torch.Generator().manual_seed(1))
     several = [300, *range(1, MOST_ROWS + 1)]
-    alone, alone_cache = chunked(native, tokens, [300, *[1] * sum(several[1:])])
-    together, cache = chunked(native, tokens, several)
+    alone, alone_cache = chunked(variant, tokens, [300, *[1] * sum(several[1:])])
+    together, cache = chunked(variant, tokens, several)
     assert torch.equal(alone, together)
     assert torch.equal(alone_cache, cache)
 
@@ -117,6 +127,16 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def test_outputs_have_the_same_bits_on_and_off(
     seed: int, native: NativeDecoder, grammars: TokenGrammars, generate: Make
 ) -> None:
+    same_on_and_off(native, seed, grammars, generate)
+
+
+def test_every_variant_has_the_same_bits_on_and_off(
+    variant: NativeDecoder, grammars: TokenGrammars, generate: Make
+) -> None:
+    same_on_and_off(variant, 3, grammars, generate)
+
+
+def same_on_and_off(decoder: Any, seed: int, grammars: TokenGrammars, generate: Make) -> None:
     """Random prompts that repeat themselves, of up to 330 tokens, and every kind of sampling. They
     run alone and together, some continue the first one's context, and some repeat a sibling.
 
@@ -137,7 +157,7 @@ def test_outputs_have_the_same_bits_on_and_off(
 
     def outputs(drafts: bool) -> Iterator[tuple[Any, int, int]]:
         # The unseeded op draws by its id, which is the same in both.
-        one = bench(native, drafts, grammars=grammars, tree_attention=False)
+        one = bench(decoder, drafts, grammars=grammars, tree_attention=False)
         outcomes = [*one.run(*ops[:5]), *(one.run(op)[0] for op in ops[5:])]
         for outcome in outcomes:
             assert outcome.finished is not None, outcome.failed

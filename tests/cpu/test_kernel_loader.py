@@ -94,7 +94,7 @@ def found(search: Search) -> Choice:
         (X86["avx512_bf16"], "avx2", ["avx2", "avx512_bf16", "avx512"], ""),
         (X86["avx512"], "native", ["native", "avx512", "avx2"], ""),
         (X86["avx512"], "avx512_bf16", ["avx512", "avx2"],
-         "WEFTLINE_ISA is avx512_bf16, but this CPU lacks avx512_bf16."),
+         "WEFTLINE_ISA is avx512_bf16, but this CPU lacks avx512_bf16, avx512_vnni."),
         (X86["avx2"], "neon", ["avx2"],
          "WEFTLINE_ISA is neon, but this CPU is x86_64 and not aarch64."),
         (X86["avx2"], "AVX2", ["avx2"],

@@ -9,25 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import Qwen2Config, Qwen3Config
 
+from tests.variants import prefill
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model import native as decoder
-from weftline_engine.embedded.model.base import Model, StepInput
 from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import LlamaConfig, read_config
 from weftline_engine.embedded.model.decoders import load_decoder
 from weftline_engine.embedded.model.llama import LlamaDecoder
 from weftline_engine.embedded.model.native import NativeDecoder
 from weftline_kernels.attention import TorchAttention
-from weftline_kernels.cpu import FLAGS, SOURCE, library, runnable, this_machine
-from weftline_kernels.cpu.compiler import flags_of
+from weftline_kernels.cpu import SOURCE, runnable, this_machine
 from weftline_kernels.cpu.items import flatten, queries_of_task
 from weftline_kernels.cpu.parts import Parts
 from weftline_kernels.work_list import Rows, build
@@ -38,20 +35,6 @@ Make = Callable[..., Any]
 MEAN = 0.04
 # Another order of the same sums moved a logit by 1e-5, or by 0.062 where it changes a rounding.
 ONE_SUM = 0.1
-
-
-# Every variant that this machine runs, and products of pairs with their instruction written out.
-BUILDS: dict[str, tuple[str, ...]] = {
-    **{one.name: flags_of(one) for one in runnable(this_machine())},
-    "pairs": (*FLAGS, "-DWEFTLINE_PAIRS"),
-}
-
-
-@pytest.fixture(scope="module", params=BUILDS.values(), ids=list(BUILDS))
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The decoder of each variant. With pairs, what enters a product is rounded to bfloat16, and
-    lies otherwise in memory."""
-    return library(tmp_path_factory.mktemp("kernels"), flags=request.param)
 
 
 @pytest.fixture(
@@ -74,26 +57,6 @@ def pair(
     config, weights = read_config(directory), Checkpoint(directory)
     assert isinstance(config, LlamaConfig)
     return LlamaDecoder(config, weights, torch.float64), NativeDecoder(config, weights, built)
-
-
-def prefill(model: Model, tokens: Tensor, chunks: list[int]) -> Tensor:
-    """Return the logits at every position of one sequence, computed in chunks of these lengths."""
-    cache, blocks, found, start = model.new_cache(24, 16), list(range(23, -1, -1)), [], 0
-    for count in chunks:
-        at = np.arange(start, start + count)
-        slots = np.asarray(blocks)[at // 16] * 16 + at % 16
-        work = build([Rows(blocks, 0, count, start)], 16)
-        every = torch.arange(count)
-        step = StepInput(
-            tokens[start : start + count],
-            torch.from_numpy(at),
-            torch.from_numpy(slots),
-            every,
-            work,
-        )
-        found.append(model.forward(step, cache))
-        start += count
-    return torch.cat(found)
 
 
 def test_logits_equal_the_torch_decoder(pair: tuple[LlamaDecoder, NativeDecoder]) -> None:

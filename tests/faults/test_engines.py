@@ -28,7 +28,7 @@ from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 from weftline_server.runtime import service
 from weftline_server.schedule.engines import fleet
-from weftline_server.schedule.engines.member import EngineState
+from weftline_server.schedule.engines.member import EngineState, Member
 
 NOTICED_S = 5.0
 
@@ -56,7 +56,7 @@ async def test_a_stopped_engine_is_noticed_killed_and_started_again(
         return made[-1]
 
     bench = Bench()
-    bench.dispatcher._fleet.members["store"] = fleet.Member("store", make)
+    bench.dispatcher._fleet.members["store"] = Member("store", make)
     benches.append(bench)
     await bench.dispatcher.start(bench)
     states = bench.dispatcher
@@ -92,7 +92,7 @@ async def test_any_error_of_a_supervisor_leads_to_another_start(
 
     bench = Bench()
     benches.append(bench)
-    bench.dispatcher._fleet.members["one"] = fleet.Member("one", Unlucky)
+    bench.dispatcher._fleet.members["one"] = Member("one", Unlucky)
     await bench.dispatcher.start(bench)
     await starts[0].die("signal 9")
     await until(lambda: bench.dispatcher.states["one"] is EngineState.READY, 5)

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnableParallel,
+)
 
 from langchain_weftline import ChatWeftline, compile_chain
 from tests.integrations.recording import Recording, recorded
@@ -80,13 +85,13 @@ def test_what_does_not_depend_on_the_step_goes_on(echo_url: str) -> None:
     assert compile_chain(chain | ask(llm, "{a} {b}")).invoke("soup")
 
 
-def test_a_step_that_has_run_before_the_submit_is_text(echo_url: str) -> None:
-    """What a function makes of the input is part of the one request."""
+def test_the_text_of_a_step_that_has_run_is_not_set(echo_url: str) -> None:
+    """A condition needs the step's result. So the branch's submit has the text itself."""
     with recorded(echo_url) as proxy:
         llm = model(proxy.url)
-        chain = RunnableParallel(a=RunnableLambda(tidy), b=ask(llm)) | ask(llm, "{a} {b}")
-        compile_chain(chain).invoke("soup")
-        assert len(proxy.bodies("/v1/submit")) == 1
+        ways = RunnableBranch((lambda text: "no" in text, ask(llm)), ask(llm, "Again: {y}"))
+        compile_chain(ask(llm) | tidy | ways).invoke("soup")
+        assert [len(body["calls"]) for body in proxy.bodies("/v1/submit")] == [1, 1]
         assert sets(proxy) == []
 
 

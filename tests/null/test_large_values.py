@@ -11,6 +11,7 @@ import pytest
 from tests.null.asgi import Serve, call
 from weftline import transforms
 from weftline_engine.null import NullConfig, NullMode
+from weftline_server.lowering.bounds import is_large
 from weftline_server.runtime.workers import Workers
 
 LONG = [{"name": f"item {i}", "words": "lorem ipsum " * 4} for i in range(1000)]
@@ -79,3 +80,17 @@ async def test_a_long_output_that_is_not_json_fails_its_variable(
     assert places == [(len("no json " * 8000), False)]
     await server.submit(session, wanting("again", "x"))
     assert (await server.http.delete(f"/v1/session/{session}")).status_code == 200
+
+
+async def test_a_long_text_without_transforms_stays_where_it_is(
+    serve: Serve, places: list[tuple[int, bool]]
+) -> None:
+    """It is the value itself: no process sees it, and no early fill leaves it out."""
+    text = "word " * 20_000
+    server = await serve()
+    session = await server.session()
+    await server.http.put(f"/v1/session/{session}/variable/v", json={"value": text})
+    out = {"in_out": "out", "semantic_var_id": "o", "sampling": {"max_tokens": 100_000}}
+    await server.submit(session, call("use", "{{input:v}}{{output:o}}", v="v", o=out))
+    assert (await server.get(session, "o")).json()["value"] == text
+    assert places == [] and not is_large((), text) and is_large(({"op": "strip"},), text)

@@ -11,9 +11,13 @@ from typing import ClassVar
 
 
 class Precision(StrEnum):
-    """The type of weights, activations and KV cache."""
+    """The type of weights, activations and KV cache.
+
+    With int8, weights and the inputs of products are int8, all else is as with bfloat16.
+    """
 
     BFLOAT16 = "bfloat16"
+    INT8 = "int8"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 

@@ -176,9 +176,10 @@ class ChatWeftline(DescribedChat):
 
     def _turn(self) -> EarlyTurn[Any] | None:
         """The tools that may start during a model call; None if none may."""
-        if self.early_tools is not None:
-            return self.early_tools.turn()
-        return early_turn()
+        if self.early_tools is None:
+            return early_turn()
+        turn: EarlyTurn[Any] = self.early_tools.turn()
+        return turn
 
     def _sending(
         self,

@@ -1,6 +1,6 @@
 /* The forward pass of a Llama-like decoder on a CPU: all layers of a step in one parallel region.
  *
- * Weights are bfloat16 in panels of columns. The residual stream is float32, the KV cache
+ * Weights are bfloat16 or int8, in panels of columns. The residual stream is float32, the KV cache
  * bfloat16. A KV block has 16 tokens. Keys are stored transposed in their block: a vector
  * holds one component of 16 tokens, so a score needs no sum across lanes. GCC's vector extension
  * compiles the same source for AVX-512, AVX2 and NEON. A few steps use intrinsics.
@@ -25,16 +25,20 @@ static void run_layer(const Model *m, const Step *s, int64_t index) {
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++)
         normalise(s->x + t * hidden, layer->attention_norm, hidden, m->eps, s->normed + t * stride);
-    multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, put, &qkv);
+    multiply(s->normed, tokens, hidden, layer->qkv, (wide + PANEL - 1) / PANEL, s->rounded,
+             put, &qkv);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++) place(m, layer, s, t, keys, values);
     attend_all(m, s, keys, values);
-    multiply(s->attended, tokens, query, layer->out, (hidden + PANEL - 1) / PANEL, add, &back);
+    multiply(s->attended, tokens, query, layer->out, (hidden + PANEL - 1) / PANEL, s->rounded,
+             add, &back);
 #pragma omp for
     for (int64_t t = 0; t < tokens; t++)
         normalise(s->x + t * hidden, layer->mlp_norm, hidden, m->eps, s->normed + t * stride);
-    multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, gate, &gated);
-    multiply(s->gated, tokens, m->mlp, layer->down, (hidden + PANEL - 1) / PANEL, add, &back);
+    multiply(s->normed, tokens, hidden, layer->gate_up, (m->mlp + LANES - 1) / LANES, s->rounded,
+             gate, &gated);
+    multiply(s->gated, tokens, m->mlp, layer->down, (hidden + PANEL - 1) / PANEL, s->rounded,
+             add, &back);
 }
 
 /* Returns the columns of a panel, which the caller packs the weights by. */
@@ -54,7 +58,7 @@ void weftline_forward(const Model *m, const Step *s) {
             normalise(s->x + s->wanted[r] * hidden, m->norm, hidden, m->eps,
                       s->normed + r * stride);
         Plain logits = {s->logits, 0, m->vocabulary};
-        multiply(s->normed, s->rows, hidden, m->head, (m->vocabulary + PANEL - 1) / PANEL, put,
-                 &logits);
+        multiply(s->normed, s->rows, hidden, m->head, (m->vocabulary + PANEL - 1) / PANEL,
+                 s->rounded, put, &logits);
     }
 }

@@ -25,6 +25,27 @@ def pack(weight_XY: Tensor, panel: int) -> Tensor:
     return words.transpose(1, 2).contiguous()
 
 
+def pack_int8(weight_XY: Tensor, panel: int) -> tuple[Tensor, Tensor]:
+    """The same panels in int8, (-1, Y / 4, panel, 4), and the scale of each row of `weight_XY`.
+
+    A row's largest number becomes 127. Both are padded to whole panels.
+    """
+    rows, columns = weight_XY.shape
+    weight_XY = weight_XY.float()
+    scale_X = weight_XY.abs().amax(1) / 127
+    rounded_XY = (weight_XY / scale_X.clamp(min=1e-30)[:, None]).round_().clamp_(-127, 127)
+    padded = torch.zeros(-(-rows // panel) * panel, -(-columns // 4) * 4, dtype=torch.int8)
+    padded[:rows, :columns] = rounded_XY
+    words = padded.view(torch.int32).view(-1, panel, padded.shape[1] // 4)
+    scales = torch.nn.functional.pad(scale_X, (0, len(padded) - rows))
+    return words.transpose(1, 2).contiguous(), scales
+
+
+def rounded_stride(width: int) -> int:
+    """Bytes from one row of activations in int8 to the next (rounded_stride in int8.h)."""
+    return 64 + -(-width // 64) * 64
+
+
 def interleave(gate_MY: Tensor, up_MY: Tensor, lanes: int) -> Tensor:
     """`lanes` rows of gate, those of up that belong to them, and so on, padded with zeros."""
     blocks = -(-gate_MY.shape[0] // lanes)

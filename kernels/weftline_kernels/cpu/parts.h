@@ -12,12 +12,14 @@ void weftline_inputs(const float *from, int64_t rows, int64_t width, act *to) {
             to[r * stride_of(width) + i] = act_of(from[r * width + i]);
 }
 
-/* Multiplies `rows` inputs by packed weights of `width` columns. */
-void weftline_product(const act *x, int64_t rows, int64_t inner, const u16 *weights, int64_t width,
-                      float *out, int32_t threads) {
+/* Multiplies `rows` inputs by packed weights of `width` columns. `scale` is NULL for bfloat16. */
+void weftline_product(const act *x, int64_t rows, int64_t inner, const void *panels,
+                      const float *scale, RowHead *rounded, int64_t width, float *out,
+                      int32_t threads) {
     Plain to = {out, 0, width};
+    Weight weight = {panels, scale};
 #pragma omp parallel num_threads(threads)
-    multiply(x, rows, inner, weights, (width + PANEL - 1) / PANEL, put, &to);
+    multiply(x, rows, inner, weight, (width + PANEL - 1) / PANEL, rounded, put, &to);
 }
 
 /* Normalises rows by their root mean square. */
@@ -43,12 +45,21 @@ int64_t weftline_peak(int64_t rounds, int32_t threads) {
         for (int i = 0; i < 12; i++) sums[i] = all((float)i);
         for (int64_t round = 0; round < rounds; round++)
 #pragma GCC unroll 16
-            for (int i = 0; i < 12; i++) sums[i] = sums[i] * factor + term;
+            for (int i = 0; i < 12; i++)
+#ifdef __AVX512BF16__
+                sums[i] = (vec)_mm512_dpbf16_ps((__m512)sums[i], (__m512bh)factor, (__m512bh)term);
+#else
+                sums[i] = sums[i] * factor + term;
+#endif
         vec total = {};
 #pragma GCC unroll 16
         for (int i = 0; i < 12; i++) total += sums[i];
         kept[omp_get_thread_num() % 64] = sum(total);
     }
     __asm__ volatile("" : : "m"(kept)); /* the compiler may not drop the work */
+#ifdef __AVX512BF16__
+    return 24 * LANES * threads;
+#else
     return 12 * LANES * threads;
+#endif
 }

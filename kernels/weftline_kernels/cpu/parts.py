@@ -11,7 +11,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from weftline_kernels.cpu.layout import pack, stride
+from weftline_kernels.cpu.layout import pack, pack_int8, rounded_stride, stride
 
 
 class Parts:
@@ -23,7 +23,8 @@ class Parts:
         self._inputs = library.weftline_inputs
         self._inputs.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._product = library.weftline_product
-        self._product.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int32]
+        pointers, sizes = [c_void_p] * 3, [c_int64, c_int64]
+        self._product.argtypes = [c_void_p, *sizes, *pointers, c_int64, c_void_p, c_int32]
         self._norms = library.weftline_norms
         self._norms.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]
         self._exp = library.weftline_exp
@@ -36,6 +37,10 @@ class Parts:
         """The weights of a product as `product` takes them."""
         return pack(weight_XY, self.panel)
 
+    def weights_int8(self, weight_XY: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in int8, and the scales of the columns."""
+        return pack_int8(weight_XY, self.panel)
+
     def inputs(self, x_TY: Tensor) -> Tensor:
         """Rows as `product` takes them. Padding is 0."""
         rows, width = x_TY.shape
@@ -43,15 +48,22 @@ class Parts:
         self._inputs(x_TY.contiguous().data_ptr(), rows, width, laid.data_ptr())
         return laid
 
-    def product(self, laid: Tensor, packed: Tensor, inner: int, width: int) -> Tensor:
-        """The product (T, X) of laid out rows of `inner` numbers and packed weights."""
+    def product(
+        self, laid: Tensor, packed: Tensor, inner: int, width: int, scales: Tensor | None = None
+    ) -> Tensor:
+        """The product (T, X) of laid out rows of `inner` numbers and packed weights, which are
+        int8 if they have scales."""
         rows = len(laid)
+        room = rows * rounded_stride(inner) if scales is not None else 0
+        rounded = torch.empty(room, dtype=torch.int8)
         out_TX = torch.empty(rows, width)
         self._product(
             laid.data_ptr(),
             rows,
             inner,
             packed.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            rounded.data_ptr(),
             width,
             out_TX.data_ptr(),
             self.threads,

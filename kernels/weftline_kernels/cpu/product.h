@@ -2,30 +2,11 @@
  * pairs. */
 #pragma once
 
-#include "vectors.h"
-
-#define PANEL (2 * LANES)
-/* Rows of a product that are computed at once. With AVX-512, the sums of 12 rows take 24 of 32
- * registers. With AVX2, those of 6 rows take 12 of 16, and the weights and an input the others. A
- * row takes eight registers of NEON, so it computes three rows. */
-#if defined __AVX512F__
-#define TILE 12
-#elif LANES == 8
-#define TILE 6
-#else
-#define TILE 3
-#endif
-#define AHEAD 2048  /* weights to prefetch (4 KB): 12 % faster than no prefetch at one row */
-
-/* Elements from one row to the next. Rows are padded by a cache line. Otherwise the rows of a tile
- * map to few sets of the cache: 12 rows at a distance of 1,536 floats shared two sets. */
-INLINE int64_t stride_of(int64_t width) {
-    return (width + 31) / 32 * 32 + 64 / (int64_t)sizeof(act);
-}
+#include "int8.h"
 
 /* sums[r] = row r of x times one panel. Every sum is added in the order of `inner` for any number of
  * rows, so a row's result does not depend on the other rows. Prefetches weights `ahead` of those that
- * it multiplies. */
+ * it multiplies, in bytes. */
 INLINE void product(const act *x, int64_t inner, const u16 *panel, int64_t ahead, const int rows,
                     vec sums[][2]) {
     int64_t stride = stride_of(inner);
@@ -34,8 +15,8 @@ INLINE void product(const act *x, int64_t inner, const u16 *panel, int64_t ahead
     for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = (vec){};
     for (int64_t k = 0; k < inner; k += 2, panel += 2 * PANEL) {
         const act *at[TILE];
-        __builtin_prefetch(panel + ahead);
-        if (LANES > 8) __builtin_prefetch(panel + ahead + PANEL);
+        __builtin_prefetch((const char *)panel + ahead);
+        if (LANES > 8) __builtin_prefetch((const char *)panel + ahead + 2 * PANEL);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) at[r] = x + r * stride + k;
         pairs(totals, rows, 2, at, panel, panel + PANEL);
@@ -47,27 +28,17 @@ INLINE void product(const act *x, int64_t inner, const u16 *panel, int64_t ahead
 typedef void (*Product)(const act *x, int64_t inner, const u16 *panel, int64_t ahead,
                         vec sums[][2]);
 
-/* A copy of the code for each number of rows, so that the sums stay in registers. */
 #define OF(n) static __attribute__((noinline)) void \
     product##n(const act *x, int64_t inner, const u16 *panel, int64_t ahead, vec sums[][2]) { \
         product(x, inner, panel, ahead, n, sums); }
-OF(1) OF(2) OF(3)
-#if TILE > 3
-OF(4) OF(5) OF(6)
-#endif
-#if TILE > 6
-OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
-#endif
+FOR_EACH_TILE(OF)
 #undef OF
-static const Product products[TILE + 1] = {
-    0, product1, product2, product3,
-#if TILE > 3
-    product4, product5, product6,
-#endif
-#if TILE > 6
-    product7, product8, product9, product10, product11, product12,
-#endif
-};
+#define OF(n) product##n,
+static const Product products[TILE + 1] = {0, FOR_EACH_TILE(OF)};
+#undef OF
+
+/* A weight in panels. Its numbers are int8 if it has a scale for each column, otherwise bfloat16. */
+typedef struct { const void *panels; const float *scale; } Weight;
 
 typedef void (*Sink)(const void *to, int64_t row, int64_t panel, const vec sums[2]);
 
@@ -116,12 +87,18 @@ INLINE int64_t tiles_of_task(int64_t inner) {
 }
 
 /* Multiplies all rows of x by all panels. `sink` receives the sums of a row and a panel. A task is a
- * group of panels and a block of tiles, so the rows of a long prompt stay in the core's cache. */
-INLINE void multiply(const act *x, int64_t rows, int64_t inner, const u16 *weights, int64_t panels,
-                     Sink sink, const void *to) {
+ * group of panels and a block of tiles, so the rows of a long prompt stay in the core's cache. For
+ * int8 weights the rows are rounded into `rounded`. */
+INLINE void multiply(const act *x, int64_t rows, int64_t inner, Weight weight, int64_t panels,
+                     RowHead *rounded, Sink sink, const void *to) {
     int64_t tiles = (rows + TILE - 1) / TILE, most = tiles_of_task(inner);
-    int64_t blocks = (tiles + most - 1) / most, length = (inner + inner % 2) * PANEL;
+    int64_t blocks = (tiles + most - 1) / most, small = rounded_stride(inner);
+    int64_t length = (weight.scale ? (inner + 3) / 4 * 4 : (inner + 1) / 2 * 4) * PANEL; /* bytes */
     int64_t group = (blocks > 1 ? 256 : 32) / PANEL, groups = (panels + group - 1) / group;
+    if (weight.scale)
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++)
+            round_row(x + r * stride_of(inner), inner, (RowHead *)((char *)rounded + r * small));
 #pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < blocks * groups; task++) {
         int64_t block = task / groups, begin = task % groups * group;
@@ -130,11 +107,17 @@ INLINE void multiply(const act *x, int64_t rows, int64_t inner, const u16 *weigh
         for (int64_t panel = begin; panel < end; panel++)
             for (int64_t tile = first; tile < last; tile++) {
                 int64_t row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
+                const char *numbers = (const char *)weight.panels + panel * length;
                 vec sums[TILE][2];
                 /* The second tile finds its weights in the cache, so it has time for the next panel. */
                 int64_t ahead = LANES == 8 && tile == first + 1 ? length : AHEAD;
-                products[count](x + row * stride_of(inner), inner, weights + panel * length, ahead,
-                                sums);
+                if (weight.scale)
+                    products_int8[count]((const RowHead *)((char *)rounded + row * small), inner,
+                                         (const i8 *)numbers, weight.scale + panel * PANEL, ahead,
+                                         sums);
+                else
+                    products[count](x + row * stride_of(inner), inner, (const u16 *)numbers, ahead,
+                                    sums);
                 for (int64_t r = 0; r < count; r++) sink(to, row + r, panel, sums[r]);
             }
     }

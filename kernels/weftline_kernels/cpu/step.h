@@ -9,7 +9,7 @@
 typedef struct {
     const float *attention_norm, *mlp_norm;
     const float *qkv_bias, *q_norm, *k_norm; /* NULL if the model has none */
-    const u16 *qkv, *out, *gate_up, *down;
+    Weight qkv, out, gate_up, down;
 } Layer;
 
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
     float eps;
     const u16 *embedding;
     const float *norm;
-    const u16 *head;
+    Weight head;
     const Layer *layer;
 } Model;
 
@@ -36,6 +36,7 @@ typedef struct {
     float *x, *qkv;                 /* scratch, T rows each */
     act *normed, *attended, *gated; /* scratch, rows `stride_of` apart */
     float *partial, *top, *weight;              /* scratch, a row per query slot */
+    RowHead *rounded;                           /* scratch for int8 weights, a row per token */
     float *logits;
 } Step;
 

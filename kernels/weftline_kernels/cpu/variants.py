@@ -46,8 +46,9 @@ VARIANTS = (
     Variant(
         "avx512_bf16",
         "x86_64",
-        ("-march=x86-64-v4", "-mavx512bf16"),
-        _V4 | {"avx512_bf16"},
+        # Every CPU with AVX512_BF16 has VNNI, which multiplies int8.
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        _V4 | {"avx512_bf16", "avx512_vnni"},
         32,
     ),
     Variant("avx512", "x86_64", ("-march=x86-64-v4",), _V4, 16),

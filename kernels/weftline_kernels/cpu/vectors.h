@@ -22,10 +22,13 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t wvec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef u16 hvec __attribute__((vector_size(2 * LANES)));
+typedef uint8_t u8;
+typedef u8 bvec __attribute__((vector_size(LANES)));
 /* The same types at unaligned addresses. GCC 12 compiles a memcpy to a copy through the stack. */
 typedef float vecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t wvecu __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef u16 hvecu __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef u8 bvecu __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 /* If the processor multiplies pairs of bfloat16, the inputs of a product are rounded to bfloat16, as
  * in any bfloat16 model. Otherwise they stay float32. Sums, the residual stream and the softmax are
@@ -44,7 +47,7 @@ INLINE wvec all_words(uint32_t value) { return value - (wvec){}; }
 
 INLINE vec load(const float *from) { return *(const vecu *)from; }
 
-INLINE wvec load_words(const u16 *from) { return *(const wvecu *)from; }
+INLINE wvec load_words(const void *from) { return *(const wvecu *)from; }
 
 INLINE void store(float *to, vec value) { *(vecu *)to = value; }
 
@@ -139,11 +142,30 @@ INLINE void put_act(act *to, vec value) {
 #endif
 }
 
+/* The inputs of a product as floats. */
+INLINE vec load_act(const act *from) {
+#if PAIRS
+    return (vec)(__builtin_convertvector(*(const hvecu *)from, wvec) << 16);
+#else
+    return load(from);
+#endif
+}
+
 INLINE act act_of(float value) {
 #if PAIRS
     return narrow(value);
 #else
     return value;
+#endif
+}
+
+/* total += a * b. With AVX2 it is written out, because GCC 12 puts the sum into the register of `b`. A
+ * tile has none to spare, so GCC kept five sums of six rows in memory. */
+INLINE void add_product(vec *total, vec a, vec b) {
+#if LANES == 8
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*total) : "x"(a), "x"(b));
+#else
+    *total += a * b;
 #endif
 }
 
@@ -175,7 +197,7 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][0]) * first[v];
+        for (int v = 0; v < n; v++) add_product(&totals[r][v], first[v], all(x[r][0]));
 #if LANES == 8
     /* Reads the words again. AVX2 has no registers to keep them in, so GCC kept two sums in memory. */
     __asm__("" : "+r"(left));
@@ -186,7 +208,7 @@ INLINE void pairs(vec totals[][2], const int rows, const int n, const act *const
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < n; v++) totals[r][v] += all(x[r][1]) * second[v];
+        for (int v = 0; v < n; v++) add_product(&totals[r][v], second[v], all(x[r][1]));
 #endif
 }
 

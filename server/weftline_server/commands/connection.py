@@ -65,6 +65,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._await("the request's body", BODY_S)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._done()
         if not self.transport.is_closing():

@@ -218,6 +218,8 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.vllm.config import VLLMConfig
     from weftline_engine.vllm.engine import VLLMEngine
 
+    if spec.dtype == "int8":
+        raise InvalidRequest("dtype int8 needs the embedded engine: --engine torch", param="dtype")
     config = VLLMConfig(
         model=resolve(spec.model or DEFAULT_MODEL, progress=for_stream()),
         python=spec.engine_python,
@@ -268,8 +270,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("bfloat16", "float32"),
-        help="type of weights, activations and KV cache (default: bfloat16)",
+        choices=("bfloat16", "float32", "int8"),
+        help="type of weights, activations and KV cache (default: bfloat16); int8 is for the "
+        "embedded engine on a CPU: faster, but another text",
     )
     torch = parser.add_argument_group("the embedded engine")
     torch.add_argument(

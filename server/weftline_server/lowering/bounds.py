@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Submit
+from weftline.steps import Each, Loop, Step
 from weftline.transforms import MAX_SPECS, OPS
 
 Spec = Mapping[str, Any]
@@ -32,7 +33,7 @@ def costly_specs(submit: Submit) -> list[Spec]:
             param="calls",
         )
     found: list[Spec] = []
-    for specs in _lists(submit):
+    for specs in _lists(submit.calls, submit.steps):
         if len(specs) > MAX_SPECS:
             raise InvalidRequest(
                 f"at most {MAX_SPECS} transforms in a row, got {len(specs)}", param="transforms"
@@ -41,15 +42,20 @@ def costly_specs(submit: Submit) -> list[Spec]:
     return found
 
 
-def _lists(submit: Submit) -> Iterator[Sequence[Spec]]:
-    for call in submit.calls:
+def _lists(calls: Iterable[Call], steps: Iterable[Step]) -> Iterator[Sequence[Spec]]:
+    """Every list of transforms, those of the bodies of steps included."""
+    for call in calls:
         for holder in call.placeholders:
             if holder.transforms:
                 yield holder.transforms
-    for step in submit.steps:
+    for step in steps:
         for source in step.sources.values():
             if source.transforms:
                 yield source.transforms
+        if isinstance(step, Each | Loop):
+            yield from _lists(step.body.calls, step.body.steps)
+        if isinstance(step, Loop):
+            yield step.until.transforms
 
 
 def check_size(call: Call, segments: int) -> None:
@@ -68,6 +74,8 @@ def is_large(specs: Sequence[Mapping[str, object]], value: object) -> bool:
     """Whether `specs`, or writing `value` as text, may take longer than the event loop has."""
     if any(is_costly(spec) for spec in specs):
         return True
+    if not specs and isinstance(value, str):
+        return False  # it is the text, however long
     return not is_small(value)
 
 

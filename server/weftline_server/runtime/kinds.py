@@ -387,8 +387,7 @@ class PromptKind:
         text = session.variables[primitive.writes[0]].text
         format = self.prompter(primitive.resource).tool_format
         specs = body.output.transforms
-        # A plain text is the value itself, however long it is.
-        if is_large(specs, text) and (specs or body.call.offered_tools):
+        if is_large(specs, text) or (body.call.offered_tools and not is_small(text)):
             return self._result(session.tenant, body, (primitive.id, text, format))
         return transformed(body, said(body, primitive.id, text, format))
 

@@ -46,7 +46,7 @@ class PartsBefore:
         values = {
             holder.name: transforms.run(holder.transforms, value) for holder, value in self.inputs
         }
-        return self.prompt(values) if self.is_short(values) else None
+        return self.prompt(values)
 
     def is_short(self, values: Mapping[str, object]) -> bool:
         """Whether the prompt with these values of its inputs is rendered in no time."""

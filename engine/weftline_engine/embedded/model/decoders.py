@@ -1,4 +1,4 @@
-"""Chooses the decoder of a model: in C for bfloat16 on the CPU, in torch for all others."""
+"""Chooses the decoder of a model: in C for bfloat16 and int8 on the CPU, else in torch."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def load_decoder(
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
     A `dummy` has random weights, and needs only config.json. A `machine` stands for this one.
 
-    Raises ModelError. A line on stderr names the way in which bfloat16 is computed, and what better
-    ways failed.
+    Raises ModelError, also where int8 is asked for and the C kernels do not run. A line on stderr
+    names the way in which the model is computed, and what better ways failed.
     """
     config = read_config(directory)
     weights = RandomWeights() if dummy else Checkpoint(directory)
-    if dtype != "bfloat16":
+    if dtype not in ("bfloat16", "int8"):
         return torch_model(config, weights, getattr(torch, dtype))
     search = Search(builds, machine=machine or this_machine())
     if isinstance(config, LlamaConfig) and runs(config, block_size):
@@ -65,9 +65,11 @@ def load_decoder(
             why = str(reasons)
         else:
             _say(" ".join([f"{choice}.", *choice.notes]))
-            return NativeDecoder(config, weights, library)
+            return NativeDecoder(config, weights, library, int8=dtype == "int8")
     else:
         why = "The C kernels do not run this model."
+    if dtype == "int8":
+        raise ModelError(f"int8 needs the C kernels: {why}")
     emulated = emulates_bfloat16(search.machine)
     _say(f"torch, {_IN_FLOAT32 if emulated else _IN_BFLOAT16}. {why}")
     return torch_model(config, weights, torch.float32 if emulated else torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The decoder in C (weftline_kernels.cpu) for bfloat16 weights, with the interface of a `Model`.
+"""The decoder in C (weftline_kernels.cpu) for bfloat16 and int8, with the interface of a `Model`.
 
 Activations stay float32 from the embedding to the logits, so it is more exact than a decoder that
 uses bfloat16 throughout. T = tokens, R = rows whose logits are wanted, K = KV heads, P = blocks,
@@ -20,7 +20,7 @@ from weftline_engine.embedded.model.checkpoint import Checkpoint
 from weftline_engine.embedded.model.config import LlamaConfig
 from weftline_engine.embedded.model.llama import frequencies, qkv_bias
 from weftline_kernels.cpu.items import Flat, flatten, queries_of_task
-from weftline_kernels.cpu.layout import interleave, pack, stride
+from weftline_kernels.cpu.layout import interleave, pack, pack_int8, rounded_stride, stride
 from weftline_kernels.work_list import MIN_BLOCKS_SAVED
 
 BLOCK = 16  # fixed in decoder.c
@@ -37,15 +37,20 @@ _LAYER = ("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "mlp", "vocabulary")
 _ARRAYS = ("ids", "slots", "wanted", "cosine", "sine", "item", "block", "query", "visible")
-_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "logits")
+_SCRATCH = ("x", "qkv", "normed", "attended", "gated", "partial", "top", "weight", "rounded")
 
-_CLayer = _struct("_CLayer", [(name, Pointer) for name in (*_LAYER, *_MATRICES)])
+_CWeight = _struct("_CWeight", [("panels", Pointer), ("scale", Pointer)])
+_CLayer = _struct(
+    "_CLayer",
+    [*((name, Pointer) for name in _LAYER), *((name, _CWeight) for name in _MATRICES)],
+)
 _CModel = _struct(
     "_CModel",
     [
         *((name, ctypes.c_int32) for name in _SIZES),
         ("eps", ctypes.c_float),
-        *((name, Pointer) for name in ("embedding", "norm", "head")),
+        *((name, Pointer) for name in ("embedding", "norm")),
+        ("head", _CWeight),
         ("layer", ctypes.POINTER(_CLayer)),
     ],
 )
@@ -54,7 +59,7 @@ _CStep = _struct(
     [
         *((name, ctypes.c_int32) for name in ("tokens", "rows", "items", "threads")),
         ("blocks", ctypes.c_int64),
-        *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH)),
+        *((name, Pointer) for name in (*_ARRAYS, "part_at", "part", "cache", *_SCRATCH, "logits")),
     ],
 )
 
@@ -71,8 +76,16 @@ class NativeDecoder:
     device = CPU
     min_blocks_saved = MIN_BLOCKS_SAVED
 
-    def __init__(self, config: LlamaConfig, weights: Checkpoint, library: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: Checkpoint,
+        library: ctypes.CDLL,
+        *,
+        int8: bool = False,
+    ) -> None:
         self.config = config
+        self.int8 = int8
         self.threads = torch.get_num_threads()
         self._forward = library.weftline_forward
         self._panel = int(library.weftline_panel())  # columns
@@ -93,13 +106,13 @@ class NativeDecoder:
             # last tensor.
             embedding=self._keep(embedding.to(torch.bfloat16, copy=True)),
             norm=self._keep(weights.read("model.norm.weight", (hidden,)).float()),
-            head=self._keep(pack(head, self._panel)),
+            head=self._weight(head),
             layer=self._layers,
         )
 
     def _layer(self, weights: Checkpoint, index: int) -> Any:
         config = self.config
-        hidden, mlp, panel = config.hidden, config.mlp, self._panel
+        hidden, mlp = config.hidden, config.mlp
         query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
 
         def read(name: str, *shape: int) -> Tensor:
@@ -114,10 +127,10 @@ class NativeDecoder:
         return _CLayer(
             attention_norm=self._keep(read("input_layernorm", hidden).float()),
             mlp_norm=self._keep(read("post_attention_layernorm", hidden).float()),
-            qkv=self._keep(pack(torch.cat(qkv), panel)),
-            out=self._keep(pack(read("self_attn.o_proj", hidden, query), panel)),
-            gate_up=self._keep(pack(interleave(gate, up, panel // 2), panel)),
-            down=self._keep(pack(read("mlp.down_proj", hidden, mlp), panel)),
+            qkv=self._weight(torch.cat(qkv)),
+            out=self._weight(read("self_attn.o_proj", hidden, query)),
+            gate_up=self._weight(interleave(gate, up, self._panel // 2)),
+            down=self._weight(read("mlp.down_proj", hidden, mlp)),
             **self._extras(weights, index),
         )
 
@@ -132,6 +145,13 @@ class NativeDecoder:
             found = f"model.layers.{index}.self_attn.{name}.weight"
             extras[name] = self._keep(weights.read(found, (config.head_size,)).float())
         return extras
+
+    def _weight(self, weight_XY: Tensor) -> Any:
+        """The weights of a product in panels."""
+        if not self.int8:
+            return _CWeight(self._keep(pack(weight_XY, self._panel)), None)
+        panels, scales = pack_int8(weight_XY, self._panel)
+        return _CWeight(self._keep(panels), self._keep(scales))
 
     def _keep(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
@@ -180,10 +200,19 @@ class NativeDecoder:
                     partial=self._room("partial", heads * config.head_size),
                     top=self._room("top", heads),
                     weight=self._room("weight", heads),
+                    rounded=self._rounded(max(tokens, rows)),
                 )
             ),
         )
         return logits_RV
+
+    def _rounded(self, rows: int) -> int | None:
+        """The address of scratch memory for the inputs of a product in int8."""
+        if not self.int8:
+            return None
+        config = self.config
+        widest = max(config.hidden, config.mlp, config.heads * config.head_size)
+        return self._room("rounded", rows * rounded_stride(widest) // 4)
 
     def _room(self, name: str, count: int) -> int:
         """The address of scratch memory for `count` numbers; it is kept for the next step."""

@@ -72,7 +72,7 @@ def waits_for(step: StepBase) -> tuple[str, ...]:
     """
     for source in step.sources.values():
         for spec in source.transforms:
-            transforms.parse(spec)
+            transforms.read(spec)
         if source.var is None and source.transforms:
             raise InvalidRequest("transforms go with a variable, not with a value", param="in")
     return tuple(dict.fromkeys((*step.variables, *step.after)))

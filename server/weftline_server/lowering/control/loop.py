@@ -37,7 +37,7 @@ def lower_loop(step: Loop, id: str, lower: LowerStep) -> Task:
     """
     name = step.name or "loop"
     for spec in step.until.transforms:
-        transforms.parse(spec)
+        transforms.read(spec)
     check_writes(step.body, name, step.next.values(), "next", given=step.carry)
     check_writes(step.body, name, [step.until.on], "on", given=step.carry)
     last = Instance(f"{id}.{step.most - 1}", id, name, dict(step.carry))
