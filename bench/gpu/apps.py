@@ -108,7 +108,7 @@ class CoreEngine:
         # An op with a salt of its own shares no KV block.
         self._tell(self._core.submit, op if self._shares else replace(op, salt=op.id))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         self._tell(self._core.feed, op, offset, part, last)
 
     def update(self, op: str, hints: api.Hints) -> None:

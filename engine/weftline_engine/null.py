@@ -102,7 +102,7 @@ class NullEngine:
         self._running[op.id] = task
         task.add_done_callback(lambda _: self._ended(op, task))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         waiting = self._open.pop(op, None)
         if waiting is None:
             return  # the op was cancelled

@@ -146,7 +146,7 @@ class SimulatedEngine:
     def submit(self, op: api.Op) -> None:
         self._later(partial(self.book.submit, op))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         self._later(partial(self.book.feed, op, offset, part, last))
 
     def update(self, op: str, hints: api.Hints) -> None:

@@ -23,6 +23,8 @@ from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
+from weftline_server.passes.plugins import UnknownPass
+from weftline_server.passes.plugins import load as plugins_named
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.service import Service
@@ -63,9 +65,17 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
 
 
 def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
-    """The driver of all sessions, with the dispatcher of all engines."""
+    """The driver of all sessions, with the dispatcher of all engines.
+
+    Raises InvalidRequest for a pass that no installed package offers.
+    """
     dispatcher = Dispatcher(engines, config.policy, without=config.without)
-    return Driver(Registry(config.registry, config.without), dispatcher, config.without)
+    try:
+        plugins = plugins_named(config.passes)
+    except UnknownPass as error:
+        raise InvalidRequest(str(error), param="passes") from None
+    registry = Registry(config.registry, config.without, plugins)
+    return Driver(registry, dispatcher, config.without)
 
 
 @asynccontextmanager

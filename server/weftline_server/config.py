@@ -10,11 +10,12 @@ from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
 
-# The names that `without` takes. The embedded engine has drafting and tree_attention, the server
-# the others.
+# The names that `without` takes. The embedded engine has drafting and tree_attention, the embedders
+# and rerankers have dedupe, and the server has the others.
 OPTIMISATIONS = frozenset(PASSES) | {
     "admission",
     "affinity",
+    "dedupe",
     "drafting",
     "early_tools",
     "prefill_early",
@@ -32,6 +33,7 @@ class ServerConfig:
     `policy` is `app` or `request`. `without` names the optimisations that are off, so that a
     benchmark can measure the gain of each; OPTIMISATIONS lists the names. `keys` maps an API key to
     its tenant. Without keys all clients are one tenant, and only a loopback host is allowed.
+    `passes` are the operator's own, by the names under which installed packages offer them.
     """
 
     host: str = "127.0.0.1"
@@ -39,6 +41,7 @@ class ServerConfig:
     policy: str = "app"
     without: frozenset[str] = frozenset()
     keys: dict[str, str] = field(default_factory=dict)
+    passes: tuple[str, ...] = ()  # of installed packages, by entry point, in their order
     max_body: int = 8 << 20  # bytes of a request
     metrics_tenant: str = ""  # who may read /metrics where there are several tenants
     max_calls: int = 10_000  # of one submit

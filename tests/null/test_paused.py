@@ -48,7 +48,7 @@ class Asking:
         while True:
             yield await self._out.get()
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None: ...
     def update(self, op: str, hints: api.Hints) -> None:
         self.verbs.append(("update", op))
 

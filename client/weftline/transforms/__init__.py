@@ -8,6 +8,17 @@ session imports this package where only the standard library is installed.
 from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
+from weftline.transforms.items import closed_items, gives_items
 from weftline.transforms.specs import MAX_SPECS, OPS, parse, read, run
 
-__all__ = ["MAX_SPECS", "OPS", "Flow", "Transform", "parse", "read", "run"]
+__all__ = [
+    "MAX_SPECS",
+    "OPS",
+    "Flow",
+    "Transform",
+    "closed_items",
+    "gives_items",
+    "parse",
+    "read",
+    "run",
+]

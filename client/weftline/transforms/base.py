@@ -47,6 +47,12 @@ class Transform(ABC):
     def apply(self, value: Any) -> Any:
         """The transformed value. Raises TransformFailed with the reason where there is none."""
 
+    def closed(self, text: str) -> list[Any]:
+        """The first items of the result, of a text that is not complete: those that no later text
+        can change. A transform that does not make a list of a text has none.
+        """
+        return []
+
 
 def as_text(value: Any, op: str, limit: int | None = None) -> str:
     """`value`, if it is a string of at most `limit` characters.

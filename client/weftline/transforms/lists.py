@@ -26,6 +26,10 @@ class CommaList(Transform):
         except csv.Error:  # for example a field of more than csv.field_size_limit() characters
             return [item.strip() for item in text.split(",")]
 
+    def closed(self, text: str) -> list[Any]:
+        """All but the last, which may go on."""
+        return list(self.apply(text))[:-1]
+
 
 # These find the same items as LangChain's patterns, but take linear time on long runs of digits or
 # newlines. A match starts only at the start of such a run or of a line.
@@ -43,6 +47,10 @@ class NumberedList(Transform):
     def apply(self, value: Any) -> Any:
         return _NUMBERED.findall(as_text(value, self.op))
 
+    def closed(self, text: str) -> list[Any]:
+        """Those in lines that have ended."""
+        return list(self.apply(_ended_lines(text)))
+
 
 @dataclass(frozen=True, slots=True)
 class MarkdownList(Transform):
@@ -54,6 +62,10 @@ class MarkdownList(Transform):
     def apply(self, value: Any) -> Any:
         return _BULLETED.findall(as_text(value, self.op))
 
+    def closed(self, text: str) -> list[Any]:
+        """Those in lines that have ended."""
+        return list(self.apply(_ended_lines(text)))
+
 
 @dataclass(frozen=True, slots=True)
 class LineList(Transform):
@@ -64,3 +76,11 @@ class LineList(Transform):
 
     def apply(self, value: Any) -> Any:
         return [line for line in as_text(value, self.op).strip().split("\n") if line]
+
+    def closed(self, text: str) -> list[Any]:
+        """The lines before another one: white space at the end of the last one is cut off."""
+        return [line for line in text.strip().split("\n")[:-1] if line]
+
+
+def _ended_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]

@@ -21,7 +21,7 @@ from weftline.transforms.base import (
     check_texts,
     package,
 )
-from weftline.transforms.partial_json import parse_json_text
+from weftline.transforms.partial_json import closed_values, parse_json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Json(Transform):
             raise TransformFailed(f"Invalid json output: {text}") from error
         check_json(parsed)
         return parsed
+
+    def closed(self, text: str) -> list[Any]:
+        """The values of a list so far, up to the first that is not JSON or not complete."""
+        return closed_values(text)
 
 
 @dataclass(frozen=True, slots=True)

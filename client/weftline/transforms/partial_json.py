@@ -42,6 +42,34 @@ def parse_json_text(text: str) -> Any:
     return _parse_bare(fence.group(1))
 
 
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def closed_values(text: str) -> list[Any]:
+    """The complete values of a JSON list that may be cut off, bare or in a code fence.
+
+    A number, true, false and null are complete where a comma or a bracket follows.
+    """
+    fence = _FENCE.search(text)
+    inside = (text if fence is None else fence.group(1)).lstrip(_STRIPPED)
+    found: list[Any] = []
+    at = 1
+    while inside[:1] == "[":
+        at += len(inside[at:]) - len(inside[at:].lstrip(_SPACE))
+        try:
+            value, at = _DECODER.raw_decode(inside, at)
+        except (ValueError, RecursionError):
+            break
+        after = inside[at:].lstrip(_SPACE)[:1]
+        if not isinstance(value, (str, list, dict)) and after not in (",", "]"):
+            break
+        found.append(value)
+        at = inside.find(",", at) + 1
+        if after != ",":
+            break
+    return found
+
+
 def _parse_bare(text: str) -> Any:
     escaped = _ACTION_INPUT.sub(
         lambda match: f'{match[1]}{match[2].translate(_CONTROL)}"', text.strip(_STRIPPED)

@@ -27,14 +27,17 @@ from weftline_engine.api.events import (
     Failed,
     Finished,
     FinishReason,
+    Items,
     Part,
     Paused,
     Residency,
     Usage,
 )
 from weftline_engine.api.ops import (
+    AGING_S,
     MOST_LOGPROBS,
     MOST_REFERENCES,
+    Fed,
     Hints,
     Kind,
     Op,
@@ -43,6 +46,7 @@ from weftline_engine.api.ops import (
 )
 
 __all__ = [
+    "AGING_S",
     "LACKING",
     "MOST_LOGPROBS",
     "MOST_REFERENCES",
@@ -55,10 +59,12 @@ __all__ = [
     "EngineDied",
     "Event",
     "Failed",
+    "Fed",
     "FinishReason",
     "Finished",
     "HasMetrics",
     "Hints",
+    "Items",
     "Kind",
     "Op",
     "Part",

@@ -9,6 +9,13 @@ from types import MappingProxyType
 
 from weftline_engine.api.ops import Kind
 
+# Kinds whose items an engine computes together.
+BATCHED = frozenset({"embed", "rerank"})
+# Two batch sizes count as equally fast within this share, and the smaller one is taken: it lets
+# other applications in sooner.
+NEARLY_BEST = 0.9
+USUAL_BATCH = 32
+
 
 class Capability(StrEnum):
     """Abilities of an engine beyond taking a prompt and streaming text back."""
@@ -81,6 +88,18 @@ class Description:
     batch_profile: tuple[tuple[int, int, float], ...] = ()
     drafts: bool = False
     tools: tuple[Mapping[str, object], ...] = ()
+
+    def efficient_items(self, kind: str) -> int:
+        """The smallest batch whose items a second come close to the best (Teola section 4.3).
+
+        USUAL_BATCH where nothing was measured; 1 for kinds that are not computed in batches.
+        """
+        if kind not in BATCHED:
+            return 1
+        rates = [(items, items / max(seconds, 1e-9)) for items, _, seconds in self.batch_profile]
+        best = max((rate for _, rate in rates), default=0.0)
+        near = [items for items, rate in rates if rate >= NEARLY_BEST * best]
+        return min(near, default=USUAL_BATCH)
 
     @property
     def lacking(self) -> tuple[str, ...]:

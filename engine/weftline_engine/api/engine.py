@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from weftline_engine.api.description import Description
 from weftline_engine.api.events import Event
-from weftline_engine.api.ops import Hints, Op, Retention
+from weftline_engine.api.ops import Fed, Hints, Op, Retention
 
 
 class EngineDied(Exception):
@@ -23,7 +23,7 @@ class Engine(Protocol):
 
     def submit(self, op: Op) -> None: ...
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None: ...
+    def feed(self, op: str, offset: int, part: Fed, last: bool) -> None: ...
 
     def update(self, op: str, hints: Hints) -> None: ...
 

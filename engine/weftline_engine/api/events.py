@@ -81,6 +81,14 @@ class Part(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Items(Event):
+    """The results of items from number `offset` on, as JSON values, of an op that streams."""
+
+    offset: int
+    values: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
     """A generate ended by itself with a text that contains `reason`, one of its `pause_on`.
 

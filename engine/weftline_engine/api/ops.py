@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf, log2
+from typing import Any, TypeAlias
 
 
 class Kind(StrEnum):
@@ -22,6 +24,13 @@ class Retention(StrEnum):
     SWAP = "swap"
     DROP = "drop"
 
+
+# What `feed` appends to an open op: token ids, text, or items, which are JSON values.
+Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
+
+# The weight of the work that an application has left halves with each AGING_S in a queue. One
+# step of priority is worth as much as AGING_S of waiting.
+AGING_S = 10.0
 
 # The most contexts that an op may name as references.
 MOST_REFERENCES = 8
@@ -92,6 +101,15 @@ class Hints:
     expected_pause: float | None = None
     kept_tokens: int | None = None
 
+    def age(self, queued: float) -> float:
+        """The order of applications, the smallest first, for an op queued at `queued` seconds.
+
+        The server's queue and the items engines order by it, so that they agree. The work left
+        halves at the same rate for all ops, so their order never changes while they wait.
+        """
+        left = log2(self.work_left) if self.work_left > 0 else -inf
+        return left + self.priority + queued / AGING_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
@@ -102,6 +120,10 @@ class Op:
     announce no tokenizer take `text`, or `messages` (pairs of role and content) if they render
     chats. An `open` op waits for more payload by feed. Ops of other kinds get JSON values as
     `inputs`. Ops with different `salt` share no cache.
+
+    The inputs of an op that `streams` hold its first `items`, and more may be fed. The engine
+    reports the results of items as they come, and Finished has no value. The results of the first
+    `delivered` items are known from an earlier attempt: the engine does not compute them again.
 
     `references` name contexts of the same salt whose tokens the output may repeat, such as those of
     calls with the same template. An engine whose description says `drafts` may take guesses from
@@ -120,5 +142,7 @@ class Op:
     inputs: Mapping[str, object] = field(default_factory=dict, hash=False)
     salt: str = ""
     open: bool = False
+    streams: bool = False
+    delivered: int = 0
     references: tuple[str, ...] = ()
     hints: Hints = field(default_factory=Hints)

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Items
 from weftline_engine.api import (
     ContextMoved,
     Event,
+    Fed,
     Finished,
     FinishReason,
     Hints,
@@ -78,7 +79,7 @@ class Book:
         self._quiet = False
         self.ops.submit(op)
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: Fed, last: bool) -> None:
         """Append to an open op's payload. Tokens that it has already are skipped."""
         live = self.ops.get(op)
         if live is not None and live.sequence.open:

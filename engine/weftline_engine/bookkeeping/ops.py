@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from weftline_engine.api import Accepted, Event, Failed, Op, SamplingParams, Usage
+from weftline_engine.api import Accepted, Event, Failed, Fed, Op, SamplingParams, Usage
 from weftline_engine.bookkeeping.admission import (
     Limits,
     Refused,
@@ -146,10 +146,10 @@ class Ops:
         if old is not None and old.context.id not in self._contexts.named:
             self._fail_children(old.context)
 
-    def feed(self, live: Live, offset: int, part: tuple[int, ...] | str, *, last: bool) -> None:
+    def feed(self, live: Live, offset: int, part: Fed, *, last: bool) -> None:
         """Append to an open op's payload. Tokens that it has already are skipped."""
         have = live.offset
-        if isinstance(part, str) or offset > have:
+        if not isinstance(part, tuple) or offset > have:
             self.fail(live, "InvalidRequest", f"feed at {offset} leaves a gap after token {have}")
             return
         more = part[have - offset :]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from weftline_engine.api import Event, Hints, Op, Retention
+from weftline_engine.api import Event, Fed, Hints, Op, Retention
 from weftline_engine.bookkeeping import (
     Book,
     Detokenizer,
@@ -87,7 +87,7 @@ class Core:
     def submit(self, op: Op) -> None:
         self.book.submit(op)
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: Fed, last: bool) -> None:
         self.book.feed(op, offset, part, last)
 
     def update(self, op: str, hints: Hints) -> None:

@@ -119,7 +119,7 @@ class RemoteEngine:
         self._ops[op.id] = op
         self._spawn(op)
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         """Never called: this engine does not announce FEED."""
         raise AssertionError("this engine takes whole prompts")
 

@@ -1,28 +1,41 @@
 """Chooses the items of the next batch (Teola section 5: topology-aware batching). Pure.
 
-Applications are served in the order of their arrival, so that the first one ends early. Within an
-application the ops that are farthest from its answer come first, because most other steps wait for
-them. Slots that are left go to the next depth, then to the next application.
+The ops of an application are a bucket. The buckets come in the order of the server's policy. Within
+a bucket the ops that are farthest from the answer come first, because most other steps wait for
+them. Slots that are left go to the next depth, then to the next bucket. At one depth the longest
+items come first, so that items of like length share a batch and little of it is padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from weftline_engine.api import Hints
-
-PRIORITY_S = 10.0  # one step of the client's priority counts as much as this time of waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An op with items to compute: the tokens of each, and how many of them are `done`."""
+    """An op with items to compute: the tokens of each, and how many of them are `done`.
+
+    `queued` is when the op came, in seconds of the monotonic clock.
+    """
 
     op: str
     hints: Hints
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     done: int = 0
+    queued: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The room of a batch: items, and tokens with each item counted as long as the longest."""
+
+    items: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +47,59 @@ class Share:
     stop: int
 
 
-def form(waiting: Iterable[Waiting], most_items: int, most_tokens: int) -> list[Share]:
-    """Return the shares of the next batch: at most `most_items` items and `most_tokens` tokens.
+def form(queue: Iterable[Waiting], slots: Slots) -> list[Share]:
+    """Return the shares of the next batch, in the order in which their ops were chosen.
 
-    Equally urgent ops keep the order in which they come. A single item that exceeds `most_tokens`
-    makes a batch of its own. The result is empty only if no item waits.
+    Equally urgent ops keep the order in which they come. A single item that exceeds the tokens
+    makes a batch of its own. The result is empty only if no item waits. No clock is needed: the
+    order of two ops does not change while they wait.
     """
-    shares: list[Share] = []
-    items = tokens = 0
-    for one in sorted(waiting, key=_urgency):
-        stop = one.done
-        while stop < len(one.tokens) and items < most_items:
-            if items and tokens + one.tokens[stop] > most_tokens:
-                break
-            tokens += one.tokens[stop]
-            items += 1
-            stop += 1
-        if stop > one.done:
-            shares.append(Share(one.op, one.done, stop))
-        if items >= most_items or tokens >= most_tokens:
+    stops: dict[str, int] = {}
+    starts: dict[str, int] = {}
+    longest = 0
+    for items, (one, tokens) in enumerate(_in_order(queue)):
+        longest = max(longest, tokens)
+        if items and (items == slots.items or (items + 1) * longest > slots.tokens):
             break
-    return shares
+        starts.setdefault(one.op, one.done)
+        stops[one.op] = stops.get(one.op, one.done) + 1
+    return [Share(op, start, stops[op]) for op, start in starts.items()]
 
 
-def _urgency(one: Waiting) -> tuple[float, str, int]:
+def _in_order(queue: Iterable[Waiting]) -> Iterator[tuple[Waiting, int]]:
+    """Every waiting item with its tokens, the most urgent first; an op's items in their order."""
+    waiting = [one for one in queue if one.done < len(one.tokens)]
+    buckets = {_application(one): _turn(one) for one in reversed(waiting)}
+    for one in waiting:
+        name = _application(one)
+        buckets[name] = min(buckets[name], _turn(one))
+
+    def urgency(one: Waiting) -> tuple[tuple[bool, float, float], str, int]:
+        name = _application(one)
+        return buckets[name], name, -one.hints.depth
+
+    for _, level in groupby(sorted(waiting, key=urgency), key=urgency):
+        yield from _longest_first(list(level))
+
+
+def _longest_first(level: Sequence[Waiting]) -> Iterator[tuple[Waiting, int]]:
+    heap = [(-one.tokens[one.done], at, one.done) for at, one in enumerate(level)]
+    heapq.heapify(heap)
+    while heap:
+        negative, at, item = heap[0]
+        one = level[at]
+        yield one, -negative
+        if item + 1 < len(one.tokens):
+            heapq.heapreplace(heap, (-one.tokens[item + 1], at, item + 1))
+        else:
+            heapq.heappop(heap)
+
+
+def _application(one: Waiting) -> str:
+    """The bucket of an op. An op without an application is one of its own."""
+    return one.hints.application or f"\0{one.op}"
+
+
+def _turn(one: Waiting) -> tuple[bool, float, float]:
     hints = one.hints
-    arrival = hints.arrival + PRIORITY_S * hints.priority
-    return arrival, hints.application, -hints.depth
+    return hints.criterion == "throughput", hints.age(one.queued), hints.arrival

@@ -23,10 +23,14 @@ class Store(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """An engine of items in a process of its own. `cores` are CPU cores; empty means all."""
+    """An engine of items in a process of its own. `cores` are CPU cores; empty means all.
+
+    It keeps the results of `kept` items for equal ones; 0 switches that off.
+    """
 
     name: str
     cores: tuple[int, ...] = ()
+    kept: int | None = None
 
     module: ClassVar[str] = "weftline_engine.retrieval.host"
 

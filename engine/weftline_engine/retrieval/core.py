@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
-from weftline_engine.retrieval.batching import Share, Waiting, form
+from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
+from weftline_engine.retrieval.results import Key, Results
 
 CHARS_PER_TOKEN = 4  # an estimate: a batch's budget needs no tokenizer
+MAX_ITEMS = 100_000  # of one op
 
 
 class Refused(Exception):
@@ -34,7 +36,12 @@ class Item:
 
 
 class Backend(Protocol):
-    """Computes the items of one kind of engine."""
+    """Computes the items of one kind of engine.
+
+    `pure` kinds give equal items equal results at any time, so that these may be kept.
+    """
+
+    pure: ClassVar[frozenset[str]]
 
     def describe(self) -> api.Description:
         """The engine's description. `batch_profile` is measured here."""
@@ -44,8 +51,16 @@ class Backend(Protocol):
         """The items of an op. Raises Refused for inputs that do not fit."""
         ...
 
+    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
+        """The items of values that an op that streams brings or is fed. Raises Refused."""
+        ...
+
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """One result for each payload, in order. The payloads are of ops of one kind."""
+        ...
+
+    def value(self, kind: str, result: Any) -> object:
+        """One item's result as JSON, for an op that streams."""
         ...
 
     def finish(self, op: api.Op, results: Sequence[Any]) -> object:
@@ -53,24 +68,54 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class _Live:
-    """An op in hand: its items, the results so far, and the time of its first batch."""
+    """An op in hand: its items, the results so far, and the time of its first batch.
 
-    op: api.Op
-    items: Sequence[Item]
-    tokens: tuple[int, ...]
-    results: list[Any] = field(default_factory=list)
-    started: float | None = None
-    alone: bool = False  # a batch with this op failed: it gets a batch of its own
+    An op that does not stream is computed in the order of its items' lengths, the longest first, so
+    that like lengths share batches. `done` counts the items that are computed, in that order.
+    """
+
+    def __init__(self, op: api.Op, items: Sequence[Item], queued: float) -> None:
+        self.op = op
+        self.queued = queued
+        self.items: list[Item] = []
+        self.results: list[Any] = []
+        self.order: list[int] = []
+        self.tokens: list[int] = []  # of the items, in the order in which they are computed
+        self.started: float | None = None
+        self.alone = False  # a batch with this op failed: it gets a batch of its own
+        self.add(items)
+        if not op.streams:
+            self.order.sort(key=lambda at: -self.items[at].tokens)
+            self.tokens = [self.items[at].tokens for at in self.order]
+        self.done = self.reported = op.delivered
+
+    def add(self, items: Sequence[Item]) -> None:
+        """More items, behind those so far."""
+        self.order += range(len(self.items), len(self.items) + len(items))
+        self.items += items
+        self.tokens += [item.tokens for item in items]
+        self.results += [None] * len(items)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all items are computed and no more can come."""
+        return self.done >= len(self.items) and not self.op.open
 
     @property
     def waiting(self) -> Waiting:
-        return Waiting(self.op.id, self.op.hints, self.tokens, len(self.results))
+        return Waiting(self.op.id, self.op.hints, self.tokens, self.done, self.queued)
+
+    def share(self, share: Share) -> list[int]:
+        """The items of a share, by their numbers in the op."""
+        return self.order[share.start : share.stop]
 
 
 class ItemsCore:
-    """The ops of one items engine. `most_items` and `most_tokens` bound a batch."""
+    """The ops of one items engine. `most_items` and `most_tokens` bound a batch.
+
+    `kept` results of equal items are not computed again; 0 switches that off.
+    """
 
     def __init__(
         self,
@@ -78,10 +123,12 @@ class ItemsCore:
         *,
         most_items: int = 32,
         most_tokens: int = 8192,
+        kept: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
-        self._most = most_items, most_tokens
+        self._slots = Slots(most_items, most_tokens)
+        self._results = Results() if kept is None else Results(kept)
         self._now = clock
         self._live: dict[str, _Live] = {}
         self._news: list[Callable[[int], api.Event]] = []
@@ -90,20 +137,40 @@ class ItemsCore:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do or to report."""
-        return bool(self._live or self._news)
+        return bool(self._news) or any(
+            one.ended or one.done < len(one.items) for one in self._live.values()
+        )
 
     def submit(self, op: api.Op) -> None:
         """Queue an op. One with inputs that do not fit fails in the next step."""
         self._tell(api.Accepted, op)
         try:
-            items = self._backend.items(op)
+            if op.streams:
+                items = self._backend.fed(op, _listed(op.inputs.get("items")))
+            else:
+                items = self._backend.items(op)
         except Refused as reason:
             self._fail(op, "InvalidRequest", str(reason))
             return
-        self._live[op.id] = _Live(op, items, tuple(item.tokens for item in items))
+        self._live[op.id] = _Live(op, items, self._now())
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
-        """Items come with their op; nothing is fed."""
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
+        """More items of an op that streams. Items that it has already are skipped."""
+        live = self._live.get(op)
+        if live is None or not live.op.open:
+            return  # it was cancelled, or it has failed
+        try:
+            values = _listed(part)[max(0, len(live.items) - offset) :]
+            if offset > len(live.items):
+                raise Refused(f"items from {offset} on leave a gap after item {len(live.items)}")
+            if len(live.items) + len(values) > MAX_ITEMS:
+                raise Refused(f"{live.op.kind} takes at most {MAX_ITEMS} items")
+            live.add(self._backend.fed(live.op, values))
+        except Refused as reason:
+            del self._live[op]
+            self._fail(live.op, "InvalidRequest", str(reason))
+            return
+        live.op = replace(live.op, open=not last)
 
     def update(self, op: str, hints: api.Hints) -> None:
         """Take the op's new hints for the next batch."""
@@ -126,7 +193,7 @@ class ItemsCore:
         shares = self._form()
         if shares:
             self._compute(shares)
-        for live in [one for one in self._live.values() if len(one.results) == len(one.items)]:
+        for live in [one for one in self._live.values() if one.ended]:
             del self._live[live.op.id]
             self._end(live)
         events = []
@@ -138,40 +205,71 @@ class ItemsCore:
 
     def _form(self) -> list[Share]:
         """The next batch: ops of one kind, that of the most urgent op."""
-        waiting = [one for one in self._live.values() if len(one.results) < len(one.items)]
-        first = form((one.waiting for one in waiting), 1, 1)
+        waiting = [one for one in self._live.values() if one.done < len(one.items)]
+        first = form((one.waiting for one in waiting), Slots(1, 1))
         if not first:
             return []
         head = self._live[first[0].op]
         if head.alone:
-            return [Share(head.op.id, len(head.results), len(head.items))]
+            return [Share(head.op.id, head.done, len(head.items))]
         fitting = (o.waiting for o in waiting if o.op.kind == head.op.kind and not o.alone)
-        return form(fitting, *self._most)
+        return form(fitting, self._slots)
 
     def _compute(self, shares: list[Share]) -> None:
+        """Compute a batch. Equal items of a tenant are computed once, known ones not at all."""
         now = self._now()
-        payloads: list[Any] = []
+        kind = self._live[shares[0].op].op.kind
+        pure = kind in self._backend.pure
+        missing: dict[Key, Any] = {}
+        places: list[tuple[_Live, int, Key]] = []
         for share in shares:
             live = self._live[share.op]
             live.started = now if live.started is None else live.started
-            payloads += [item.payload for item in live.items[share.start : share.stop]]
-        kind = self._live[shares[0].op].op.kind
+            for at in live.share(share):
+                payload = live.items[at].payload
+                key = Results.key(live.op.salt, kind, payload) if pure else (share.op, kind, at)
+                if pure:
+                    live.results[at] = self._results.get(key)
+                if live.results[at] is None:
+                    missing[key] = payload
+                    places.append((live, at, key))
+        made = self._computed(kind, missing, shares)
+        if made is None:
+            return
+        for live, at, key in places:
+            live.results[at] = made[key]
+            if pure:
+                self._results.put(key, made[key])
+        for share in shares:
+            live = self._live[share.op]
+            live.done = share.stop
+            self._report(live)
+
+    def _computed(
+        self, kind: str, missing: dict[Any, Any], shares: list[Share]
+    ) -> dict[Any, Any] | None:
+        """The results of the missing items by their keys; None if the batch failed."""
+        if not missing:
+            return {}
         try:
-            results = self._backend.compute(kind, payloads)
+            results = self._backend.compute(kind, list(missing.values()))
         except Refused as reason:
             self._broken(shares, "InvalidRequest", str(reason))
-            return
         except Unavailable as reason:
             self._broken(shares, "EngineUnavailable", str(reason), retryable=True)
-            return
         except Exception as error:  # a library's error: it ends the op that causes it, no other
             self._broken(shares, "EngineFailed", f"{kind} failed: {error}")
-            return
-        at = 0
-        for share in shares:
-            count = share.stop - share.start
-            self._live[share.op].results += results[at : at + count]
-            at += count
+        else:
+            return dict(zip(missing, results, strict=True))
+        return None
+
+    def _report(self, live: _Live) -> None:
+        """Tell the new results of an op that streams."""
+        if live.op.streams and live.done > live.reported:
+            new = live.results[live.reported : live.done]
+            values = tuple(self._backend.value(live.op.kind, one) for one in new)
+            self._tell(api.Items, live.op, offset=live.reported, values=values)
+            live.reported = live.done
 
     def _broken(
         self, shares: list[Share], error: str, message: str, *, retryable: bool = False
@@ -183,7 +281,7 @@ class ItemsCore:
             return
         for share in shares:
             live = self._live[share.op]
-            live.alone, live.results = True, []
+            live.alone = True
 
     def _end(self, live: _Live) -> None:
         now = self._now()
@@ -200,7 +298,7 @@ class ItemsCore:
             live.op,
             reason=api.FinishReason.STOP,
             usage=usage,
-            value=self._backend.finish(live.op, live.results),
+            value=None if live.op.streams else self._backend.finish(live.op, live.results),
         )
 
     def _fail(self, op: api.Op, error: str, message: str, *, retryable: bool = False) -> None:
@@ -211,3 +309,10 @@ class ItemsCore:
         self._news.append(
             lambda number: event(op=op.id, attempt=op.attempt, sequence=number, time=now, **fields)
         )
+
+
+def _listed(items: object) -> list[Any]:
+    """The items of an op that streams. Raises Refused unless they are a list."""
+    if not isinstance(items, list) or len(items) > MAX_ITEMS:
+        raise Refused(f"an op that streams takes a list of at most {MAX_ITEMS} items")
+    return items

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,14 +20,15 @@ EMBED, RERANK = "embed", "rerank"
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
 PROFILED_TOKENS = 32  # of each text
 MAX_CHARS = 1_000_000  # of one text; the model cuts a longer one at its own limit anyway
-# Two batch sizes count as equally fast within this share, and the smaller one is taken: it lets
-# other applications in sooner.
-NEARLY_BEST = 0.9
 
 
 def texts_of(op: api.Op, name: str = "texts") -> list[str]:
     """The op's texts. Raises Refused unless it holds a list of text."""
-    texts = op.inputs.get(name)
+    return checked_texts(op, op.inputs.get(name))
+
+
+def checked_texts(op: api.Op, texts: object) -> list[str]:
+    """`texts`, if they are a list of text. Raises Refused."""
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise Refused(f"{op.kind} takes a list of texts")
     if any(len(text) > MAX_CHARS for text in texts):
@@ -57,6 +58,8 @@ class SentenceBackend:
     its embeddings.
     """
 
+    pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
+
     def __init__(self, model: Path, name: str, device: str | None = None) -> None:
         from sentence_transformers import CrossEncoder, SentenceTransformer
         from transformers.utils import logging
@@ -77,18 +80,26 @@ class SentenceBackend:
         return api.Description(
             model=self._name,
             kinds=(RERANK,) if self._bi is None else (EMBED, RERANK),
-            capabilities=(),
+            capabilities=(api.Capability.FEED,),
             max_running=1024,
             batch_profile=tuple(self._timed(kind, items) for items in PROFILED_ITEMS),
         )
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """One item a text; a rerank item holds the query too."""
-        texts = texts_of(op)
+        return self.fed(op, texts_of(op))
+
+    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
+        """The same of texts that come later."""
+        texts = checked_texts(op, values)
         if op.kind == EMBED:
             return [Item(text, size(text)) for text in texts]
         query = query_of(op)
         return [Item((query, text), size(query) + size(text)) for text in texts]
+
+    def value(self, kind: str, result: Any) -> object:
+        """A vector, or a score."""
+        return result if kind == RERANK else vectors.encode(result[None])
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors (D,) of texts, or the scores of pairs."""
@@ -122,13 +133,6 @@ class SentenceBackend:
         began = time.perf_counter()
         self.compute(kind, payloads)
         return items, items * PROFILED_TOKENS, time.perf_counter() - began
-
-
-def efficient_items(profile: Sequence[tuple[int, int, float]]) -> int:
-    """The smallest batch whose items a second come close to the best (Teola section 4.3)."""
-    rates = [(items, items / max(seconds, 1e-9)) for items, _, seconds in profile]
-    best = max(rate for _, rate in rates)
-    return min(items for items, rate in rates if rate >= NEARLY_BEST * best)
 
 
 def _is_cross_encoder(model: Path) -> bool:

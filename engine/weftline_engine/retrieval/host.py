@@ -12,7 +12,7 @@ import sys
 
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig, from_environment
 from weftline_engine.retrieval.core import Backend, ItemsCore
-from weftline_engine.retrieval.embedder import SentenceBackend, efficient_items
+from weftline_engine.retrieval.embedder import SentenceBackend
 from weftline_engine.retrieval.stores import StoreBackend, Table
 from weftline_engine.transport import host, wire
 
@@ -33,9 +33,10 @@ def main() -> None:
         reason = f"{config.name}: {error or type(error).__name__}"
         connection.sendall(wire.encode([wire.LoadFailed(reason)]))
         sys.exit(1)
-    core = ItemsCore(made)
+    core = ItemsCore(made, kept=config.kept)
     if description.batch_profile:
-        core = ItemsCore(made, most_items=efficient_items(description.batch_profile))
+        kind = description.kinds[0]
+        core = ItemsCore(made, most_items=description.efficient_items(kind), kept=config.kept)
     connection.sendall(wire.encode([description]))
     host.serve(core, connection, verbs)
 

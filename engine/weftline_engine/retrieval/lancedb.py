@@ -15,8 +15,8 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 
-from weftline_engine.retrieval.core import Refused
-from weftline_engine.retrieval.stores import MAX_HITS, MAX_ITEMS, Document
+from weftline_engine.retrieval.core import MAX_ITEMS, Refused
+from weftline_engine.retrieval.stores import MAX_HITS, Document
 from weftline_engine.retrieval.vectors import Vectors
 
 PORTION = 1000  # ids in one condition

@@ -12,9 +12,9 @@ from weftline_engine.retrieval.core import Backend, ItemsCore
 class LocalItems:
     """An `api.Engine` whose steps run on the event loop, one batch in each turn."""
 
-    def __init__(self, backend: Backend, most_items: int = 32) -> None:
+    def __init__(self, backend: Backend, most_items: int = 32, kept: int | None = None) -> None:
         self._backend = backend
-        self.core = ItemsCore(backend, most_items=most_items)
+        self.core = ItemsCore(backend, most_items=most_items, kept=kept)
         self._wake = asyncio.Event()
         self._closed = False
 
@@ -25,8 +25,9 @@ class LocalItems:
         self.core.submit(op)
         self._wake.set()
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         self.core.feed(op, offset, part, last)
+        self._wake.set()
 
     def update(self, op: str, hints: api.Hints) -> None:
         self.core.update(op, hints)

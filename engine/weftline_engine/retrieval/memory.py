@@ -8,15 +8,22 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from weftline_engine import api
 from weftline_engine.retrieval import vectors
-from weftline_engine.retrieval.core import Item, Refused
-from weftline_engine.retrieval.embedder import EMBED, RERANK, query_of, size, texts_of
-from weftline_engine.retrieval.stores import MAX_ITEMS, Document
+from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
+from weftline_engine.retrieval.embedder import (
+    EMBED,
+    RERANK,
+    checked_texts,
+    query_of,
+    size,
+    texts_of,
+)
+from weftline_engine.retrieval.stores import Document
 from weftline_engine.retrieval.vectors import Vectors
 
 DIMENSIONS = 32
@@ -38,21 +45,34 @@ def vector_of(text: str) -> Vectors:
 class WordBackend:
     """Embeds by counting words; reranks by the share of the query's words that a text has."""
 
+    pure: ClassVar[frozenset[str]] = frozenset({EMBED, RERANK})
+
     def __init__(self, name: str) -> None:
         self._name = name
 
     def describe(self) -> api.Description:
         """A description without a profile."""
         return api.Description(
-            model=self._name, kinds=(EMBED, RERANK), capabilities=(), max_running=1024
+            model=self._name,
+            kinds=(EMBED, RERANK),
+            capabilities=(api.Capability.FEED,),
+            max_running=1024,
         )
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """One item a text."""
-        texts = texts_of(op)
+        return self.fed(op, texts_of(op))
+
+    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
+        """One item a text that comes later."""
+        texts = checked_texts(op, values)
         if op.kind == EMBED:
             return [Item(text, size(text)) for text in texts]
         return [Item((query_of(op), text), size(text)) for text in texts]
+
+    def value(self, kind: str, result: Any) -> object:
+        """As the real embedder does."""
+        return result if kind == RERANK else vectors.encode(result[None])
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """Vectors, or scores between 0 and 1."""

@@ -14,8 +14,8 @@ import psycopg
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 
-from weftline_engine.retrieval.core import Refused, Unavailable
-from weftline_engine.retrieval.stores import MAX_ITEMS, Document
+from weftline_engine.retrieval.core import MAX_ITEMS, Refused, Unavailable
+from weftline_engine.retrieval.stores import Document
 from weftline_engine.retrieval.vectors import Vectors
 
 T = TypeVar("T")

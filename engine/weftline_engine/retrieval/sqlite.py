@@ -15,8 +15,8 @@ import apsw
 import numpy as np
 import sqlite_vec
 
-from weftline_engine.retrieval.core import Refused
-from weftline_engine.retrieval.stores import MAX_ITEMS, Document
+from weftline_engine.retrieval.core import MAX_ITEMS, Refused
+from weftline_engine.retrieval.stores import Document
 from weftline_engine.retrieval.vectors import Vectors
 
 SCHEMA = """

@@ -6,16 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
 from weftline_engine.retrieval import vectors
-from weftline_engine.retrieval.core import Item, Refused
+from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
 from weftline_engine.retrieval.vectors import Vectors
 
 INGEST, SEARCH, DELETE, FETCH = "ingest", "search", "delete", "fetch"
 MAX_HITS = 1000  # of one search
-MAX_ITEMS = 100_000  # of one op
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,8 @@ class Table(Protocol):
 class StoreBackend:
     """The backend of a store: one op is one item, so that what an op writes is written as one."""
 
+    pure: ClassVar[frozenset[str]] = frozenset()  # a search depends on what was written
+
     def __init__(self, name: str, table: Table) -> None:
         self._name = name
         self._table = table
@@ -74,22 +75,41 @@ class StoreBackend:
         return api.Description(
             model=self._name,
             kinds=(INGEST, SEARCH, DELETE, FETCH),
-            capabilities=(),
+            capabilities=(api.Capability.FEED,),
             max_running=1024,
         )
 
     def items(self, op: api.Op) -> Sequence[Item]:
-        """The op itself. Its inputs are checked when it is computed."""
-        return [Item(op)]
+        """The op itself, which checks its inputs when it is computed; each query of a search."""
+        if op.kind != SEARCH:
+            return [Item(op)]
+        return [Item((op, vector_D)) for vector_D in vectors.decode(op.inputs)]
+
+    def fed(self, op: api.Op, values: Sequence[Any]) -> Sequence[Item]:
+        """The queries of a search that come later, each a vector as on the wire."""
+        if op.kind != SEARCH:
+            raise Refused(f"{op.kind} takes its items at once")
+        found: list[Item] = []
+        for value in values:
+            if not isinstance(value, dict):
+                raise Refused("a query is a vector")
+            found += [Item((op, vector_D)) for vector_D in vectors.decode(value)]
+        return found
 
     def compute(self, kind: str, payloads: Sequence[Any]) -> Sequence[Any]:
         """The value of each op."""
-        verb = {INGEST: self._ingest, SEARCH: self._search, DELETE: self._delete}
+        if kind == SEARCH:
+            return [self._search(op, vector_D) for op, vector_D in payloads]
+        verb = {INGEST: self._ingest, DELETE: self._delete}
         return [verb.get(kind, self._fetch)(op) for op in payloads]
 
     def finish(self, op: api.Op, results: Sequence[Any]) -> object:
-        """The op's only result."""
-        return results[0]
+        """The hits of each query, or the op's only result."""
+        return {"hits": list(results)} if op.kind == SEARCH else results[0]
+
+    def value(self, kind: str, result: Any) -> object:
+        """The hits of one query."""
+        return result
 
     def _ingest(self, op: api.Op) -> dict[str, Any]:
         documents = documents_of(op.inputs.get("items"))
@@ -103,15 +123,12 @@ class StoreBackend:
             self._table.ingest(tenant_of(op), [documents[row] for row in rows], found_ND[rows])
         return {"ids": [document.id for document in documents], "count": len(rows)}
 
-    def _search(self, op: api.Op) -> dict[str, Any]:
+    def _search(self, op: api.Op, vector_D: Vectors) -> list[dict[str, Any]]:
         k, equal = op.inputs.get("k"), filter_of(op)
         if not isinstance(k, int) or not 1 <= k <= MAX_HITS:
             raise Refused(f"k must be between 1 and {MAX_HITS}")
-        hits = []
-        for vector_D in vectors.decode(op.inputs):
-            found = self._table.search(tenant_of(op), vector_D, k, equal)
-            hits.append([{**document.to_json(), "score": score} for document, score in found])
-        return {"hits": hits}
+        found = self._table.search(tenant_of(op), vector_D, k, equal)
+        return [{**document.to_json(), "score": score} for document, score in found]
 
     def _delete(self, op: api.Op) -> dict[str, Any]:
         return {"count": self._table.delete(tenant_of(op), self._chosen(op))}

@@ -112,7 +112,7 @@ class ToolEngine:
             return  # it begins when the model's turn has ended, with its last part
         call.work = asyncio.get_running_loop().create_task(self._work(call))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         """More of the arguments of an open op."""
         call = self._running.get(op)
         if call is None or not isinstance(part, str):

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from weftline_engine.api import Description, EngineDied, Event, Hints, Op, Retention
+from weftline_engine.api import Description, EngineDied, Event, Fed, Hints, Op, Retention
 from weftline_engine.embedded.config import EmbeddedConfig, Precision
 from weftline_engine.transport import wire
 
@@ -96,9 +96,8 @@ class ProcessEngine:
     def submit(self, op: Op) -> None:
         self._send(wire.Submit(op))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
-        tokens, text = (None, part) if isinstance(part, str) else (part, None)
-        self._send(wire.Feed(op, offset, tokens, text, last))
+    def feed(self, op: str, offset: int, part: Fed, last: bool) -> None:
+        self._send(wire.Feed.of(op, offset, part, last))
 
     def update(self, op: str, hints: Hints) -> None:
         self._send(wire.Update(op, hints))

@@ -39,6 +39,22 @@ class Feed:
     tokens: tuple[int, ...] | None
     text: str | None
     last: bool
+    items: tuple[object, ...] | None = None
+
+    @property
+    def part(self) -> api.Fed:
+        """What is fed."""
+        if self.items is not None:
+            return list(self.items)
+        return self.text or "" if self.tokens is None else self.tokens
+
+    @staticmethod
+    def of(op: str, offset: int, part: api.Fed, last: bool) -> Feed:
+        """The message of the verb's arguments."""
+        if isinstance(part, list):
+            return Feed(op, offset, None, None, last, tuple(part))
+        tokens, text = (None, part) if isinstance(part, str) else (part, None)
+        return Feed(op, offset, tokens, text, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +153,7 @@ _CLASSES: dict[str, type] = {
         api.Description,
         api.Accepted,
         api.Part,
+        api.Items,
         api.Paused,
         api.Finished,
         api.Failed,

@@ -100,11 +100,11 @@ class VLLMEngine(RemoteEngine):
         else:
             self._spawn(replace(op, tokens=tokens))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
         found = self._open.get(op)
         if found is None:
             return  # the op was cancelled
-        assert not isinstance(part, str), "this engine takes token ids"
+        assert isinstance(part, tuple), "this engine takes token ids"
         found.tokens += part
         if not last:
             self._warm(found)

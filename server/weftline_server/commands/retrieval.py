@@ -47,18 +47,21 @@ class EmbedderSpec:
     key_env: str = "WEFTLINE_EMBEDDER_KEY"
     batch: int = 32
 
-    def factory(self) -> Callable[[], Engine]:
-        """A function that makes the engine. Raises InvalidRequest for a model that is not here."""
+    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
+        """A function that makes the engine, which keeps the results of `kept` items for equal ones.
+
+        Raises InvalidRequest for a model that is not here.
+        """
         if self.connect is not None:
             return self._remote(self.connect)
         if self.model == NULL:
             from weftline_engine.retrieval.local import LocalItems
             from weftline_engine.retrieval.memory import WordBackend
 
-            return lambda: LocalItems(WordBackend(self.name))
+            return lambda: LocalItems(WordBackend(self.name), kept=kept)
         directory = _directory(self.model or MINILM)
         config = EmbedderConfig(
-            name=self.name, model=directory, device=self.device, cores=self.cores
+            name=self.name, model=directory, device=self.device, cores=self.cores, kept=kept
         )
         return _child(config)
 
@@ -99,7 +102,7 @@ class StoreSpec:
     dsn_env: str = "WEFTLINE_STORE_DSN"
     cores: tuple[int, ...] = ()
 
-    def factory(self) -> Callable[[], Engine]:
+    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
         if self.store == Store.MEMORY:
             from weftline_engine.retrieval.local import LocalItems
@@ -140,7 +143,7 @@ class FunctionSpec:
     path: str | None = None
     env: tuple[str, ...] = ()
 
-    def factory(self) -> Callable[[], Engine]:
+    def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
         from weftline_engine.functions.config import FunctionConfig
         from weftline_engine.functions.engine import FunctionEngine
@@ -201,8 +204,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def factories(specs: Iterable[Spec]) -> dict[str, Callable[[], Engine]]:
-    """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
+def factories(
+    specs: Iterable[Spec], without: frozenset[str] = frozenset()
+) -> dict[str, Callable[[], Engine]]:
+    """The factory of each engine by its name, with the optimisations `without` left out.
+
+    Raises InvalidRequest for two of one name.
+    """
+    kept = 0 if "dedupe" in without else None
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
         kinds = {StoreSpec: "store", FunctionSpec: "function"}
@@ -210,7 +219,7 @@ def factories(specs: Iterable[Spec]) -> dict[str, Callable[[], Engine]]:
         name = f"{kind}:{spec.name}"
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}", param="name")
-        found[name] = spec.factory()
+        found[name] = spec.factory(kept)
     return found
 
 

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -159,7 +159,7 @@ def make(
             made[name] = make(hint, value, f"{where}{name}.")  # type: ignore[arg-type]
             continue
         if isinstance(value, list):
-            value = frozenset(value)
+            value = tuple(value) if get_origin(hint) is tuple else frozenset(value)
         try:
             made[name] = TypeAdapter(hint).validate_python(value, strict=True)
         except ValidationError as error:

@@ -117,19 +117,22 @@ class Graph:
         for before in primitive.after:
             self._followers.setdefault(before, []).append(primitive.id)
 
-    def rewrite(self, rewritten: Mapping[str, Primitive]) -> None:
+    def rewrite(self, rewritten: Mapping[str, Primitive]) -> list[str]:
         """Give each primitive named in `rewritten` its new form: same id, task and writes.
 
-        Raises CyclicGraph, and then changes nothing.
+        Return those that wait for something else than before. Raises CyclicGraph, and then changes
+        nothing.
         """
         before = {id: self.primitives[id] for id in rewritten}
         moved = [id for id, new in rewritten.items() if not _is_wired_alike(new, before[id])]
         if moved:
             self._exchange(moved, before, rewritten)
-            if not self._is_acyclic_below(moved):
+            grown = [id for id in moved if not _waits_for_less(rewritten[id], before[id])]
+            if not self._is_acyclic_below(grown):
                 self._exchange(moved, rewritten, before)
                 raise CyclicGraph("a rewritten primitive would wait for its own output")
         self.primitives.update(rewritten)
+        return moved
 
     def _exchange(
         self, ids: Iterable[str], old: Mapping[str, Primitive], new: Mapping[str, Primitive]
@@ -221,3 +224,9 @@ def _is_wired_alike(one: Primitive, other: Primitive) -> bool:
     """Whether both wait for the same variables and primitives."""
     variables = [read.variable for read in one.reads]
     return one.after == other.after and variables == [read.variable for read in other.reads]
+
+
+def _waits_for_less(new: Primitive, old: Primitive) -> bool:
+    """Whether all that `new` waits for is awaited by `old` too, so that no cycle can come up."""
+    read = {one.variable for one in old.reads}
+    return set(new.after) <= set(old.after) and all(one.variable in read for one in new.reads)

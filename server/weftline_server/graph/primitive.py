@@ -8,9 +8,9 @@ primitive i reads the inputs and outputs that stand in the prompt before y_i.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weftline.protocol import Call, Criterion
 from weftline_server.graph.record import record
@@ -84,6 +84,27 @@ class ValueBody:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class ItemFlow:
+    """How lists pass through a primitive item by item. The result for an item does not depend on
+    the other items, so that it may be computed before the list is complete.
+
+    It `takes` the items of one variable, after the transforms `through`; "" for none. If it `gives`
+    items, its value is a list of one result for each. A call `says` the transforms of its output,
+    whose text may be a list. `count` items are known before it runs. Its engine computes `batch`
+    items as fast, one by one, as more together; 0 if no engine is needed. The passes decide whether
+    it `streams`: it starts with the first items, and its results are reported as they come.
+    """
+
+    takes: str = ""
+    through: tuple[Mapping[str, Any], ...] = ()
+    gives: bool = False
+    says: tuple[Mapping[str, Any], ...] = ()
+    count: int = 0
+    batch: int = 0
+    streams: bool = False
+
+
 @record
 class Primitive:
     """One vertex of the graph. `resource` names the model, store or service that runs it.
@@ -103,9 +124,13 @@ class Primitive:
     effects: Effects = Effects.NONE
     work: int = 0
     body: Body | None = None
+    items: ItemFlow | None = None
 
-    def reading(self, reads: tuple[Read, ...]) -> Primitive:
-        """This primitive with other edges into it. `replace` does the same in twice the time."""
+    def reading(self, reads: tuple[Read, ...], *, streams: bool = False) -> Primitive:
+        """This primitive with other edges into it. `replace` does the same in twice the time.
+
+        With `streams` its items stream from now on.
+        """
         return Primitive(
             id=self.id,
             task=self.task,
@@ -117,6 +142,7 @@ class Primitive:
             effects=self.effects,
             work=self.work,
             body=self.body,
+            items=replace(self.items, streams=True) if streams and self.items else self.items,
         )
 
 

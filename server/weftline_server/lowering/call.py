@@ -12,7 +12,7 @@ from weftline.errors import InvalidRequest, MissingInput
 from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
-from weftline_server.graph.primitive import Primitive, Read, Task
+from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Task
 from weftline_server.graph.record import record
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
@@ -166,7 +166,13 @@ def _primitive(task: str, body: PromptBody, chars: int, before: list[Primitive])
         after=(before[-1].id,) if before else (),
         work=chars // CHARS_PER_TOKEN + (asked or GUESSED_OUTPUT),
         body=body,
+        items=_items(body),
     )
+
+
+def _items(body: PromptBody) -> ItemFlow | None:
+    """The text of an output may be a list, unless it becomes a message with tool calls."""
+    return None if body.call.offered_tools else ItemFlow(says=body.output.transforms)
 
 
 def _checked_prompt(call: Call) -> Prompt:

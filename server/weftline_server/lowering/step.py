@@ -28,7 +28,7 @@ from weftline.steps import (
     Search,
     Step,
 )
-from weftline_server.graph.primitive import Effects, Primitive, Read, Task
+from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Task
 from weftline_server.lowering.control import Control, lower_control
 from weftline_server.session.budget import value_bytes
 
@@ -37,6 +37,7 @@ GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 MAX_ITEMS = 100_000  # of one step
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
+TAKES_ITEMS = frozenset({"embed", "search", "merge", "rerank"})
 # The client or the server computes these kinds.
 NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge"})
 
@@ -57,8 +58,10 @@ class StepBody:
         return False
 
 
-def lower_step(step: Step, resource: str, id: str | None = None) -> Task:
+def lower_step(step: Step, resource: str, id: str | None = None, batch: int | None = None) -> Task:
     """The task of a step that `resource` runs: a model, a store, or "" for the server itself.
+
+    `batch` is the engine's efficient number of items; None if it takes whole lists only.
 
     Raises InvalidRequest for a transform or a constant that does not fit.
     """
@@ -82,11 +85,15 @@ def lower_step(step: Step, resource: str, id: str | None = None) -> Task:
         task=id,
         kind=step.kind,
         resource=resource,
-        reads=tuple(Read(variable) for variable in reads),
+        reads=tuple(
+            Read(variable, Flow.WHOLE if variable in variables else Flow.ORDER)
+            for variable in reads
+        ),
         writes=(step.out or f"{id}.out",),
         effects=_effects(step),
         work=size // CHARS_PER_TOKEN + (GUESSED_WORK if variables else 1),
         body=StepBody(step),
+        items=_item_flow(step, batch),
     )
     return Task(
         id=id,
@@ -103,6 +110,25 @@ def _effects(step: Step) -> Effects:
     if isinstance(step, ClientStep | FunctionStep):
         return Effects(step.effects)
     return EFFECTS.get(step.kind, Effects.NONE)
+
+
+def _item_flow(step: Step, batch: int | None) -> ItemFlow | None:
+    """How items pass through a step whose results for them do not depend on each other."""
+    if step.kind in NO_ENGINE:
+        batch = 0
+    if not isinstance(step, (Embed, Search, Merge, Rerank)) or batch is None:
+        return None
+    others = {one.var for name, one in step.sources.items() if name != "in"}
+    source = step.in_
+    takes = source.var is not None and source.var not in {*others, *step.after}
+    return ItemFlow(
+        takes=source.var or "" if takes else "",
+        through=source.transforms,
+        # The order of reranked items, and what a limit leaves out, is known at the end only.
+        gives=not isinstance(step, Rerank) and getattr(step, "limit", None) is None,
+        count=len(source.value) if isinstance(source.value, list) else 0,
+        batch=batch,
+    )
 
 
 def step_of(task: Task) -> Step | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows
 from weftline_server.passes.groups import groups
+from weftline_server.passes.items import batch, pipeline
 from weftline_server.passes.objectives import objectives, stricter
+from weftline_server.passes.order import order
 from weftline_server.passes.plan import Changed, Findings, InvalidFindings, Pass, Plan, verify
+from weftline_server.passes.plugins import Plugin
 from weftline_server.passes.prefixes import prefixes
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "InvalidFindings",
     "Pass",
     "Plan",
+    "Plugin",
     "analyse",
     "apply",
     "stricter",
@@ -29,8 +33,17 @@ __all__ = [
 # primitive once, before it has a depth, and finding the same again would change nothing.
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
-ONCE: Mapping[str, Pass] = {"prefix": prefixes, "flow": flows}
-PASSES: Mapping[str, Pass] = {**UPWARD, **GROUPING, **ONCE}
+ONCE: Mapping[str, Pass] = {"prefix": prefixes}
+# These give the edges of a primitive their flows. They run again while one of them changes
+# something, because an edge that goes away may let another one stream.
+FLOWS: Mapping[str, Pass] = {
+    "order": order,
+    "flow": flows,
+    "pipeline": pipeline,
+    "batch": batch,
+}
+PASSES: Mapping[str, Pass] = {**UPWARD, **GROUPING, **ONCE, **FLOWS}
+MOST_ROUNDS = 8  # of the passes that run until nothing changes
 
 
 def analyse(
@@ -38,6 +51,7 @@ def analyse(
     plan: Plan,
     changed: Iterable[str],
     without: frozenset[str] = frozenset(),
+    plugins: Sequence[Plugin] = (),
 ) -> list[str]:
     """Bring `plan` up to date for the changed primitives and all that depend on them.
 
@@ -64,6 +78,14 @@ def analyse(
         _run(GROUPING, graph, plan, regrouped, without)
     if fresh:
         _run(ONCE, graph, plan, fresh, without)
+        for _ in range(MOST_ROUNDS):
+            if not _run(FLOWS, graph, plan, fresh, without):
+                break
+        for plugin in plugins:
+            try:
+                apply(graph, plan, plugin.run(graph, plan, fresh))
+            except Exception as error:  # the operator's code: its errors end no application
+                plugin.complain(error)
     return list(found)
 
 
@@ -73,10 +95,15 @@ def _run(
     plan: Plan,
     changed: Changed,
     without: frozenset[str],
-) -> None:
+) -> bool:
+    """Run the passes in their order. Return whether one of them has rewritten a primitive."""
+    rewrote = False
     for name, run in passes.items():
         if name not in without:
-            apply(graph, plan, run(graph, plan, changed))
+            findings = run(graph, plan, changed)
+            apply(graph, plan, findings)
+            rewrote = rewrote or bool(findings.rewritten)
+    return rewrote
 
 
 def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
@@ -85,7 +112,7 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
         return
     verify(graph, plan, findings)
     if findings.rewritten:
-        graph.rewrite(findings.rewritten)
+        plan.rewired.update(dict.fromkeys(graph.rewrite(findings.rewritten)))
     plan.annotate(findings)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.graph.primitive import Primitive
+from weftline_server.graph.primitive import Flow, Primitive
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,6 +34,7 @@ class Plan:
 
     `criteria` holds the criterion that the readers of a variable gave, by variable. Primitives in
     `started` are on an engine or have ended: they keep their form and their advice.
+    Those in `rewired` wait for less than before, and may be ready now.
     """
 
     criteria: Mapping[str, Criterion]
@@ -42,6 +43,7 @@ class Plan:
     objective: dict[str, Criterion] = field(default_factory=dict)
     group: dict[str, str] = field(default_factory=dict)
     prefixes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rewired: dict[str, None] = field(default_factory=dict)
 
     def advice(self, primitive: str) -> tuple[int, Criterion, str]:
         """Advice to an engine about a primitive: its depth, objective and group."""
@@ -96,3 +98,14 @@ def verify(graph: Graph, plan: Plan, findings: Findings) -> None:
             raise InvalidFindings(f"primitive {id!r} has started")
         if (primitive.id, primitive.task, primitive.writes) != (id, old.task, old.writes):
             raise InvalidFindings(f"primitive {id!r} may change neither task nor writes")
+        if (primitive.kind, primitive.effects) != (old.kind, old.effects):
+            raise InvalidFindings(f"primitive {id!r} may change neither kind nor effects")
+        if primitive.reads != old.reads:
+            _verify_reads(primitive, old)
+
+
+def _verify_reads(new: Primitive, old: Primitive) -> None:
+    """A new form reads every value that the old one reads; it may leave out what only orders."""
+    values = {read.variable for read in old.reads if read.flow is not Flow.ORDER}
+    if not values <= {read.variable for read in new.reads if read.flow is not Flow.ORDER}:
+        raise InvalidFindings(f"primitive {new.id!r} must read all values that it needs")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
@@ -17,10 +18,12 @@ from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.results import Transformed
+from weftline_server.lowering.step import TAKES_ITEMS
 from weftline_server.lowering.tool import TOOL
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
+from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.elsewhere import Elsewhere
 from weftline_server.runtime.future import want
 from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
@@ -49,6 +52,19 @@ class TaskObserver(Protocol):
     def task_ended(self, session: Session, run: TaskRun) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """What is sent before its inputs are complete: prompts, and items of lists."""
+
+    prompts: EarlyFill
+    items: EarlyItems
+
+    def forget(self, id: PrimitiveId) -> None:
+        """The primitive was stopped."""
+        self.prompts.forget(id)
+        self.items.forget(id)
+
+
 class Driver:
     """Runs every session of this server on the dispatcher's engines, and is its `Sessions`."""
 
@@ -65,7 +81,10 @@ class Driver:
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
-        self._early = EarlyFill(dispatcher, self._kinds.prompts, clock)
+        self._early = _Early(
+            EarlyFill(dispatcher, self._kinds.prompts, clock),
+            EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
+        )
         self._elsewhere = Elsewhere(self._hear, self.apply, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
@@ -170,8 +189,11 @@ class Driver:
                     self.readers.wake(session, variable)
                 case ev.Run(id):
                     self._contained.spawn(session, self._run(session, id))
-                case ev.Fill(id) if fills and self._early.may_advance(session, id):
-                    self._contained.spawn(session, _filled(self._early, session, id))
+                case ev.Fill(id) if session.graph.primitives[id].kind in TAKES_ITEMS:
+                    with self._contained.inside(session):
+                        self._early.items.advance(session, id)
+                case ev.Fill(id) if fills and self._early.prompts.may_advance(session, id):
+                    self._contained.spawn(session, _filled(self._early.prompts, session, id))
                 case ev.Stop(id):
                     self._stop(PrimitiveId(session.id, id))
                 case ev.Replan(primitives):
@@ -205,7 +227,10 @@ class Driver:
         if kind.where is not Where.ENGINE:
             self._elsewhere.start(session, primitive, kind.where)
             return
-        number = self._early.complete(full, payload)
+        if primitive.items is not None and primitive.items.streams:
+            self._early.items.complete(session, primitive, payload)
+            return
+        number = self._early.prompts.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
             work = kind.work(session, primitive, payload, attempt, self._now())
@@ -248,6 +273,12 @@ class Driver:
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())
+            case api.Items():
+                self._early.items.came(session, primitive, outcome)
+                return
+            case api.Failed() if self._early.items.failed(PrimitiveId(session.id, primitive.id)):
+                log.debug("early items of primitive %s failed", primitive.id)
+                return
             case api.Failed() if primitive.kind == TOOL:
                 self._finish(session, primitive, ToolKind.failed(primitive, outcome))
                 return
@@ -274,6 +305,7 @@ class Driver:
 
     def _finish(self, session: Session, primitive: Primitive, finished: api.Finished) -> None:
         """Make the value, elsewhere if that takes long, and tell the session."""
+        finished = self._early.items.finished(session.id, primitive, finished)
         made = self._kinds.of(primitive).result(session, primitive, finished)
         takes_items = isinstance(primitive.body, TakesItems)
         if isinstance(made, Transformed) and not takes_items:

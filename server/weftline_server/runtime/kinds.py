@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from weftline.errors import WeftlineError
-from weftline.steps import Step
+from weftline.steps import Rerank, Search, Step
+from weftline.transforms import run
 from weftline_engine import api
 from weftline_server.graph.primitive import Effects, Flow, Primitive, PrimitiveId, ValueBody
 from weftline_server.lowering.bounds import is_large, is_small
@@ -164,6 +165,24 @@ class StepKind(ValueKind):
         if getattr(step, "store", None) is not None:
             inputs["tenant"] = session.tenant
         return Payload(None, None, inputs=inputs)
+
+    def rest(self, session: Session, primitive: Primitive) -> dict[str, Any]:
+        """The inputs of an op that streams, beside its items. Its other values are ready."""
+        step = _step_of(primitive)
+        values = _values(session, primitive)
+        match step:
+            case Search():
+                found: dict[str, Any] = {"k": step.k, "filter": step.filter}
+            case Rerank():
+                query = step.query
+                found = {
+                    "query": query.value
+                    if query.var is None
+                    else run(query.transforms, values[query.var])
+                }
+            case _:
+                found = {}
+        return {**found, "tenant": session.tenant} if isinstance(step, Search) else found
 
     def charge(self, primitive: Primitive, payload: Payload) -> int:
         texts = payload.inputs.get("texts")
@@ -397,7 +416,7 @@ class Kinds:
     ) -> None:
         self.workers = Workers()
         self.prompts = PromptKind(prompter, salt, without, self.workers)
-        self._steps = StepKind(salt, self.workers)
+        self.steps = StepKind(salt, self.workers)
         self._values = ValueKind(salt)
         self._elsewhere: Mapping[str, Kind] = {
             "client": ClientKind(salt, self.workers),
@@ -416,7 +435,7 @@ class Kinds:
             return self._tools
         if not isinstance(primitive.body, StepBody):
             return self._values
-        return self._elsewhere.get(primitive.kind, self._steps)
+        return self._elsewhere.get(primitive.kind, self.steps)
 
 
 def references(session: Session, primitive: Primitive) -> tuple[str, ...]:

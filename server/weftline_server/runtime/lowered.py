@@ -15,6 +15,7 @@ from weftline_server.lowering.control.body import resource_of
 from weftline_server.lowering.provenance import Sources
 from weftline_server.lowering.step import NO_ENGINE, lower_step
 from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.schedule.engines.member import efficient_batch
 from weftline_server.session.session import Session
 
 
@@ -34,7 +35,8 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterato
     def step_of(step: Step) -> Task:
         if isinstance(step, Each | Loop):
             step = replace(step, body=resolved(step.body, named, resource))
-        return lower_step(step, resource(step))
+        found = resource(step)
+        return lower_step(step, found, batch=efficient_batch(dispatcher.members, step.kind, found))
 
     for call in map(named, submit.calls):
         yield lower_call(call, call.model or "")

@@ -7,10 +7,11 @@ import hmac
 import re
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weftline.errors import Overloaded, ServerRestarted, UnknownSession
+from weftline_server.passes import Plugin
 from weftline_server.runtime.closed import ClosedConfig, ClosedSessions
 from weftline_server.session.budget import Budget
 from weftline_server.session.session import Session
@@ -38,9 +39,15 @@ class RegistryConfig:
 class Registry:
     """Opens, finds and forgets sessions; ids are random and never used again."""
 
-    def __init__(self, config: RegistryConfig, without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        config: RegistryConfig,
+        without: frozenset[str] = frozenset(),
+        plugins: Sequence[Plugin] = (),
+    ) -> None:
         self._config = config
         self._without = without
+        self._plugins = plugins
         self._sessions: dict[tuple[str, str], Session] = {}
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
@@ -66,7 +73,7 @@ class Registry:
             )
         budget = self._config.budget
         id = f"s_{self._incarnation}_{uuid.uuid4().hex}"
-        session = Session(id, tenant, now, self._without, budget, stays)
+        session = Session(id, tenant, now, self._without, budget, stays, self._plugins)
         self._sessions[tenant, id] = self._by_id[id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         self._bytes.setdefault(tenant, 0)

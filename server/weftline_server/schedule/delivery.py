@@ -62,6 +62,9 @@ class Delivery:
             if isinstance(event, api.Part):
                 member.ops.answer(event.op, event.tokens)
                 self._sessions.outcome(work.primitive, event)
+            elif isinstance(event, api.Items):
+                member.delivered(event.op, event.offset + len(event.values))
+                self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Paused)):
                 ended = True
                 self._finished(member, work, event)

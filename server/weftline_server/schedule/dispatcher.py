@@ -164,8 +164,8 @@ class Dispatcher:
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 
-    def feed(self, op: str, part: tuple[int, ...] | str, last: bool) -> bool:
-        """Append to the prompt of an open op, or to the text of a tool's arguments.
+    def feed(self, op: str, part: api.Fed, last: bool) -> bool:
+        """Append to the prompt of an open op, to the text of a tool's arguments, or to its items.
 
         Return False if there is no such op (any more)."""
         if self._queue.feed(op, part, last):
@@ -175,9 +175,9 @@ class Dispatcher:
             if (work := member.ops.works.get(op)) is None:
                 continue
             assert member.engine is not None, "it runs the op"
-            member.engine.feed(op, len(work.op.tokens or work.op.text or ""), part, last)
+            member.engine.feed(op, work.fed_so_far, part, last)
             member.hold(work.fed(part, last))
-            if last and work.item.has_prompt:
+            if last and (work.item.has_prompt or work.op.streams):
                 sent = Sent(member.name, self._now(), member.node)
                 self._sessions.outcome(work.primitive, sent)
             return True

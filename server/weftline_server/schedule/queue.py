@@ -47,8 +47,8 @@ class Queue:
                 del self._of[work.op.salt]
         return work
 
-    def feed(self, op: str, part: tuple[int, ...] | str, last: bool) -> bool:
-        """Append to the prompt of an open op. Return whether it waits here."""
+    def feed(self, op: str, part: api.Fed, last: bool) -> bool:
+        """Append to the prompt or the items of an open op. Return whether it waits here."""
         work = self._works.get(op)
         if work is not None:
             self._works[op] = work.fed(part, last)

@@ -22,7 +22,7 @@ class Sent:
 
 # The reports about a primitive. The last three end it; after a pause its context is kept, and
 # another primitive continues it.
-Outcome = Sent | api.Part | api.Paused | api.Finished | api.Failed
+Outcome = Sent | api.Part | api.Items | api.Paused | api.Finished | api.Failed
 
 
 class Sessions(Outlook, Protocol):

@@ -162,6 +162,17 @@ class TextGenerated(PrimitiveEvent):
 
 
 @record
+class ItemsMade(PrimitiveEvent):
+    """Items of the list that it makes, behind those so far. What the list is, its end decides."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def detail(self) -> str:
+        return f"{len(self.values)} items"
+
+
+@record
 class PrimitiveRestarted(PrimitiveEvent):
     """Its engine was lost. It runs again from the start, and what it generated is forgotten."""
 

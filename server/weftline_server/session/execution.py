@@ -12,15 +12,25 @@ from weftline.errors import BudgetExceeded, WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Task
+from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
 from weftline_server.session.planning import Planning
-from weftline_server.session.readiness import failed_input, is_behind, lost_read, ready_reads
+from weftline_server.session.readiness import (
+    failed_input,
+    is_behind,
+    lost_read,
+    ready_reads,
+    takers,
+)
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
 
 # Primitives of a session that an op may name as references.
 _MOST_RECENT = 8
+
+# Characters with which an item of a list may end, in lines, by commas or in JSON.
+_ENDS_ITEM = frozenset('\n,]}"')
 
 
 class IllegalMove(AssertionError):
@@ -30,10 +40,12 @@ class IllegalMove(AssertionError):
 class Execution:
     """The tasks, primitives and variables of a session, and the moves between their states."""
 
-    def __init__(self, without: frozenset[str], spent: Spent) -> None:
+    def __init__(
+        self, without: frozenset[str], spent: Spent, plugins: Sequence[Plugin] = ()
+    ) -> None:
         self._spent = spent
         self.graph = Graph()
-        self.planning = Planning(self.graph, without)
+        self.planning = Planning(self.graph, without, plugins)
         self.variables: dict[str, Variable] = {}
         self.tasks: dict[str, TaskRun] = {}
         self.primitives: dict[str, PrimitiveRun] = {}
@@ -145,10 +157,23 @@ class Execution:
             return []
         variable = self.variables[self.graph.primitives[run.id].writes[0]]
         actions: list[ev.Action] = [ev.Notify(variable.id)]
-        if variable.append(event.text):  # another piece is full
+        is_full = variable.append(event.text)
+        if not _ENDS_ITEM.isdisjoint(event.text):
+            actions += takers(self.graph, self.primitives, variable.id)
+        if is_full:  # another piece
             for id in self.graph.consumers.get(variable.id, ()):
                 if (reader := self.primitives[id]).state is RunState.WAITING:
                     self._text_came(reader, variable.id, actions)
+        return actions
+
+    def items(self, event: ev.ItemsMade) -> list[ev.Action]:
+        """Log items of the primitive's list; tell the steps that take them one by one."""
+        if self._live(event) is None:
+            return []
+        actions: list[ev.Action] = []
+        for var in self.graph.primitives[event.primitive].writes:
+            self.variables[var].items += event.values
+            actions += takers(self.graph, self.primitives, var)
         return actions
 
     def finished(self, event: ev.PrimitiveFinished) -> list[ev.Action]:

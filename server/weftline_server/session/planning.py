@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, analyse, stricter
+from weftline_server.passes import Plan, Plugin, analyse, stricter
 from weftline_server.session.reuse import Reuse
 
 
 class Planning:
     """Runs the passes over what has changed. A started primitive keeps the plan that it has."""
 
-    def __init__(self, graph: Graph, without: frozenset[str]) -> None:
+    def __init__(
+        self, graph: Graph, without: frozenset[str], plugins: Sequence[Plugin] = ()
+    ) -> None:
         self.criteria: dict[str, Criterion] = {}  # variable → the strictest that a reader gave
         self.plan = Plan(self.criteria)
         self.reuse = Reuse()
         self._graph = graph
         self._without = without  # passes that are switched off
+        self._plugins = plugins
         self._changed: dict[str, None] = {}  # primitives to plan anew, with all above them
         self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive starts
 
@@ -57,11 +60,16 @@ class Planning:
         self.start(primitive)
         self.reuse.end(primitive)
 
+    def take_rewired(self) -> Collection[str]:
+        """The primitives that wait for something else since the last `update`, told once."""
+        found, self.plan.rewired = self.plan.rewired, {}
+        return found
+
     def update(self) -> list[str]:
         """Plan anew what has changed. Return the primitives whose advice is different now."""
         if not self._changed:
             return []
-        planned = analyse(self._graph, self.plan, self._changed, self._without)
+        planned = analyse(self._graph, self.plan, self._changed, self._without, self._plugins)
         self._changed.clear()
         moved = []
         for id in planned:

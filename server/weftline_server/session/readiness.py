@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from weftline.errors import WeftlineError
+from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Task
+from weftline_server.session.events import Fill
 from weftline_server.session.task import PrimitiveRun, RunState
 from weftline_server.session.variable import Variable, VariableState
 
-_WAITS_FOR_NOTHING = frozenset({Flow.ORDER, Flow.LATER})
+_WAITS_FOR_NOTHING = frozenset({Flow.LATER})
 
 
 def ready_reads(primitive: Primitive, variables: Mapping[str, Variable], start: int = 0) -> int:
@@ -45,3 +47,11 @@ def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> Weftli
         if error is not None and flow is not Flow.OUTCOME and flow not in _WAITS_FOR_NOTHING:
             return error
     return None
+
+
+def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Iterator[Fill]:
+    """Let the waiting readers that take a list item by item have its new items."""
+    for id in graph.consumers.get(variable, ()):
+        reads = graph.primitives[id].reads
+        if runs[id].state is RunState.WAITING and (variable, Flow.ITEMS) in reads:
+            yield Fill(id)

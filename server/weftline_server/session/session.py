@@ -14,7 +14,7 @@ from typing import Any
 from weftline.errors import Cancelled, UnknownCall, UnknownVariable
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Task
-from weftline_server.passes import Plan
+from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.control import finish, take_items
@@ -45,6 +45,7 @@ class Session:
         without: frozenset[str] = frozenset(),
         budget: Budget | None = None,
         stays: bool = True,
+        plugins: Sequence[Plugin] = (),
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -53,7 +54,7 @@ class Session:
         self.touched = now  # when a client last named it
         self.ended: float | None = None  # when it was closed
         self.spent = Spent(budget or Budget())
-        self.execution = Execution(without, self.spent)
+        self.execution = Execution(without, self.spent, plugins)
         self.watch = Watch(self.execution)
         self._remembered: deque[ev.SessionEvent] = deque(maxlen=MOST_REMEMBERED)
         self._handled = 0  # events
@@ -136,6 +137,8 @@ class Session:
             return actions
         if (self.execution.planning.is_due or self._work_moved()) and (moved := self._replan()):
             actions.append(ev.Replan(moved))
+        for id in self.execution.planning.take_rewired():  # they wait for less than before
+            self.execution.advance(self.primitives[id], event.now, actions)
         return actions
 
     def _work_moved(self) -> bool:
@@ -209,7 +212,14 @@ class Session:
 
 # Most events are parts of text; these neither change the graph nor end a primitive.
 _CHANGES_NO_PLAN = frozenset(
-    {ev.TextGenerated, ev.PrimitiveRestarted, ev.PrimitiveSent, ev.TextTaken, ev.VariableRead}
+    {
+        ev.TextGenerated,
+        ev.ItemsMade,
+        ev.PrimitiveRestarted,
+        ev.PrimitiveSent,
+        ev.TextTaken,
+        ev.VariableRead,
+    }
 )
 
 _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Action]]] = (
@@ -227,6 +237,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.ReaderClosed: lambda session, event: session.watch.close(event),
             ev.PrimitivePrepared: lambda session, event: session.execution.prepared(event),
             ev.PrimitiveSent: lambda session, event: session.execution.sent(event),
+            ev.ItemsMade: lambda session, event: session.execution.items(event),
             ev.TextGenerated: lambda session, event: session.execution.text(event),
             ev.PrimitiveRestarted: lambda session, event: restarted(session.execution, event),
             ev.PrimitiveFinished: lambda session, event: finish(

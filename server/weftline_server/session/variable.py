@@ -51,6 +51,7 @@ class Variable:
     value: Any = None
     error: WeftlineError | None = None
     streamed: int = 0  # characters that came in parts
+    items: list[Any] = field(default_factory=list)  # of a list that is not complete
     reads: int = 0  # how often a client was given the value or a part of it
     taken: bool = False  # a client has text of it that was not complete
 

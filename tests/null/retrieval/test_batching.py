@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weftline_engine.api import Hints
-from weftline_engine.retrieval.batching import Share, Waiting, form
+from weftline_engine.retrieval.batching import Share, Slots, Waiting, form
+from weftline_server.schedule.placement import EngineLoad, Queued, place
 
 
 def op(
@@ -19,25 +20,86 @@ def test_deeper_steps_of_an_application_come_first() -> None:
     """The rest of the batch goes to the next depth, then to the next application."""
     later = op("z", 1, 1, app="b", arrival=5.0, depth=9)
     shallow, deep = op("x", 1, 1, depth=1), op("y", 1, 1, depth=2)
-    assert form([later, shallow, deep], 5, 100) == [
+    assert form([later, shallow, deep], Slots(5, 100)) == [
         Share("y", 0, 2),
         Share("x", 0, 2),
         Share("z", 0, 1),
     ]
 
 
-def test_priority_counts_as_ten_seconds_of_waiting() -> None:
-    first = Waiting("p", Hints(application="p", arrival=9.0, priority=-1), (1,))
-    second = Waiting("q", Hints(application="q", arrival=0.0), (1,))
-    assert form([second, first], 1, 10) == [Share("p", 0, 1)]
+def test_applications_come_in_the_order_of_the_server_s_queue() -> None:
+    """Less work left goes first; ten seconds of waiting halve it, and so does a priority."""
+
+    def left(app: str, work: int, queued: float = 0.0, priority: int = 0) -> Waiting:
+        hints = Hints(application=app, work_left=work, priority=priority)
+        return Waiting(app, hints, (1,), queued=queued)
+
+    one = Slots(1, 10)
+    small, large = left("small", 60), left("large", 100)
+    assert form([large, small], one) == [Share("small", 0, 1)]
+    assert form([large, left("small", 60, queued=10.0)], one) == [Share("large", 0, 1)]
+    assert form([left("large", 100, priority=-1), small], one) == [Share("large", 0, 1)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1 << 20), st.integers(-2, 2), st.integers(0, 99)),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_the_embedder_and_the_server_agree_on_the_order(
+    applications: list[tuple[int, int, int]],
+) -> None:
+    """One op of each application: batches of one come as the placement policy places."""
+    hints = [
+        Hints(application=str(at), work_left=work, priority=priority, arrival=float(at))
+        for at, (work, priority, _) in enumerate(applications)
+    ]
+    waits = [float(one[2]) for one in applications]
+    queue = [
+        Queued(id=h.application, model="m", kind="embed", queued=w, tokens=1, hints=h)
+        for h, w in zip(hints, waits, strict=True)
+    ]
+    engine = EngineLoad(name="e", model="m", kinds=frozenset({"embed"}))
+    placed = [one.id for one in place(queue, [engine], "app", now=100.0)]
+    left = {
+        h.application: Waiting(h.application, h, (1,), queued=w)
+        for h, w in zip(hints, waits, strict=True)
+    }
+    formed = []
+    while left:
+        [share] = form(left.values(), Slots(1, 1))
+        formed.append(share.op)
+        del left[share.op]
+    assert formed == placed
+
+
+def test_like_lengths_share_a_batch() -> None:
+    """Two ops with long and short texts: the long ones go together, and little is padding."""
+    both = [op("x", 100, 90, 5, 5), op("y", 95, 6)]
+    assert form(both, Slots(3, 300)) == [Share("x", 0, 2), Share("y", 0, 1)]
+    rest = [op("x", 100, 90, 5, 5, done=2), op("y", 95, 6, done=1)]
+    assert form(rest, Slots(8, 300)) == [Share("y", 1, 2), Share("x", 2, 4)]
+    assert form(both, Slots(8, 250)) == [Share("x", 0, 1), Share("y", 0, 1)], "padded: 2 x 100"
+
+
+def test_teola_s_figure_7() -> None:
+    """Parts of 512 tokens, 1,024 tokens a batch: the two deepest, A and H, go before B and G."""
+    depths = {"B": 1, "G": 1, "A": 3, "H": 3}
+    queue = [op(name, 512, depth=depth) for name, depth in depths.items()]
+    first = form(queue, Slots(8, 1024))
+    assert [share.op for share in first] == ["A", "H"]
+    rest = [one for one in queue if one.op in "BG"]
+    assert [share.op for share in form(rest, Slots(8, 1024))] == ["B", "G"]
 
 
 def test_a_long_op_goes_on_where_it_stopped() -> None:
-    assert form([op("x", 1, 1, 1, 1, done=2)], 8, 100) == [Share("x", 2, 4)]
+    assert form([op("x", 1, 1, 1, 1, done=2)], Slots(8, 100)) == [Share("x", 2, 4)]
 
 
 def test_an_item_beyond_the_budget_makes_a_batch_of_its_own() -> None:
-    assert form([op("x", 50, 1)], 8, 10) == [Share("x", 0, 1)]
+    assert form([op("x", 50, 1)], Slots(8, 10)) == [Share("x", 0, 1)]
 
 
 ops = st.lists(
@@ -63,7 +125,7 @@ def test_batches_end_every_op_within_their_budget(
     }
     rounds = 0
     while any(one.done < len(one.tokens) for one in left.values()):
-        shares = form(left.values(), most_items, most_tokens)
+        shares = form(left.values(), Slots(most_items, most_tokens))
         assert shares, "an item waits, so a batch has one"
         items = sum(share.stop - share.start for share in shares)
         tokens = sum(sum(left[s.op].tokens[s.start : s.stop]) for s in shares)
@@ -74,4 +136,4 @@ def test_batches_end_every_op_within_their_budget(
             left[share.op] = Waiting(one.op, one.hints, one.tokens, share.stop)
         rounds += 1
     assert rounds <= sum(len(one.tokens) for one in left.values())
-    assert form(left.values(), most_items, most_tokens) == []
+    assert form(left.values(), Slots(most_items, most_tokens)) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from weftline_engine import api
 from weftline_engine.retrieval import vectors
 from weftline_engine.retrieval.core import Item, ItemsCore, Refused
 from weftline_engine.retrieval.memory import DIMENSIONS, MemoryTable, WordBackend, vector_of
+from weftline_engine.retrieval.results import Results
 from weftline_engine.retrieval.stores import StoreBackend, content_id
 
 
@@ -25,6 +27,19 @@ def values(events: Sequence[api.Event]) -> dict[str, Any]:
 
 def errors(events: Sequence[api.Event]) -> dict[str, tuple[str, str]]:
     return {one.op: (one.error, one.message) for one in events if isinstance(one, api.Failed)}
+
+
+def streaming(id: str, texts: list[str], *, open: bool = True) -> api.Op:
+    return replace(op(id, "embed", items=texts), streams=True, open=open)
+
+
+def reports(events: Sequence[api.Event]) -> list[tuple[int, list[Any]]]:
+    """The items that were reported, with their vectors."""
+    return [
+        (one.offset, [pytest.approx(vectors.decode(cast(Any, row))[0]) for row in one.values])
+        for one in events
+        if isinstance(one, api.Items)
+    ]
 
 
 class Counted(WordBackend):
@@ -108,6 +123,84 @@ def test_cancelled_and_refused_ops_fail() -> None:
         "no query": ("InvalidRequest", "rerank takes a query, which is text"),
     }
     assert not core.busy
+
+
+def test_a_stream_of_items_is_reported_batch_by_batch() -> None:
+    """Items are fed while earlier ones are computed; Finished has no value."""
+    core = ItemsCore(Counted(), most_items=2)
+    core.submit(streaming("x", ["a", "b", "c"]))
+    first = core.step()
+    assert reports(first) == [(0, [vector_of("a"), vector_of("b")])]
+    assert reports(core.step()) == [(2, [vector_of("c")])]
+    assert not core.busy, "it waits for more"
+    core.feed("x", 2, ["c", "d"], last=False)  # "c" is known
+    core.feed("x", 4, [], last=True)
+    end = core.step()
+    assert reports(end) == [(3, [vector_of("d")])] and values(end) == {"x": None}
+
+
+def test_an_attempt_goes_on_behind_the_items_that_were_delivered() -> None:
+    backend = Counted()
+    core = ItemsCore(backend)
+    core.submit(replace(streaming("x", ["a", "b", "c"], open=False), attempt=1, delivered=2))
+    assert reports(run(core)) == [(2, [vector_of("c")])]
+    assert backend.batches == [["c"]]
+
+
+@pytest.mark.parametrize(
+    ("fed", "message"),
+    [
+        ((4, ["x"]), "items from 4 on leave a gap after item 1"),
+        ((1, [3]), "embed takes a list of texts"),
+        ((1, "text"), "an op that streams takes a list of at most 100000 items"),
+    ],
+)
+def test_items_that_do_not_fit_fail_their_op(fed: tuple[int, Any], message: str) -> None:
+    core = ItemsCore(Counted())
+    core.submit(streaming("x", ["a"]))
+    core.feed("x", *fed, last=False)
+    core.feed("x", 1, ["b"], last=True)  # it has ended: nothing happens
+    assert errors(run(core)) == {"x": ("InvalidRequest", message)}
+    assert not core.busy
+
+
+def test_equal_texts_of_a_tenant_are_computed_once() -> None:
+    """In one op, in one batch, and later; another tenant's text is computed again."""
+    backend = Counted()
+    core = ItemsCore(backend)
+    for id, texts, salt in (("x", ["a", "b", "a"], "s"), ("y", ["b"], "s"), ("z", ["b"], "t")):
+        core.submit(replace(op(id, "embed", texts=texts), salt=salt))
+    found = values(run(core))
+    assert backend.batches == [["a", "b", "b"]]
+    core.submit(replace(op("later", "embed", texts=["b", "c"]), salt="s"))
+    assert values(run(core))["later"] != found["y"]
+    assert backend.batches[1:] == [["c"]]
+    plain = Counted()
+    off = ItemsCore(plain, kept=0)
+    off.submit(op("x", "embed", texts=["a"]))
+    run(off)
+    off.submit(op("y", "embed", texts=["a"]))
+    run(off)
+    assert plain.batches == [["a"], ["a"]]
+
+
+def test_a_few_results_are_kept() -> None:
+    found = Results(2)
+    keys = [Results.key("s", "embed", text) for text in "abc"]
+    for key in keys:
+        found.put(key, key)
+        found.get(keys[0])
+    assert len(found) == 2 and found.get(keys[1]) is None
+
+
+def test_the_longest_texts_of_an_op_are_computed_first() -> None:
+    backend = Counted()
+    core = ItemsCore(backend, most_items=2)
+    texts = ["aa", "b" * 80, "c", "d" * 90]
+    core.submit(op("x", "embed", texts=texts))
+    found = vectors.decode(values(run(core))["x"])
+    assert backend.batches == [[texts[3], texts[1]], ["aa", "c"]]
+    assert np.array_equal(found, np.stack([vector_of(text) for text in texts]))
 
 
 def test_events_are_numbered() -> None:

@@ -161,8 +161,8 @@ class EngineHost:
                 self._running.add(op.id)
                 self._contexts.add(op.context)
                 engine.submit(op)
-            case wire.Feed(op, offset, tokens, text, last):
-                engine.feed(op, offset, text or "" if tokens is None else tokens, last)
+            case wire.Feed():
+                engine.feed(verb.op, verb.offset, verb.part, verb.last)
             case wire.Update(op, hints):
                 engine.update(op, hints)
             case wire.Cancel(op):

@@ -52,9 +52,8 @@ class JoinedEngine:
     def submit(self, op: api.Op) -> None:
         self._connection.send(wire.Submit(replace(op, hints=self._theirs(op.hints))))
 
-    def feed(self, op: str, offset: int, part: tuple[int, ...] | str, last: bool) -> None:
-        tokens, text = (None, part) if isinstance(part, str) else (part, None)
-        self._connection.send(wire.Feed(op, offset, tokens, text, last))
+    def feed(self, op: str, offset: int, part: api.Fed, last: bool) -> None:
+        self._connection.send(wire.Feed.of(op, offset, part, last))
 
     def update(self, op: str, hints: api.Hints) -> None:
         self._connection.send(wire.Update(op, self._theirs(hints)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -90,9 +90,26 @@ class Work:
         bound = max(0, latency_tokens - self.tokens)
         return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
 
-    def fed(self, part: tuple[int, ...] | str, last: bool) -> Work:
-        """Return the work with `part` added to its prompt, as another attempt would start with."""
+    @property
+    def fed_so_far(self) -> int:
+        """The tokens, the characters or the items that the op has."""
+        items = self.op.inputs.get("items")
+        if self.op.streams and isinstance(items, list):
+            return len(items)
+        return len(self.op.tokens or self.op.text or "")
+
+    def delivered(self, items: int) -> Work:
+        """Return the work as another attempt would do it after `items` results were delivered."""
+        return replace(self, op=replace(self.op, delivered=items))
+
+    def fed(self, part: api.Fed, last: bool) -> Work:
+        """Return the work with `part` added, as another attempt would start with."""
         assert self.op.open
+        if isinstance(part, list):
+            held = self.op.inputs["items"]
+            assert isinstance(held, list)
+            inputs = {**self.op.inputs, "items": [*held, *part]}
+            return replace(self, op=replace(self.op, inputs=inputs, open=not last))
         if isinstance(part, str):
             text = (self.op.text or "") + part
             return replace(self, op=replace(self.op, text=text, open=not last))
@@ -253,6 +270,10 @@ class Member:
             self.prefixes.expect(work.op.context, work.prefixes)
         self._load = None
 
+    def delivered(self, op: str, items: int) -> None:
+        """Note that the engine has delivered the results of an op's first `items`."""
+        self.ops.works[op] = self.ops.works[op].delivered(items)
+
     def release(self, op: str) -> Work | None:
         """Note that the engine no longer has this op. Return its work; None if it never had it."""
         work = self.ops.release(op)
@@ -271,3 +292,19 @@ class Member:
             assert self.description is not None, "a ready engine has described itself"
             self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
         return self._load
+
+
+def efficient_batch(members: Iterable[Member], kind: str, resource: str) -> int | None:
+    """Return the efficient number of items of an op of `kind`: the least of the engines that run it
+    for `resource`, or None if one of them takes whole ops only.
+    """
+    described = [
+        one
+        for member in members
+        if (one := member.description) is not None
+        and one.model == resource
+        and kind in member.kinds
+    ]
+    if not described or any(api.Capability.FEED not in one.capabilities for one in described):
+        return None
+    return min(one.efficient_items(kind) for one in described)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, log2
 
-from weftline_engine.api import Hints, Kind
+from weftline_engine.api import AGING_S, Hints, Kind
 from weftline_server.graph.record import record
 
-# The weight of the work that an application has left halves with each AGING_S in the queue. One
-# step of priority is worth as much as AGING_S of waiting.
-AGING_S = 10.0
+__all__ = [
+    "AGING_S",
+    "PROMPT_KINDS",
+    "Class",
+    "EngineLoad",
+    "Placement",
+    "Queued",
+    "common",
+    "is_bounded",
+]
 
 # Kinds whose ops have a prompt and hold KV cache. Any other kind may exist beside them. The
 # `tokens` of an op of another kind only estimate its work.
@@ -48,10 +54,8 @@ class Queued:
         # The work left halves at the same rate for all calls. So their order never changes while
         # they wait, and the key is computed once instead of in every round.
         hints = self.hints
-        left = log2(hints.work_left) if hints.work_left > 0 else -inf
-        aged = left + hints.priority + self.queued / AGING_S
         rank = 2 * self.open + self.throughput
-        turn = (rank, aged, hints.arrival, -hints.depth, self.queued)
+        turn = (rank, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
         object.__setattr__(self, "turn", turn)
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"

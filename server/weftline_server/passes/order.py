@@ -1,0 +1,36 @@
+"""Order: drops the edges between steps whose order changes nothing (Teola's first pass).
+
+Two steps keep their order where both use one store and one of them writes to it, and where one has
+effects that may happen once only. All others may run at once.
+"""
+
+from __future__ import annotations
+
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Effects, Flow, Primitive, Read
+from weftline_server.passes.plan import Changed, Findings, Plan
+
+
+def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+    """Rewrite the readers without their idle `order` edges; a variable of the client stays one."""
+    rewritten: dict[str, Primitive] = {}
+    readers = dict.fromkeys(changed)
+    for below in changed.values():
+        readers.update(dict.fromkeys(below))
+    for id in readers:
+        primitive = graph.primitives[id]
+        if id in plan.started or all(read.flow is not Flow.ORDER for read in primitive.reads):
+            continue
+        reads = tuple([read for read in primitive.reads if not _is_idle(graph, primitive, read)])
+        if len(reads) < len(primitive.reads):
+            rewritten[id] = primitive.reading(reads)
+    return Findings(rewritten=rewritten)
+
+
+def _is_idle(graph: Graph, reader: Primitive, read: Read) -> bool:
+    if read.flow is not Flow.ORDER or (id := graph.producer.get(read.variable)) is None:
+        return False
+    effects = {reader.effects, graph.primitives[id].effects}
+    if Effects.ONCE in effects:
+        return False
+    return effects == {Effects.NONE} or reader.resource != graph.primitives[id].resource

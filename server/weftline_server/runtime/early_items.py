@@ -1,0 +1,184 @@
+"""Sends the items of a list to a step's engine while the list is still being made (Teola's decode
+pipelining and stage decomposition).
+
+The first items open an op, more are fed as they come, and the last close it when the whole value is
+there. The step's value is put together from the results of the value's items: an item that was sent
+and is not among them costs time, never a wrong value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weftline.transforms import closed_items
+from weftline_engine import api
+from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, PrimitiveId
+from weftline_server.lowering import items as item_values
+from weftline_server.lowering.step import NO_ENGINE, StepBody
+from weftline_server.prompt.prompter import Payload
+from weftline_server.runtime.kinds import Attempt, StepKind
+from weftline_server.schedule.dispatcher import Dispatcher
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+from weftline_server.session.task import RunState
+from weftline_server.session.variable import VariableState
+
+
+@dataclass(slots=True)
+class _Op:
+    """An op that streams: the items that it got, their results so far, and what the value wants."""
+
+    sent: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    wanted: list[Any] | None = None  # None: the value is not complete
+    attempt: int = 0
+    lost: bool = False  # it failed before its value was complete
+
+
+class EarlyItems:
+    """The ops of every session that stream."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        steps: StepKind,
+        clock: Callable[[], float],
+        apply: Callable[[Session, ev.SessionEvent], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._steps = steps
+        self._now = clock
+        self._apply = apply
+        self._ops: dict[PrimitiveId, _Op] = {}
+
+    def advance(self, session: Session, id: str) -> None:
+        """Send the items that are new, if the step waits for nothing but items."""
+        primitive = session.graph.primitives[id]
+        flow = primitive.items
+        if flow is None or not flow.streams or not _waits_for_items(session, primitive):
+            return
+        known = _known(session, flow)
+        if primitive.kind in NO_ENGINE:
+            self._pass_on(session, primitive, known)
+            return
+        items = item_values.fed(_step(primitive), known)
+        full = PrimitiveId(session.id, id)
+        op = self._ops.setdefault(full, _Op())
+        if op.lost or len(items) <= len(op.sent) or items[: len(op.sent)] != op.sent:
+            return  # nothing is new, or the text was generated again and says something else
+        if not op.sent:
+            inputs = self._steps.rest(session, primitive)
+            op.sent = items
+            self._enqueue(session, primitive, op, inputs, is_open=True)
+        elif self._dispatcher.feed(str(full), items[len(op.sent) :], last=False):
+            op.sent = items
+        else:
+            op.lost = True
+
+    def complete(self, session: Session, primitive: Primitive, payload: Payload) -> None:
+        """The whole value is there: send what is missing of it."""
+        step, full = _step(primitive), PrimitiveId(session.id, primitive.id)
+        wanted = item_values.wanted(step, payload.inputs)
+        op = self._ops.setdefault(full, _Op())
+        op.wanted = wanted
+        if op.sent and not op.lost:
+            sent = {item_values.key_of(item) for item in op.sent}
+            missing = [item for item in wanted if item_values.key_of(item) not in sent]
+            if self._dispatcher.feed(str(full), missing, last=True):
+                op.sent = op.sent + missing
+                return
+        if op.sent:
+            self._dispatcher.cancel(str(full))
+            op.attempt, op.results = op.attempt + 1, []
+        op.sent, op.lost = wanted, False
+        inputs = item_values.streamed_inputs(step, payload.inputs)
+        self._enqueue(session, primitive, op, inputs, is_open=False)
+
+    def came(self, session: Session, primitive: Primitive, event: api.Items) -> None:
+        """Keep the results of some items, and let the next step take them."""
+        op = self._ops.get(PrimitiveId(session.id, primitive.id))
+        if op is None:
+            return
+        del op.results[event.offset :]
+        op.results += event.values
+        step = _step(primitive)
+        items = op.sent[event.offset : len(op.results)]
+        values = item_values.passed_on(step, items, event.values)
+        self._apply(session, ev.ItemsMade(now=self._now(), primitive=primitive.id, values=values))
+
+    def finished(self, session: str, primitive: Primitive, event: api.Finished) -> api.Finished:
+        """The end of an op, with the value of what is wanted if the op has streamed."""
+        op = self._ops.pop(PrimitiveId(session, primitive.id), None)
+        if op is None:
+            return event
+        assert op.wanted is not None, "an op is closed with its whole value"
+        results = dict(zip(map(item_values.key_of, op.sent), op.results, strict=True))
+        found = [results[item_values.key_of(item)] for item in op.wanted]
+        return replace(event, value=item_values.whole(_step(primitive), found))
+
+    def failed(self, id: PrimitiveId) -> bool:
+        """Note that an op failed. Return whether that concerns early items only."""
+        op = self._ops.get(id)
+        if op is None or op.wanted is not None:
+            self._ops.pop(id, None)
+            return False
+        op.lost = True
+        return True
+
+    def forget(self, id: PrimitiveId) -> None:
+        """The primitive was stopped."""
+        self._ops.pop(id, None)
+
+    def _enqueue(
+        self,
+        session: Session,
+        primitive: Primitive,
+        op: _Op,
+        inputs: dict[str, Any],
+        *,
+        is_open: bool,
+    ) -> None:
+        payload = Payload(None, None, inputs={**inputs, "items": op.sent})
+        attempt = Attempt(op.attempt, is_open)
+        work = self._steps.work(session, primitive, payload, attempt, self._now())
+        streaming = replace(work.op, streams=True, open=is_open)
+        self._dispatcher.enqueue(replace(work, op=streaming))
+
+    def _pass_on(self, session: Session, primitive: Primitive, lists: Sequence[Any]) -> None:
+        """A merge passes documents on as soon as it has them."""
+        known = session.variables[primitive.writes[0]].items
+        fresh = item_values.hits_so_far(_step(primitive), lists, known)
+        if fresh:
+            event = ev.ItemsMade(now=self._now(), primitive=primitive.id, values=fresh)
+            self._apply(session, event)
+
+
+def _known(session: Session, flow: ItemFlow) -> list[Any]:
+    """The items of a list so far: as they were told, or read from the text that was generated."""
+    variable = session.variables[flow.takes]
+    producer = session.graph.producer.get(flow.takes)
+    if producer is not None and variable.state is VariableState.STREAMING:
+        above = session.graph.primitives[producer].items
+        if above is not None and (specs := (*above.says, *flow.through)):
+            return closed_items(specs, variable.text)
+    return variable.items
+
+
+def _waits_for_items(session: Session, primitive: Primitive) -> bool:
+    """Whether all but its items is there: its other values, and the steps that come before it."""
+    if session.primitives[primitive.id].state is not RunState.WAITING:
+        return False
+    ready = VariableState.READY
+    reads = [read for read in primitive.reads if read.flow is not Flow.ITEMS]
+    return (
+        len(reads) < len(primitive.reads)
+        and all(session.variables[read.variable].state is ready for read in reads)
+        and all(session.primitives[one].state is RunState.DONE for one in primitive.after)
+    )
+
+
+def _step(primitive: Primitive) -> Any:
+    assert isinstance(primitive.body, StepBody), f"{primitive.kind} is no step"
+    return primitive.body.step

@@ -1,0 +1,264 @@
+"""The passes over steps: order, pipeline and batch, and those that an operator names."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null.test_passes import analyse, call, graph
+from weftline.errors import InvalidRequest
+from weftline.protocol import Placeholder
+from weftline.steps import Embed, Ingest, Merge, Rerank, Search, Source, Step
+from weftline_server import passes
+from weftline_server.app import create_app
+from weftline_server.commands import settings
+from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Effects, Flow, Task
+from weftline_server.lowering.call import task_of
+from weftline_server.lowering.step import lower_step
+from weftline_server.passes import InvalidFindings
+from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plugins import GROUP, UnknownPass, load
+
+LINES = ({"op": "line_list"},)
+
+
+def var(name: str, *transforms: Any) -> Source:
+    return Source(var=name, transforms=tuple(transforms))
+
+
+def embed(out: str, source: Source, batch: int | None = 4) -> Task:
+    return lower(Embed(in_=source, out=out), "minilm", batch)
+
+
+def search(out: str, read: str, *after: str, store: str = "docs") -> Task:
+    return lower(Search(in_=var(read), out=out, store=store, after=after), store, 1)
+
+
+def ingest(out: str, read: str, *after: str, store: str = "docs") -> Task:
+    return lower(Ingest(in_=var(read), out=out, store=store, after=after), store, 1)
+
+
+def lower(step: Step, resource: str, batch: int | None) -> Task:
+    return lower_step(step, resource, batch=batch)
+
+
+def flows(made: Graph, *without: str) -> dict[tuple[str, str], str]:
+    """The flow of each edge: from a variable to the variable that its reader writes."""
+    analyse(made, {}, frozenset(without))
+    return {
+        (read.variable, primitive.writes[0]): str(read.flow)
+        for primitive in made.primitives.values()
+        for read in primitive.reads
+    }
+
+
+def streaming(made: Graph) -> set[str]:
+    return {
+        primitive.writes[0]
+        for primitive in made.primitives.values()
+        if primitive.items is not None and primitive.items.streams
+    }
+
+
+def queries(transforms: tuple[dict[str, str], ...] = ()) -> Task:
+    task = call("queries")
+    assert task.call is not None
+    holders = tuple(replace(one, transforms=transforms) for one in task.call.placeholders)
+    return task_of("queries", replace(task.call, placeholders=holders))
+
+
+def advanced() -> Graph:
+    """A call writes queries; their hits are merged and reranked."""
+    return graph(
+        queries(),
+        embed("vecs", var("queries", *LINES)),
+        search("hits", "vecs"),
+        lower(Merge(in_=var("hits"), out="pool"), "", None),
+        lower(Rerank(in_=var("pool"), query=Source(value="q"), out="top"), "minilm", 4),
+    )
+
+
+def test_items_travel_from_the_call_to_the_reranker() -> None:
+    made = advanced()
+    assert flows(made) == {
+        ("queries", "vecs"): "items",
+        ("vecs", "hits"): "items",
+        ("hits", "pool"): "items",
+        ("pool", "top"): "items",
+    }
+    assert streaming(made) == {"vecs", "hits", "pool", "top"}
+
+
+def test_each_pass_can_be_left_out() -> None:
+    """Without pipeline no item enters the chain; without batch none goes on behind the embedder."""
+    assert set(flows(advanced(), "pipeline").values()) == {"whole"}
+    edges = flows(advanced(), "batch")
+    assert edges.pop(("queries", "vecs")) == "items" and set(edges.values()) == {"whole"}
+
+
+@pytest.mark.parametrize(("count", "flow"), [(4, "whole"), (5, "items")])
+def test_a_list_beyond_the_efficient_batch_is_split(count: int, flow: str) -> None:
+    """Four texts are computed as fast together; the fifth starts a second batch."""
+    made = graph(embed("vecs", Source(value=["x"] * count)), search("hits", "vecs"))
+    assert flows(made) == {("vecs", "hits"): flow}
+
+
+def test_what_is_not_made_of_items_stays_whole() -> None:
+    """Transforms behind the vectors, a limit, an ingest, a tool call and an engine of whole ops."""
+    after_transform = lower(
+        Search(in_=var("vecs", {"op": "string"}), out="hits", store="docs"), "docs", 1
+    )
+    cases: list[tuple[list[Task], tuple[str, str]]] = [
+        ([queries(), embed("vecs", var("queries"))], ("queries", "vecs")),
+        ([queries(), embed("vecs", var("queries", *LINES), None)], ("queries", "vecs")),
+        ([embed("vecs", Source(value=["x"] * 9)), after_transform], ("vecs", "hits")),
+        ([embed("vecs", Source(value=["x"] * 9)), ingest("done", "vecs")], ("vecs", "done")),
+    ]
+    for tasks, edge in cases:
+        assert flows(graph(*tasks))[edge] == "whole", edge
+    limited = lower(Merge(in_=var("hits"), out="pool", limit=3), "", None)
+    top = lower(Rerank(in_=var("pool"), query=Source(value="q"), out="top"), "minilm", 4)
+    chain = [queries(LINES), embed("vecs", var("queries")), search("hits", "vecs"), limited, top]
+    edges = flows(graph(*chain))
+    assert edges["queries", "vecs"] == "items", "the call's own transform makes the list"
+    assert (edges["hits", "pool"], edges["pool", "top"]) == ("items", "whole")
+
+
+def test_a_step_that_joins_later_takes_items_too() -> None:
+    made = graph(queries(), embed("vecs", var("queries", *LINES)))
+    plan = Plan({})
+    passes.analyse(made, plan, made.primitives)
+    later = search("hits", "vecs")
+    made.check([later])
+    made.add([later])
+    passes.analyse(made, plan, [later.primitives[0].id])
+    assert made.primitives[later.primitives[0].id].reads[0].flow is Flow.ITEMS
+
+
+def test_started_steps_are_left_alone() -> None:
+    made = advanced()
+    plan = Plan({}, started=set(made.primitives))
+    passes.analyse(made, plan, made.primitives)
+    assert not streaming(made)
+
+
+def stored() -> list[Task]:
+    """Two ingests and two searches; all wait for the first ingest, and one for an embed."""
+    return [
+        embed("vecs", Source(value=["x"])),
+        ingest("one", "vecs"),
+        ingest("other", "vecs", "one", store="more"),
+        search("found", "vecs", "one"),
+        search("again", "vecs", "found", "q"),
+        embed("q", Source(value="q")),
+    ]
+
+
+def test_order_is_kept_where_one_store_is_written() -> None:
+    edges = flows(graph(*stored()))
+    assert edges["one", "found"] == "order", "a search behind its ingest"
+    assert {("one", "other"), ("found", "again"), ("q", "again")}.isdisjoint(edges)
+    kept = flows(graph(*stored()), "order")
+    assert {kept[edge] for edge in [("one", "other"), ("found", "again"), ("q", "again")]} == {
+        "order"
+    }
+
+
+def test_what_happens_once_keeps_its_order() -> None:
+    """Also in another place; and so does a step behind a variable that a client sets."""
+    once, behind = ingest("sent", "x"), search("found", "y", "sent", "ready", store="more")
+    primitive = replace(once.primitives[0], effects=Effects.ONCE)
+    edges = flows(graph(replace(once, primitives=(primitive,)), behind))
+    assert edges["sent", "found"] == edges["ready", "found"] == "order"
+
+
+def test_a_pass_may_not_leave_out_a_value() -> None:
+    made = graph(queries(), embed("vecs", var("queries", *LINES)))
+    [id] = [one.id for one in made.primitives.values() if one.kind == "embed"]
+    bare = made.primitives[id].reading(())
+    with pytest.raises(InvalidFindings, match="must read all values that it needs"):
+        passes.apply(made, Plan({}), Findings(rewritten={id: bare}))
+    once = replace(made.primitives[id], effects=Effects.ONCE)
+    with pytest.raises(InvalidFindings, match="neither kind nor effects"):
+        passes.apply(made, Plan({}), Findings(rewritten={id: once}))
+    assert made.primitives[id].reads
+
+
+class Offered:
+    """An entry point as an installed package would declare it."""
+
+    def __init__(self, name: str, run: Any) -> None:
+        self.name, self._run = name, run
+
+    def load(self) -> Any:
+        if isinstance(self._run, Exception):
+            raise self._run
+        return self._run
+
+
+def test_an_operator_s_pass_that_fails_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One raises, one finds what the graph cannot take; each has one line in the log."""
+    looked: list[int] = []
+
+    def raises(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+        looked.append(len(changed))
+        raise ZeroDivisionError("oh")
+
+    def invents(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+        return Findings(group={"nobody": "g"})
+
+    def groups_all(graph: Graph, plan: Plan, changed: Changed) -> Findings:
+        return Findings(group=dict.fromkeys(changed, "all"))
+
+    offered = [
+        Offered("raises", raises),
+        Offered("invents", invents),
+        Offered("all", groups_all),
+        Offered("broken", ImportError("no module")),
+    ]
+    monkeypatch.setattr(
+        "weftline_server.passes.plugins.entry_points",
+        lambda group: offered if group == GROUP else [],
+    )
+    plugins = load(["raises", "invents", "all"])
+    made = advanced()
+    plan = Plan({})
+    with caplog.at_level(logging.WARNING, "weftline.passes"):
+        for _ in range(2):
+            passes.analyse(made, plan, made.primitives, plugins=plugins)
+            plan.depth.clear()
+    assert looked == [5, 5]
+    assert set(plan.group.values()) == {"all"} and len(plan.group) == 5
+    assert [record.getMessage()[:40] for record in caplog.records] == [
+        "the pass raises fails and changes nothin",
+        "the pass invents fails and changes nothi",
+    ]
+    for name, why in (("other", "no installed package offers"), ("broken", "cannot be imported")):
+        with pytest.raises(UnknownPass, match=why):
+            load([name])
+
+
+def test_a_placeholder_of_a_call_is_no_list() -> None:
+    """A call that reads the list gets its text as it comes: that is another flow."""
+    reader = call("answer", ("queries",))
+    assert isinstance(reader.call and reader.call.placeholders[0], Placeholder)
+    assert flows(graph(queries(), reader)) == {("queries", "answer"): "stream"}
+
+
+def test_a_pass_is_named_in_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = [Offered("mine", lambda *given: Findings())]
+    monkeypatch.setattr("weftline_server.passes.plugins.entry_points", lambda group: offered)
+    file = tmp_path / "weftline.toml"
+    file.write_text('passes = ["mine", "yours"]')
+    config = settings.load(file, {}).server
+    assert config.passes == ("mine", "yours")
+    with pytest.raises(InvalidRequest, match="no installed package offers the pass 'yours'"):
+        create_app(config, {})
+    create_app(replace(config, passes=("mine",)), {})
