@@ -135,6 +135,11 @@ class RunSession(ABC):
         with self.lock:
             self.id = id
 
+    def opened_by_alias(self) -> None:
+        """Note that the server has opened the session, and that its own name was not heard."""
+        with self.lock:
+            self.id = self.id or self.alias
+
     def end(self) -> None:
         """Note that a request is over, whether it was answered or failed."""
         with self.lock:
@@ -232,11 +237,17 @@ class Request:
             self.session.begin()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.session is not None:
             if self._variable is None:  # without an answer the server may not have read it
                 self.session.closer.add(*self._closed)
+                if error is not None and self.was_answered(error):
+                    self.session.opened_by_alias()
             self.session.end()
+
+    def was_answered(self, error: BaseException) -> bool:
+        """Whether a request that ended with `error` had been answered with success."""
+        return False
 
     def hear(self, ids: Mapping[str, str] | None, text: str) -> None:
         """Note an answer or a chunk of one; `ids` names the session and the call's variable."""

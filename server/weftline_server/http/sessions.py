@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import read, schema
 from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
@@ -39,9 +39,11 @@ async def open_session(service: ServiceDep, tenant: Tenant) -> dict[str, str]:
 
 
 @router.delete("/{session_id}")
-async def close_session(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, str]:
-    """Cancel what the session runs, and forget it."""
-    service.close(service.find(tenant, session_id))
+async def close_session(
+    session_id: str, request: Request, service: ServiceDep, tenant: Tenant
+) -> dict[str, str]:
+    """Cancel what the session runs, and close it. A client may use the id that it chose."""
+    service.close(state_of(request.app).runs.find(tenant, session_id))
     return {"session_id": session_id}
 
 

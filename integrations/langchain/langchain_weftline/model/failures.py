@@ -134,6 +134,8 @@ def as_model(failure: WeftlineError, *, streamed: bool = False) -> Exception:
             model._generate(asked)
     except (openai.OpenAIError, httpx.TransportError) as error:
         error.__cause__ = error.__context__ = None  # they would show the model called here
+        if isinstance(failure, ConnectionFailed):
+            error.add_note(failure.message)  # LangChain's message has no address
         return error
     raise AssertionError("an error's status is no success")
 

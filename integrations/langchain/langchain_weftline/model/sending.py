@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
+import openai
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
@@ -35,6 +36,22 @@ class Sending(Request):
         if self.said is not None:
             given = options.get("extra_body", default)
             options["extra_body"] = {OURS: self.said, **(given or {})}
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, openai.APIConnectionError) and not isinstance(
+            error, openai.APITimeoutError
+        ):
+            # The openai client's message is "Connection error.", without an address.
+            url = error.request.url
+            error.add_note(
+                f"no weftline server answers at {url.scheme}://{url.netloc.decode()}: start one "
+                "with `weftline serve`, or set WEFTLINE_BASE_URL"
+            )
+
+    def was_answered(self, error: BaseException) -> bool:
+        """An answer that langchain-openai cannot read raises an error of another kind."""
+        return isinstance(error, Exception) and not isinstance(error, openai.APIError)
 
     def take_result(self, result: ChatResult) -> None:
         """Note a complete answer."""

@@ -36,10 +36,11 @@ class Runs:
 
         Raises UnknownSession, or Overloaded where no session can be opened.
         """
-        session = self._find(tenant, id)
-        if session is None:
+        try:
+            session = self.find(tenant, id)
+        except UnknownSession:
             if not opens:
-                return self._service.find(tenant, id)
+                raise
             session = self._service.open(tenant)
             self._sessions[tenant, id] = session
             self._guests[session] = _Guests()
@@ -65,12 +66,14 @@ class Runs:
         """Close the sessions that a client no longer needs. Unknown ids are no error."""
         for id in ids:
             with suppress(UnknownSession):
-                self._service.close(self._service.find(tenant, id))
+                self._service.close(self.find(tenant, id))
 
-    def _find(self, tenant: str, id: str) -> Session | None:
+    def find(self, tenant: str, id: str) -> Session:
+        """The open session with an id of ours, or with one that a client chose.
+
+        Raises UnknownSession or ServerRestarted.
+        """
         session = self._sessions.get((tenant, id))
         if session is not None and session.ended is None:
             return session
-        with suppress(UnknownSession):
-            return self._service.find(tenant, id)
-        return None
+        return self._service.find(tenant, id)

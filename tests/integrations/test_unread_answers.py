@@ -1,0 +1,48 @@
+"""Model calls that end without a readable answer: what stays behind, and what the error says."""
+
+from __future__ import annotations
+
+import time
+
+import openai
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from pydantic import BaseModel, ValidationError
+
+from langchain_weftline import ChatWeftline, compile_chain
+from tests.integrations.conftest import served
+from weftline import Client
+
+
+class Answer(BaseModel):
+    text: str
+
+
+CLOSED_S = 10.0  # the longest that closing in the background may take
+
+
+def test_no_session_stays_open() -> None:
+    """The answers come with success and are no JSON: nine failures, and no session is left."""
+    with served("--null-mode", "fixed") as url, Client(url) as client:
+        model = ChatWeftline(base_url=url, max_tokens=1)
+        chain = model.with_structured_output(Answer, method="json_schema")
+        for _ in range(9):
+            with pytest.raises(ValidationError):
+                chain.invoke("hi")
+        deadline = time.monotonic() + CLOSED_S
+        while {row["state"] for row in client.sessions()} != {"closed"}:
+            assert time.monotonic() < deadline, "a session stayed open"
+            time.sleep(0.05)
+        assert len(client.sessions()) == 9
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_unreachable_server_is_named(compiled: bool) -> None:
+    """The exception is ChatOpenAI's, and a note below it says where nobody answers."""
+    model = ChatWeftline(base_url="http://127.0.0.1:1/v1", max_retries=0)
+    chain = ChatPromptTemplate.from_template("{x}") | model
+    with pytest.raises(openai.APIConnectionError) as raised:
+        (compile_chain(chain) if compiled else chain).invoke({"x": "hi"})
+    [note] = raised.value.__notes__
+    assert note.startswith("no weftline server answers at http://127.0.0.1:1")
+    assert note.endswith("start one with `weftline serve`, or set WEFTLINE_BASE_URL")
