@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 import pytest
 import pytest_asyncio
@@ -22,6 +23,9 @@ from weftline_engine.transport.tcp.joined import Gate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "a key of enough characters"
+
+# A gate's port, the names of the hosts that came in, and the engine of each.
+Opened: TypeAlias = tuple[int, list[str], dict[str, api.Engine]]
 
 
 def null(answers: dict[str, list[str]]) -> Callable[[], NullEngine]:
@@ -61,17 +65,19 @@ class TestJoined(EngineContract):
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def gate() -> AsyncIterator[tuple[int, list[str]]]:
-    """A gate that refuses a host named "twice"; its port and the hosts that came in."""
+async def gate() -> AsyncIterator[Opened]:
+    """A gate that refuses a host named "twice"; its port, and the hosts that came in."""
     names: list[str] = []
+    engines: dict[str, api.Engine] = {}
 
     async def admit(name: str, engine: api.Engine, description: api.Description) -> None:
         if name == "twice":
             raise ValueError("there is one already")
         names.append(name)
+        engines[name] = engine
 
     gate = Gate(KEY, admit)
-    yield await gate.listen("127.0.0.1", 0), names
+    yield await gate.listen("127.0.0.1", 0), names, engines
     await gate.close()
 
 
@@ -82,14 +88,44 @@ async def gate() -> AsyncIterator[tuple[int, list[str]]]:
         ("twice", KEY, "there is one already"),
     ],
 )
-async def test_a_refused_host_gets_the_reason(
-    gate: tuple[int, list[str]], name: str, key: str, says: str
-) -> None:
+async def test_a_refused_host_gets_the_reason(gate: Opened, name: str, key: str, says: str) -> None:
     config = HostConfig(host="127.0.0.1", port=gate[0], key=key, name=name)
     host = EngineHost(config, null(script()))
     with pytest.raises(Rejected, match=says):
         await asyncio.wait_for(host.run(), 30)
     assert gate[1] == [] and key not in repr(config)
+
+
+async def test_a_name_in_use_is_refused_until_its_host_has_left(
+    gate: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two hosts of one name would evict each other for ever. The second one is told what to do."""
+    first, second, third = (
+        EngineHost(HostConfig(host="127.0.0.1", port=gate[0], key=KEY, name="one"), null(script()))
+        for _ in range(3)
+    )
+    running = asyncio.create_task(first.run())
+    while not first.joined:  # noqa: ASYNC110 - a host sets no event
+        await asyncio.sleep(0.01)
+    assert f"engine one joined 127.0.0.1:{gate[0]}" in caplog.messages
+    with pytest.raises(Rejected, match="an engine named 'one' is joined already: choose another"):
+        await asyncio.wait_for(second.run(), 30)
+    engine = gate[2]["one"]
+    reading = asyncio.create_task(_all(engine))  # as the server does
+    first.leave()
+    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(reading, 30)
+    again = asyncio.create_task(third.run())
+    while not third.joined:  # noqa: ASYNC110 - a host sets no event
+        await asyncio.sleep(0.01)
+    third.leave()
+    await asyncio.wait_for(again, 30)
+    assert gate[1] == ["one", "one"]
+
+
+async def _all(engine: api.Engine) -> None:
+    async for _ in engine.events():
+        pass
 
 
 async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
@@ -122,9 +158,7 @@ async def test_a_server_that_does_not_know_the_key_gets_no_engine() -> None:
         wire.encode([]),
     ],
 )
-async def test_nonsense_before_the_proof_ends_the_connection(
-    gate: tuple[int, list[str]], said: bytes
-) -> None:
+async def test_nonsense_before_the_proof_ends_the_connection(gate: Opened, said: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gate[0])
     writer.write(said)
     await asyncio.wait_for(reader.read(), 30)
@@ -132,7 +166,7 @@ async def test_nonsense_before_the_proof_ends_the_connection(
     assert gate[1] == []
 
 
-async def test_a_proof_serves_once(gate: tuple[int, list[str]]) -> None:
+async def test_a_proof_serves_once(gate: Opened) -> None:
     """An overheard handshake opens no other one, because each has its own nonce."""
     heard: list[wire.Message] = []
 

@@ -111,10 +111,15 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """The host's engine, and the text of its tokenizer.json, a file that the server cannot open."""
+    """The host's engine, and the text of its tokenizer.json, a file that the server cannot open.
+
+    `process` is a random text of the host's process. By it the server tells a host that comes back
+    from another one of the same name.
+    """
 
     description: api.Description
     tokenizer: str | None
+    process: str
 
 
 @dataclass(frozen=True, slots=True)

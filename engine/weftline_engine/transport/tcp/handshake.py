@@ -1,7 +1,7 @@
 """The handshake by which a server and an engine's host prove that they hold the same key.
 
-    server → Hello(nonce)      host → Prove(name, nonce, proof)      server → Welcome(proof)
-    host → Describe(description, tokenizer)                          server → Admitted | Refused
+    server → Hello(nonce)    host → Prove(name, nonce, proof)    server → Welcome(proof)
+    host → Describe(engine, tokenizer, process)       server → Admitted | Refused
 
 The key itself is never sent. A proof is an HMAC, so a listener can only try keys one by one.
 The messages after the handshake are not encrypted. Use a tunnel on a network that others share.

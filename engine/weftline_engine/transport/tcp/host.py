@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ class EngineHost:
     def __init__(self, config: HostConfig, make: Callable[[], api.Engine]) -> None:
         self._config = config
         self._make = make
+        self._process = secrets.token_hex(16)
         self._leave = asyncio.Event()
         self._running: set[str] = set()  # ids of ops that have not ended
         self._contexts: set[str] = set()  # ids of contexts that have not been freed
@@ -107,11 +109,19 @@ class EngineHost:
         try:
             await respond(connection, self._config.key, self._config.name)
             connection.send(
-                wire.Describe(replace(description, tokenizer=None), _tokenizer(description))
+                wire.Describe(
+                    replace(description, tokenizer=None), _tokenizer(description), self._process
+                )
             )
             match await connection.receive():
                 case [wire.Admitted()]:
                     self.joined = True
+                    log.warning(
+                        "engine %s joined %s:%d",
+                        self._config.name,
+                        self._config.host,
+                        self._config.port,
+                    )
                     connection.send(wire.Heartbeat(time.monotonic()))
                     return connection
                 case [wire.Refused(message)]:

@@ -39,7 +39,11 @@ class JoinedEngine:
     old one are never read.
     """
 
-    def __init__(self, connection: Connection, description: api.Description) -> None:
+    def __init__(
+        self, connection: Connection, description: api.Description, process: str = ""
+    ) -> None:
+        self.process = process  # of the host
+        self.ended = False
         self._connection = connection
         self._description = description
         self._ahead: float | None = None  # seconds by which our clock is ahead of the host's
@@ -90,12 +94,13 @@ class JoinedEngine:
             self._leaving |= any(isinstance(e, api.Availability) and e.leaving for e in events)
             if events:
                 yield [self._ours(event) for event in events]
+        self.ended = True
         await self._connection.close()
         if not (self._leaving or self._closing):
             raise api.EngineDied(reason)
 
     async def close(self) -> None:
-        self._closing = True
+        self._closing = self.ended = True
         await self._connection.close()
 
     def _learn_clock(self, theirs: float) -> None:
@@ -123,6 +128,7 @@ class Gate:
         self._key = key
         self._admit = admit
         self._unproven = 0
+        self._joined: dict[str, JoinedEngine] = {}
         self._server: asyncio.Server | None = None
         self._tokenizers = Path(tempfile.mkdtemp(prefix="weftline-tokenizers-"))
 
@@ -149,10 +155,11 @@ class Gate:
                     name = await challenge(connection, self._key)
                 finally:
                     self._unproven -= 1
-                description = await self._described(connection)
-            engine = JoinedEngine(connection, description)
+                engine = await self._described(connection)
+            self._check_name(name, engine.process)
+            self._joined[name] = engine
             connection.send(wire.Admitted())
-            await self._admit(name, engine, description)
+            await self._admit(name, engine, await engine.start())
         except (TimeoutError, EngineUnavailable):  # the host tries again
             await connection.close()
         except Exception as error:
@@ -163,12 +170,20 @@ class Gate:
         else:
             log.warning("engine %s joined", name)
 
-    async def _described(self, connection: Connection) -> api.Description:
+    def _check_name(self, name: str, process: str) -> None:
+        """Raise Rejected if another host of this name is joined. A host that comes back is not."""
+        other = self._joined.get(name)
+        if other is not None and not other.ended and other.process != process:
+            raise Rejected(
+                f"an engine named {name[:64]!r} is joined already: choose another --name"
+            )
+
+    async def _described(self, connection: Connection) -> JoinedEngine:
         messages: Sequence[wire.Message] = await connection.receive()
         match messages:
-            case [wire.Describe(description, tokenizer)]:
+            case [wire.Describe(description, tokenizer, process)]:
                 path = None if tokenizer is None else str(self._kept(tokenizer))
-                return replace(description, tokenizer=path)
+                return JoinedEngine(connection, replace(description, tokenizer=path), process)
         raise Rejected("the host did not describe its engine")
 
     def _kept(self, tokenizer: str) -> Path:
