@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.context import collect_runs
 
 from langchain_weftline import ChatWeftline
-from langchain_weftline.trace.provenance import LISTENER
+from langchain_weftline.trace.provenance import LISTENER, ByIdentity
 from tests.integrations.conftest import served
 from tests.integrations.provenance import CHAT, line, plain
 from tests.integrations.recording import Recording, recorded
@@ -38,6 +38,7 @@ WAIT_S = 20.0
 def nothing_of_others() -> None:
     """State that earlier tests have left is not counted as a leak of this one."""
     LISTENER.runs.clear()
+    LISTENER.pieces = ByIdentity()  # constants of other tests' programs live on
 
 
 @pytest.fixture
