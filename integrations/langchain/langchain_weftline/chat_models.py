@@ -167,12 +167,19 @@ class ChatWeftline(DescribedChat):
         return RunnableSequence(model.bind(response_format=form), *rest)
 
     def bind_tools(
-        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Bind tools. Those that `early_tools` finds eligible may start before the answer ends."""
+        """Bind tools. Those that `early_tools` finds eligible may start before the answer ends.
+
+        Callers look for `tool_choice` in this signature.
+        """
         if self.early_tools is not None:
             self.early_tools.learn(tools)
-        return super().bind_tools(tools, **kwargs)
+        return super().bind_tools(tools, tool_choice=tool_choice, **kwargs)
 
     def _turn(self) -> EarlyTurn[Any] | None:
         """The tools that may start during a model call; None if none may."""
