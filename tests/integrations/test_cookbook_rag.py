@@ -43,7 +43,7 @@ EXPECTED: dict[str, tuple[int | None, int]] = {
     "naive_llamaindex": (None, 1),
     "advanced_langchain": (13, 3),
     "advanced_llamaindex": (None, 4),
-    "chat_langchain": (6, 6),
+    "chat_langchain": (6, 3),
     "chat_llamaindex": (5, 5),
     "sub_questions_langchain": (5, 2),
     "sub_questions_llamaindex": (6, 4),

@@ -41,7 +41,7 @@ def test_a_running_session_is_followed_to_its_end(page: Page, url: str, client: 
         session.set("topic", "rivers")
         expect(page.locator("#graph .node.done.critical")).to_have_count(2)
         expect(page.locator("#graph .edge.critical")).to_have_count(1)
-        expect(page.locator(".sentence")).to_contain_text("waiting for the client")
+        expect(page.locator(".sentence")).to_contain_text("of the time was")
         expect(page.locator("#timeline .bar")).to_have_count(2)
     expect(page.get_by_text("Closed after")).to_be_visible()
 

@@ -12,7 +12,8 @@ const AGAIN_MS = 1500;
 const main = document.getElementById("main");
 const status = document.getElementById("status");
 let leaving = new AbortController();
-let shown = null; // the session that is followed: {id, tasks, edges, critical, ended, selected, draw}
+// The session that is followed: {id, tasks, edges, critical, ended, selected, panel, draw}.
+let shown = null;
 
 const said = (text) => {
   if (status.textContent !== text) status.textContent = text;
@@ -98,7 +99,7 @@ function table(sessions) {
 }
 
 function follow(id, call, signal) {
-  shown = { id, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, draw: soon(draw) };
+  shown = { id, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, panel: null, draw: soon(draw) };
   said(`Session ${id}`);
   main.replaceChildren();
   if (call) select(call);
@@ -114,16 +115,22 @@ function follow(id, call, signal) {
   });
 }
 
-// Many changes in one frame are drawn once.
+// Many changes in one frame are drawn once. Drawing takes at most a quarter of the time, so that a
+// session of ten thousand calls leaves time for its reader.
 function soon(act) {
   let due = false;
+  let rest = 0; // milliseconds to wait before the next drawing
   return () => {
     if (due) return;
     due = true;
-    requestAnimationFrame(() => {
-      due = false;
-      act();
-    });
+    setTimeout(() => {
+      requestAnimationFrame(() => {
+        due = false;
+        const began = performance.now();
+        act();
+        rest = 3 * (performance.now() - began);
+      });
+    }, rest);
   };
 }
 
@@ -136,7 +143,6 @@ function draw() {
   const go = (task) => {
     location.hash = `#/s/${shown.id}/${task}`;
   };
-  const old = document.getElementById("detail");
   main.replaceChildren(
     el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
     el("p", { class: "soft" }, shown.ended === null ? "The session is open." : `Closed after ${seconds(shown.ended)}.`),
@@ -152,7 +158,7 @@ function draw() {
         legend(),
         drawTimeline(shown, shown.selected, go, timelineWidth()),
       ),
-      shown.selected ? (old ?? el("section", { id: "detail" })) : null,
+      shown.selected ? (shown.panel ?? el("section", { id: "detail" })) : null,
     ),
   );
   for (const [name, [left, top]] of at) document.getElementById(name).scrollTo(left, top);
@@ -170,13 +176,15 @@ function timelineWidth() {
 
 async function select(call) {
   shown.selected = call;
+  shown.panel = null;
   shown.draw();
   if (!call) return;
   const { id } = shown;
   try {
     const found = await get(`../v1/session/${encodeURIComponent(id)}/call/${encodeURIComponent(call)}`);
     if (shown?.id !== id || shown.selected !== call) return;
-    requestAnimationFrame(() => document.getElementById("detail")?.replaceWith(drawDetail(found)));
+    shown.panel = drawDetail(found);
+    shown.draw();
   } catch (error) {
     said(error.message);
   }
