@@ -102,7 +102,9 @@ def test_ten_thousand_calls_stay_usable(page: Page, url: str, client: Client) ->
     session.get("s9999")
     open_session(page, url, session.id)
     box = page.locator("#graph .node")
-    expect(box).to_have_attribute("aria-label", "map × 10,000, done, 10,000 done")
+    expect(box).to_have_attribute(
+        "aria-label", "map × 10,000, done, 10,000 done, on the critical path"
+    )
     assert page.locator("#timeline .bar").count() < 100
     page.locator("#timeline").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     expect(page.locator("#timeline .bar").last).to_be_visible()
