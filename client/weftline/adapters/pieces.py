@@ -16,7 +16,10 @@ MAX_SEARCHES = 64 << 20  # characters searched for one text, which takes some 10
 
 
 class Piece(NamedTuple):  # a call makes several, and a frozen dataclass takes 1 µs to make
-    """A part of a message. `from_var` is the variable of an earlier call that holds `text`."""
+    """A part of a message. `from_var` is the variable of an earlier call that holds `text`.
+
+    Without text it says that the tool calls of its message came from that variable.
+    """
 
     text: str
     name: str | None = None
@@ -51,7 +54,7 @@ def to_wire(messages: Sequence[Pieces | None]) -> list[list[dict[str, str]] | No
     return [
         None
         if found is None or is_constant(found)
-        else [piece.to_wire() for piece in found if piece.text]
+        else [piece.to_wire() for piece in found if piece.text or piece.from_var]
         for found in messages
     ]
 

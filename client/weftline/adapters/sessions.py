@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 from time import sleep
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from weftline.adapters.feed import Feed
-from weftline.adapters.pieces import Pieces, to_wire
+from weftline.adapters.pieces import Piece, Pieces, to_wire
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class RunSession(ABC):
     over: bool = False
     under_way: int = 0  # requests
     answers: deque[tuple[str, str]] = field(init=False)  # variable and text of each answer
+    callers: OrderedDict[str, str] = field(default_factory=OrderedDict)  # variables by tool call
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -165,10 +166,23 @@ class RunSession(ABC):
         feed.when_opened(self.opened)
         feed.when_over(self.end)
 
-    def answered(self, variable: str, text: str) -> None:
-        """Note the text that a call of the run has generated."""
+    def answered(self, variable: str, text: str, called: Iterable[str] = ()) -> None:
+        """Note what a call of the run has generated: text, and tool calls by their ids."""
         with self.lock:
-            self.answers.append((variable, text))
+            if text:
+                self.answers.append((variable, text))
+            for id in called:
+                self.callers[id] = variable
+                if len(self.callers) > self.max_answers:
+                    self.callers.popitem(last=False)
+
+    def trace_calls(self, pieces: Pieces | None, called: Iterable[str]) -> Pieces | None:
+        """`pieces` of a message that calls tools by these ids, with the answer that they are."""
+        with self.lock:
+            variable = next((self.callers[id] for id in called if id in self.callers), None)
+        if variable is None or any(piece.from_var == variable for piece in pieces or ()):
+            return pieces
+        return (*(pieces or ()), Piece("", from_var=variable))
 
 
 S = TypeVar("S", bound=RunSession)
@@ -227,6 +241,7 @@ class Request:
         self.session = session
         self._variable: str | None = None
         self._text = ""
+        self._called: dict[str, None] = {}
         self._closed: list[str] = []
 
     def __enter__(self) -> Self:
@@ -249,17 +264,23 @@ class Request:
         """Whether a request that ended with `error` had been answered with success."""
         return False
 
-    def hear(self, ids: Mapping[str, str] | None, text: str) -> None:
-        """Note an answer or a chunk of one; `ids` names the session and the call's variable."""
+    def hear(
+        self, ids: Mapping[str, str] | None, text: str, called: Iterable[str | None] = ()
+    ) -> None:
+        """Note an answer or a chunk of one.
+
+        `ids` names the session and the call's variable, and `called` has the ids of tool calls.
+        """
         if ids is not None and self.session is not None:
             self._variable = ids["semantic_var_id"]
             self.session.opened(ids["session_id"])
         self._text += text
+        self._called.update((id, None) for id in called if id)
 
     def finish(self) -> None:
-        """Note that the answer is complete: later prompts are searched for its text."""
-        if self.session is not None and self._variable is not None and self._text:
-            self.session.answered(self._variable, self._text)
+        """Note that the answer is complete: later prompts are searched for it."""
+        if self.session is not None and self._variable is not None:
+            self.session.answered(self._variable, self._text, self._called)
 
 
 def said_of(session: RunSession, name: str, messages: Sequence[Pieces | None]) -> dict[str, Any]:

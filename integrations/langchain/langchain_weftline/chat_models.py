@@ -196,10 +196,10 @@ class ChatWeftline(DescribedChat):
         if not self.provenance:
             return Sending(None)
         parent = None if run_manager is None else run_manager.parent_run_id
-        server = self.openai_api_base, self.openai_api_key
-        return sending(server, self._delete_session, messages, parent)
+        return sending(self, messages, parent)
 
-    def _delete_session(self, id: str) -> None:
+    def delete_session(self, id: str) -> None:
+        """Close a session of the server, without retries."""
         if self.root_client is not None:
             options = {"max_retries": 0, "timeout": DELETE_TIMEOUT_S}
             self.root_client.delete(f"/session/{id}", cast_to=object, options=options)

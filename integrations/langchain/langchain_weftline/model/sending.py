@@ -5,21 +5,20 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import openai
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
-from langchain_core.runnables.config import var_child_runnable_config
 
 from langchain_weftline.trace.pieces import strings_in
-from langchain_weftline.trace.provenance import LISTENER, Run
+from langchain_weftline.trace.provenance import LISTENER, Run, running
 from langchain_weftline.trace.sessions import TracedSession
 from weftline.adapters import Closers, Pieces, Request
 from weftline.adapters.pieces import names_any, to_wire
-from weftline.adapters.sessions import MAX_NAME, OURS, Delete, said_of
+from weftline.adapters.sessions import MAX_NAME, OURS, said_of
 
 # The pieces repeat the text of the messages. The server takes 8 MiB in one request.
 MAX_TOLD = 1 << 20
@@ -56,7 +55,9 @@ class Sending(Request):
     def take_result(self, result: ChatResult) -> None:
         """Note a complete answer."""
         ids = (result.llm_output or {}).pop(OURS, None)
-        self.hear(ids, result.generations[0].text)
+        message = result.generations[0].message
+        called = message.tool_calls if isinstance(message, AIMessage) else ()
+        self.hear(ids, result.generations[0].text, (call["id"] for call in called))
         self.finish()
 
     def take_chunk(self, chunk: ChatGenerationChunk) -> None:
@@ -65,30 +66,49 @@ class Sending(Request):
         if chunk.generation_info is not None and OURS in chunk.generation_info:
             ids = chunk.generation_info.pop(OURS)
             chunk.generation_info = chunk.generation_info or None
-        self.hear(ids, chunk.text)
+        message = chunk.message
+        called = message.tool_call_chunks if isinstance(message, AIMessageChunk) else ()
+        self.hear(ids, chunk.text, (call["id"] for call in called))
 
 
-def sending(
-    server: object, delete: Delete, messages: Sequence[BaseMessage], parent: UUID | None
-) -> Sending:
-    """A request to `server` inside the run `parent`."""
-    run = LISTENER.run_of(parent or _running())
+class Model(Protocol):
+    """What a ChatWeftline says of its server."""
+
+    @property
+    def openai_api_base(self) -> str | None: ...
+
+    @property
+    def openai_api_key(self) -> object: ...
+
+    provenance: bool
+
+    def delete_session(self, id: str) -> None:
+        """Close a session of the server."""
+
+
+def sending(model: Model, messages: Sequence[BaseMessage], parent: UUID | None) -> Sending:
+    """A request of `model` inside the run `parent`."""
+    run = LISTENER.run_of(parent or running())
     if sum(len(message.content) for message in messages) <= MAX_TOLD:
         pieces = [_pieces(message, run) for message in messages]
     else:
         pieces = [None] * len(messages)
     if run is None:
         return Sending({"messages": to_wire(pieces)} if names_any(pieces) else None)
-    session = _session(run, server, delete)
-    traced = [None if found is None else session.trace(found) for found in pieces]
+    session = _session(run, model)
+    traced = [
+        _traced(message, found, session) for message, found in zip(messages, pieces, strict=True)
+    ]
     session.see(p.text for found in traced if found for p in found if p.from_var is None)
     return Sending(said_of(session, _call_name(run), traced), session)
 
 
-def _running() -> UUID | None:
-    """The run around a model that is streamed, of which LangChain does not tell the model."""
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    return getattr(callbacks, "parent_run_id", None)
+def _traced(message: BaseMessage, pieces: Pieces | None, session: TracedSession) -> Pieces | None:
+    """The pieces with their sources. None for a message that is one constant, or no text."""
+    traced = None if pieces is None else session.trace(pieces)
+    if not isinstance(message, AIMessage) or not message.tool_calls or traced is None:
+        return traced
+    return session.trace_calls(traced, (call["id"] or "" for call in message.tool_calls))
 
 
 def _pieces(message: BaseMessage, run: Run | None) -> Pieces | None:
@@ -96,8 +116,15 @@ def _pieces(message: BaseMessage, run: Run | None) -> Pieces | None:
     return LISTENER.pieces_of(message, run) if isinstance(message.content, str) else None
 
 
-def _session(run: Run, server: object, delete: Delete) -> TracedSession:
-    closer = _CLOSERS.find(server, delete)
+def session_within(model: Model, parent: UUID | None) -> TracedSession | None:
+    """The session of the run that `parent` belongs to, if the server is told of runs."""
+    run = LISTENER.run_of(parent) if model.provenance else None
+    return None if run is None else _session(run, model)
+
+
+def _session(run: Run, model: Model) -> TracedSession:
+    server = model.openai_api_base, model.openai_api_key
+    closer = _CLOSERS.find(server, model.delete_session)
 
     def make() -> TracedSession:
         session = TracedSession(closer)

@@ -18,6 +18,7 @@ from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.explanation import Explanation, explain
+from langchain_weftline.run.nodes import Nodes
 from langchain_weftline.trace.threads import Threads
 from weftline.http import OnGraph
 
@@ -57,9 +58,10 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
     parameters equal those of a call in the graph takes its result, which the server has pushed. Any
     other is an ordinary call. Unused calls are cancelled. None of your code runs to find the graph.
 
-    A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams, and no call of
-    it begins ahead. All runs of a thread share one session, so the server knows which answers of
-    earlier turns a prompt holds. A chain inside a node can be accelerated by itself.
+    A graph of LangGraph stays a graph, with its checkpoints, interrupts and streams. All runs of a
+    thread share one session, so the server knows which answers of earlier turns a prompt holds.
+    When a node starts that is a chain, all of its calls begin. A chain that the function of a node
+    calls can be accelerated by itself.
     """
     if not _is_graph(chain):
         return AcceleratedChain(bound=chain, on_graph=on_graph)
@@ -68,7 +70,7 @@ def accelerate(chain: Runnable[Any, Any], *, on_graph: OnGraph | None = None) ->
             "on_graph is called for chains: a LangGraph graph makes its calls one by one. "
             "Accelerate the chain inside the node, or look at the session in the server"
         )
-    return chain.with_config(callbacks=[Threads()])
+    return chain.with_config(callbacks=[Threads(), Nodes(cast(Any, chain))])
 
 
 def _is_graph(chain: object) -> bool:

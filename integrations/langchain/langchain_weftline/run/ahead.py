@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
+from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
@@ -26,12 +27,14 @@ from langchain_weftline.model.answers import completion_of
 from langchain_weftline.model.failures import as_model
 from langchain_weftline.model.forms import Form
 from langchain_weftline.model.sampling import call_options
+from langchain_weftline.trace.provenance import running
 from weftline import transforms
-from weftline.adapters import Claims, Feed, Planned, Result, Server, awaited
+from weftline.adapters import Claims, Feed, Piece, Planned, Result, RunSession, Server, awaited
 from weftline.adapters.openai import finish_reason, usage, whole_delta
 from weftline.errors import Timeout, WeftlineError
 from weftline.http import OnGraph
-from weftline.watching import Value
+from weftline.protocol import Call
+from weftline.watching import Failed, Value
 
 Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 
@@ -39,19 +42,31 @@ Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 _STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
 
 
-class Ahead(BaseCallbackHandler):
-    """The calls that were submitted for one run. It travels as a callback handler of the run.
-
-    It ignores all events: model calls look for it among their handlers.
-    """
+class Begun(BaseCallbackHandler):
+    """A handler among which a model call finds what was submitted ahead of it."""
 
     ignore_llm = True
-    ignore_chain = True
     ignore_chat_model = True
     ignore_retriever = True
     ignore_agent = True
     ignore_retry = True
     ignore_custom_event = True
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def of(self, parent: UUID | None) -> Ahead | None:
+        """The calls that were submitted for the run `parent`."""
+        raise NotImplementedError
+
+
+class Ahead(Begun):
+    """The calls that were submitted for one run. It travels as a callback handler of the run.
+
+    It ignores all events. With `joins` the calls are a part of that session of a surrounding run.
+    """
+
+    ignore_chain = True
 
     def __init__(
         self,
@@ -60,23 +75,33 @@ class Ahead(BaseCallbackHandler):
         *,
         parts: bool,
         on_graph: OnGraph | None = None,
+        joins: RunSession | None = None,
     ) -> None:
-        self._feed = Feed(server)
+        self._joins = joins
+        self._feed = Feed(server, self._settled, None if joins is None else joins.alias)
+        calls = raw_calls(drafts)
         # Tried once. A call that finds no result is made by the model, with the model's retries.
         self._feed.send(
-            raw_calls(drafts),
+            calls if joins is None else [_traced(call, joins) for call in calls],
             [draft.var for draft in drafts],
             parts=parts,
             graph=on_graph is not None,
-            close=True,
+            close=joins is None,
             max_retries=0,
         )
+        if joins is not None:
+            joins.join(self._feed)
         results = self._feed.results
         self._claims: Claims[Key] = Claims([_planned(draft, server, results) for draft in drafts])
         if on_graph is not None:
             self._feed.show_graph(on_graph)
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def _settled(self, event: Value | Failed) -> None:
+        """Note an answer, so that later prompts of the run that hold it name its variable."""
+        if self._joins is not None and isinstance(event, Value) and isinstance(event.value, str):
+            self._joins.answered(event.variable, event.value)
+
+    def of(self, parent: UUID | None) -> Ahead | None:
         return self
 
     def take(self, key: Key) -> Result | None:
@@ -87,6 +112,18 @@ class Ahead(BaseCallbackHandler):
     def close(self) -> None:
         """End the run. The server cancels the calls that it did not use."""
         self._feed.close()
+
+
+def _traced(call: Call, session: RunSession) -> Call:
+    """`call`, with the sources of those inputs that are earlier answers of the session."""
+    holders = []
+    for holder in call.placeholders:
+        if isinstance(holder.value, str) and holder.value:
+            (first, *more) = session.trace((Piece(holder.value, holder.name),))
+            if not more and first.from_var is not None:
+                holder = replace(holder, from_var=first.from_var)
+        holders.append(holder)
+    return replace(call, placeholders=tuple(holders))
 
 
 def _planned(draft: Draft, server: Server, results: Mapping[str, Result]) -> Planned[Key]:
@@ -226,7 +263,7 @@ def take(
     streams: bool = False,
 ) -> Taken | None:
     """The result that was made ahead for this call of `model`, if there is one."""
-    runs = [handler for handler in _handlers(run_manager) if isinstance(handler, Ahead)]
+    runs = list(_begun(run_manager))
     if not runs or (streams and "response_format" in options):
         return None  # the openai client reads the stream of an answer that has a form
     try:
@@ -241,6 +278,14 @@ def take(
             seconds = model.patience.seconds
             return Taken(result, None if seconds == math.inf else seconds, options_asked.form)
     return None
+
+
+def _begun(run_manager: Any) -> Iterator[Ahead]:
+    """What was submitted for the runs around a model call, the outermost first."""
+    parent = running() if run_manager is None else run_manager.parent_run_id
+    for handler in _handlers(run_manager):
+        if isinstance(handler, Begun) and (found := handler.of(parent)) is not None:
+            yield found
 
 
 def _handlers(run_manager: Any) -> Sequence[Any]:

@@ -20,6 +20,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_weftline.trace.pieces import by_input, by_template
@@ -278,6 +279,12 @@ def _name(name: str | None, tags: Sequence[str]) -> str | None:
         if tag.startswith(_MAP_KEY):
             return tag.removeprefix(_MAP_KEY)
     return None if not name or name.startswith(_UNNAMED) else name
+
+
+def running() -> UUID | None:
+    """The run around a model that is streamed, of which LangChain does not tell the model."""
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    return getattr(callbacks, "parent_run_id", None)
 
 
 LISTENER = Listener()

@@ -22,7 +22,8 @@ UNNAMED = "text"  # the placeholder of a text that has a variable but no name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A part of a message: constant text, with `name` an input of the template, with `from_var`
-    text of that variable."""
+    text of that variable. A piece without text says that the tool calls of its message came from
+    that variable."""
 
     text: str
     name: str | None = None

@@ -105,7 +105,7 @@ class Asking:
         planned = self._claim(messages, fields) if messages and self.graphs else None
         request = None
         if route == CHAT and planned is None and llm.provenance:
-            request = SPANS.account(llm, [message["content"] for message in prompt["messages"]])
+            request = SPANS.account(llm, prompt["messages"])
         return Asked(route, {**prompt, **fields}, planned, request)
 
     def _claim(
@@ -217,7 +217,8 @@ def _hear(request: Request | None, answer: Mapping[str, Any]) -> None:
     if request is not None:
         said = [c.get("message") or c.get("delta") or c for c in answer["choices"]]
         text = "".join(one.get("content") or one.get("text") or "" for one in said)
-        request.hear(answer.get(OURS), text)
+        called = (call.get("id") for one in said for call in one.get("tool_calls") or ())
+        request.hear(answer.get(OURS), text, called)
 
 
 def _answer_of(asked: Asked, value: Value) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -110,10 +110,9 @@ class Run(RunSession):
             first, self.calls = self.calls, self.calls + count
         return first
 
-    def answered(self, variable: str, text: str) -> None:
+    def answered(self, variable: str, text: str, called: Iterable[str] = ()) -> None:
         """Note an answer. LlamaIndex strips answers before it puts them into prompts."""
-        if text.strip():
-            super().answered(variable, text.strip())
+        super().answered(variable, text.strip(), called)
 
     def trace(self, pieces: Pieces) -> Pieces:
         """`pieces`, cut around the earlier answers of the run that occur in them."""

@@ -126,15 +126,20 @@ class Spans:
         server = llm.asking.server
         return _runs(root).find(server.place, partial(begin_run, server, llm.on_graph))
 
-    def account(self, llm: Any, texts: Sequence[str]) -> Request | None:
+    def account(self, llm: Any, messages: Sequence[Mapping[str, Any]]) -> Request | None:
         """The request for the prompt that the running code has made: its pieces and its run."""
         span = self._innermost(active_span_id.get())
         if span is None:
             return None
         around = list(span.ancestry())[:MAX_ANCESTORS]
-        pieces = _pieces(llm, around, texts)
+        pieces = _pieces(llm, around, [message["content"] for message in messages])
         run = self.run_of(span, llm)
-        traced = [run.trace(found) for found in pieces]
+        traced = [
+            run.trace_calls(run.trace(found), (call["id"] for call in message["tool_calls"]))
+            if message.get("tool_calls")
+            else run.trace(found)
+            for found, message in zip(pieces, messages, strict=True)
+        ]
         return Request(said_of(run, _name(llm, around), traced), run)
 
 

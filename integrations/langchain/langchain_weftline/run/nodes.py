@@ -1,0 +1,106 @@
+"""Begins the model calls of a graph's nodes, when LangGraph starts the nodes.
+
+Only nodes that are chains can be begun: a function's calls are known when it makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from langchain_weftline.lower.lowering import Lowering
+from langchain_weftline.lower.planning import plan
+from langchain_weftline.lower.steps import Mode
+from langchain_weftline.model.sending import session_within
+from langchain_weftline.run.ahead import Ahead, Begun
+
+if TYPE_CHECKING:
+    from langgraph.pregel import Pregel
+
+NodePath = tuple[str, ...]
+"""A node's name, after the names of the nodes whose graphs contain it."""
+
+# LangGraph marks the run of a node itself with this tag, and not the runs inside it.
+_STEP = "graph:step:"
+# One call gains nothing: LangGraph makes it at once.
+MIN_CALLS = 2
+
+
+class Nodes(Begun):
+    """Begins the calls of nodes. It travels as a callback handler of the graph's runs."""
+
+    run_inline = True
+
+    def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
+        self.chains: Mapping[NodePath, Any] = dict(_chains(graph, ()))
+        self._begun: dict[UUID, Ahead] = {}  # by the node's run, and by those inside it
+        self._lock = Lock()
+
+    def on_chain_start(
+        self,
+        serialized: object,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Begin the calls of a node that starts."""
+        if parent_run_id is None or not self.chains:
+            return
+        begun = self._begun.get(parent_run_id)
+        if begun is None and any(tag.startswith(_STEP) for tag in tags or ()):
+            chain = self.chains.get(_path(metadata or {}))
+            if chain is not None:
+                begun = _begin(chain, inputs, parent_run_id)
+        if begun is not None:
+            with self._lock:
+                self._begun[run_id] = begun
+
+    def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
+        """End what was begun, when the node has ended."""
+        with self._lock:
+            begun = self._begun.pop(run_id, None)
+            is_over = begun is not None and begun not in self._begun.values()
+        if begun is not None and is_over:
+            begun.close()
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """A node that has failed has ended, too."""
+        self.on_chain_end(None, run_id=run_id)
+
+    def of(self, parent: UUID | None) -> Ahead | None:
+        return None if parent is None else self._begun.get(parent)
+
+
+def _begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
+    """The calls of `chain` for its input, submitted as a part of the session of the graph's run."""
+    # Any of them may be streamed: LangGraph decides that for each model call.
+    lowering = Lowering(mode=Mode.AHEAD_OF_STREAM)
+    plan(lowering, chain, given)
+    calls = lowering.calls
+    if len(calls.drafts) < MIN_CALLS:
+        return None
+    assert calls.server is not None, "a call has a model"
+    session = session_within(calls.models[0], parent)
+    return Ahead(calls.server, calls.drafts, parts=True, joins=session)
+
+
+def _chains(graph: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
+    """The nodes of `graph`, and of graphs that are its nodes, that are chains."""
+    for name, node in graph.nodes.items():
+        bound = node.bound
+        if hasattr(bound, "nodes"):
+            yield from _chains(bound, (*path, name))
+        elif not hasattr(bound, "func"):
+            yield (*path, name), bound
+
+
+def _path(metadata: Mapping[str, Any]) -> NodePath:
+    """The path of the node that runs: LangGraph gives names and ids, `outer:id|inner:id`."""
+    space = str(metadata.get("langgraph_checkpoint_ns", ""))
+    return tuple(part.partition(":")[0] for part in space.split("|"))

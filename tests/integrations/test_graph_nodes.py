@@ -1,0 +1,123 @@
+"""Nodes that are chains: their calls begin when LangGraph starts the node, and end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+
+from langchain_weftline import ChatWeftline, accelerate
+from langchain_weftline.run.nodes import Nodes
+from tests.integrations.conftest import StartServer
+from tests.integrations.graph_table import RULES, State, ask, chapters
+from tests.integrations.recording import Recording, recorded
+
+SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
+THREAD: Any = {"configurable": {"thread_id": "a"}}
+
+
+@pytest.fixture(scope="module")
+def url(start_script: StartServer) -> str:
+    return start_script(RULES)
+
+
+@pytest.fixture
+def recording(url: str) -> Iterator[Recording]:
+    with recorded(url) as recording:
+        yield recording
+
+
+def graph_of(*nodes: Any) -> Any:
+    """Nodes in a row, with a checkpointer that stops before the last of several."""
+    made = StateGraph(State)
+    names = [f"node{number}" for number in range(len(nodes))]
+    for name, node in zip(names, nodes, strict=True):
+        made.add_node(name, node)
+    for start, end in zip([START, *names], names, strict=False):
+        made.add_edge(start, end)
+    return made.compile(checkpointer=InMemorySaver(), interrupt_before=names[1:])
+
+
+def posted(recording: Recording) -> list[str]:
+    return [path for verb, path, _ in recording.requests if verb == "POST"]
+
+
+def model(recording: Recording, **options: Any) -> ChatWeftline:
+    return ChatWeftline(base_url=recording.url, temperature=0, max_retries=0, **options)
+
+
+def test_the_calls_of_a_node_join_the_threads_session(recording: Recording) -> None:
+    """After an interrupt and an update of the state, the next node's calls read what it has now."""
+    llm = model(recording)
+    polish = RunnablePassthrough.assign(answer=ask(llm, "Polish {flaw}"))
+    last = polish.assign(draft=ask(llm, "Merge {answer}")).pick(["answer", "draft"])
+    graph = accelerate(graph_of(chapters(llm), last))
+    graph.invoke({"topic": "looms"}, THREAD)
+    assert graph.get_state(THREAD).next == ("node1",)
+    graph.update_state(THREAD, {"flaw": "Fill: seven chapters."})
+    done = graph.invoke(None, THREAD)
+    assert posted(recording) == [SUBMIT, SUBMIT]
+    first, second = recording.bodies(SUBMIT)
+    assert first["session_id"] == second["session_id"]
+    assert "seven chapters" in str(second["calls"][0])
+    assert done["draft"] == "Warm and cold colours differ."
+
+
+def test_one_call_is_not_sent_ahead(recording: Recording) -> None:
+    """LangGraph makes the only call of a node at once, as an ordinary request."""
+    graph = accelerate(graph_of(RunnableParallel(answer=ask(model(recording), "Polish {topic}"))))
+    graph.invoke({"topic": "looms"}, THREAD)
+    assert posted(recording) == [CHAT]
+
+
+def test_without_provenance_a_node_has_a_session_of_its_own(recording: Recording) -> None:
+    """The server is told of no run then, and the calls of a node still begin together."""
+    graph = accelerate(graph_of(chapters(model(recording, provenance=False))))
+    assert graph.invoke({"topic": "looms"}, THREAD)["flaw"] == "Three chapters, filled with text."
+    (body,) = recording.bodies(SUBMIT)
+    assert body.get("session_id") is None
+    assert body["close"] is True
+
+
+def test_the_second_node_reads_the_answers_of_the_first(recording: Recording) -> None:
+    """Calls that begin ahead name the earlier answers that their inputs are."""
+    llm = model(recording)
+    again = RunnablePassthrough.assign(answer=ask(llm, "Polish {flaw}"))
+    graph = accelerate(graph_of(chapters(llm), again.assign(draft=ask(llm, "Merge {answer}"))))
+    graph.invoke({"topic": "looms"}, THREAD)
+    graph.invoke(None, THREAD)
+    first, second = recording.bodies(SUBMIT)
+    made = first["calls"][1]["placeholders"][-1]["semantic_var_id"]
+    assert second["calls"][0]["placeholders"][0]["from_var"] == made
+
+
+def test_a_failing_node_leaves_nothing(recording: Recording) -> None:
+    """The user's exception comes out, unused calls end, and the handler holds no run."""
+    llm = model(recording)
+
+    def refuse(value: object) -> None:
+        raise LookupError("nothing there")
+
+    calls = {"answer": ask(llm, "Polish {topic}"), "flaw": ask(llm, "Merge {topic}")}
+    broken = RunnableParallel(calls) | RunnableLambda(refuse)
+    graph = accelerate(graph_of(broken))
+    handlers: Any = graph.config["callbacks"] if graph.config else []
+    (nodes,) = [one for one in handlers if isinstance(one, Nodes)]
+    with pytest.raises(LookupError, match="nothing there"):
+        graph.invoke({"topic": "looms"}, THREAD)
+    assert posted(recording) == [SUBMIT]
+    assert nodes._begun == {}
+
+
+def test_other_models_are_left_alone(recording: Recording) -> None:
+    """A node with a model of another class, or a function, begins nothing."""
+    other = FakeListChatModel(responses=["one", "two"])
+    graph = accelerate(graph_of(chapters(other), lambda state: {"answer": state["flaw"]}))
+    graph.invoke({"topic": "looms"}, THREAD)
+    assert graph.invoke(None, THREAD)["answer"] == "two"
+    assert posted(recording) == []
