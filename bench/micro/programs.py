@@ -1,0 +1,165 @@
+"""Ten LangChain programs: plain on ChatOpenAI, accelerated, and compiled.
+
+    weftline bench programs --quick
+
+The engine has no model and takes 20 ms for each call, so that everything else shows. The server is
+near, and then 250 ms away. The ways take turns; a ratio compares runs that followed each other.
+Given are medians with quartiles. At the end stands the client's CPU time for one call, which is
+alone in its program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import Runnable
+from langchain_openai import ChatOpenAI
+
+from bench.micro._programs import PROGRAMS, Program
+from langchain_weftline import ChatWeftline, accelerate, compile_chain
+from weftline.delay import delayed
+from weftline.local import local_server
+
+CALL_S = 0.02
+FAR_S = 0.25
+WARM = 2
+CALLS = 200  # of which the CPU time is measured
+
+Chain = Runnable[Any, Any]
+
+
+def chat_openai(url: str) -> Any:
+    # The openai client requires a key, and the server on loopback does not read it.
+    options: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "model": "default"}
+    return ChatOpenAI(**options, temperature=0)
+
+
+def chat_weftline(url: str) -> Any:
+    return ChatWeftline(base_url=url, temperature=0)
+
+
+def unchanged(chain: Chain) -> Chain:
+    return chain
+
+
+@dataclass(frozen=True)
+class Way:
+    """A model, and what is done with a chain."""
+
+    name: str
+    model: Callable[[str], Any]
+    change: Callable[[Chain], Chain]
+
+    def chain(self, program: Program, url: str) -> Chain:
+        return self.change(program.make(self.model(url)))
+
+
+PLAIN = Way("ChatOpenAI", chat_openai, unchanged)
+WAYS = (
+    PLAIN,
+    Way("ChatWeftline", chat_weftline, unchanged),
+    Way("accelerated", chat_weftline, accelerate),
+    Way("compiled", chat_weftline, compile_chain),
+)
+
+
+def seconds(chain: Chain, given: Any) -> float:
+    """How long one run takes."""
+    began = time.perf_counter()
+    chain.invoke(given)
+    return time.perf_counter() - began
+
+
+def rounds(program: Program, url: str, count: int) -> dict[str, list[float]]:
+    """The seconds of the runs of each way."""
+    chains = {way.name: way.chain(program, url) for way in WAYS}
+    for chain in chains.values():
+        for _ in range(WARM):
+            chain.invoke(program.given)
+    times: dict[str, list[float]] = {name: [] for name in chains}
+    for _ in range(count):
+        for name, chain in chains.items():
+            times[name].append(seconds(chain, program.given))
+    return times
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def row(program: Program, rtt_s: float, times: dict[str, list[float]]) -> str:
+    """A line of the table."""
+    cells = [program.name, f"{rtt_s * 1e3:.0f}", f"{program.calls} / {program.in_a_row}"]
+    cells.append(f"{quartiles(times[PLAIN.name])[1] * 1e3:.0f}")
+    for way in WAYS[1:]:
+        pairs = zip(times[PLAIN.name], times[way.name], strict=True)
+        low, middle, high = quartiles([plain / ours for plain, ours in pairs])
+        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    return f"| {' | '.join(cells)} |"
+
+
+def cpu_of_a_call(url: str, count: int) -> dict[str, tuple[float, float, float]]:
+    """The client's CPU seconds of one call, by way. All threads of this process count."""
+    program = PROGRAMS[0]
+    chains = {way.name: way.chain(program, url) for way in WAYS}
+    spent: dict[str, list[float]] = {name: [] for name in chains}
+    gc.disable()
+    try:
+        for number in range(count + WARM):
+            for name, chain in chains.items():
+                began = time.process_time()
+                chain.invoke(program.given)
+                if number >= WARM:
+                    spent[name].append(time.process_time() - began)
+    finally:
+        gc.enable()
+    return {name: quartiles(values) for name, values in spent.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table. The exit code is 0."""
+    parser = argparse.ArgumentParser(
+        prog="weftline bench programs", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="three rounds and few calls")
+    args = parser.parse_args(argv)
+    count, calls = (3, CALLS // 5) if args.quick else (11, CALLS)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        script = folder / "script.json"
+        script.write_text(json.dumps([{"when": "", "reply": "Yes."}]))
+        options = ["--null-mode", "script", "--null-script", str(script)]
+        near = stack.enter_context(
+            local_server("--engine", "null", *options, "--null-step-s", str(CALL_S))
+        )
+        far = stack.enter_context(delayed(near, FAR_S))
+        print("Times faster than ChatOpenAI, with the quartiles of the runs:\n")
+        ways = " | ".join(way.name for way in WAYS[1:])
+        print(f"| program | round trip, ms | calls / in a row | ChatOpenAI, ms | {ways} |")
+        print("|---" * (4 + len(WAYS) - 1) + "|")
+        for program in PROGRAMS:
+            for rtt_s, url in ((0.0, near), (FAR_S, far)):
+                print(row(program, rtt_s, rounds(program, url, count)), flush=True)
+        print("\nThe client's CPU time for a call that is alone, in ms:\n")
+        for name, (low, middle, high) in cpu_of_a_call(near, calls).items():
+            print(f"- {name}: {middle * 1e3:.2f} ({low * 1e3:.2f} to {high * 1e3:.2f})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
