@@ -533,6 +533,23 @@ def conversational_retrieval(llm: Any) -> Chain:
     return ConversationalRetrievalChain.from_llm(llm, retriever=Shelf())
 
 
+@program({"query": "What crosses?"}, (3, 2), (1, 1))
+def retrieval_qa_by_map_and_reduce(llm: Any) -> Chain:
+    short = llm.model_copy(update={"max_tokens": 256})
+    return RetrievalQA.from_chain_type(short, chain_type="map_reduce", retriever=Shelf())
+
+
+@program({"query": "What crosses?"}, (2, 2), (1, 1))
+def retrieval_qa_by_refine(llm: Any) -> Chain:
+    return RetrievalQA.from_chain_type(llm, chain_type="refine", retriever=Shelf())
+
+
+@program({"question": "And the warp?", "chat_history": [("Hi", "Hello")]}, (4, 3), (2, 1))
+def conversational_retrieval_by_map_and_reduce(llm: Any) -> Chain:
+    short = llm.model_copy(update={"max_tokens": 256})
+    return ConversationalRetrievalChain.from_llm(short, retriever=Shelf(), chain_type="map_reduce")
+
+
 @program("What crosses?", (2, 2), (2, 1))
 def several_queries(llm: Any) -> Chain:
     found = MultiQueryRetriever.from_llm(Shelf(), llm) | format_docs

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Barrier
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
@@ -17,6 +19,7 @@ from tests.integrations.conftest import StartServer
 from tests.integrations.graph_table import RULES, State, ask, chapters
 from tests.integrations.recording import Recording, recorded
 
+WAIT_S = 30.0  # for an event that comes at once
 SUBMIT, CHAT = "/v1/submit", "/v1/chat/completions"
 THREAD: Any = {"configurable": {"thread_id": "a"}}
 
@@ -112,6 +115,20 @@ def test_a_failing_node_leaves_nothing(recording: Recording) -> None:
         graph.invoke({"topic": "looms"}, THREAD)
     assert posted(recording) == [SUBMIT]
     assert nodes._begun == {}
+
+
+def test_nodes_that_start_together_call_together(url: str) -> None:
+    """Two nodes without an edge between them have their requests under way at the same time."""
+    both = Barrier(2)
+    http = httpx.Client(event_hooks={"request": [lambda _: both.wait(WAIT_S)]})
+    llm = ChatWeftline(base_url=url, temperature=0, max_retries=0, http_client=http)
+    made = StateGraph(State)
+    for name, field in (("one", "draft"), ("two", "flaw")):
+        made.add_node(name, RunnableParallel({field: ask(llm, "Sum up red {topic}")}))
+        made.add_edge(START, name)
+    done = accelerate(made.compile()).invoke({"topic": "looms"})
+    assert done["draft"] == done["flaw"] == "Red is a warm colour, they say."
+    http.close()
 
 
 def test_other_models_are_left_alone(recording: Recording) -> None:

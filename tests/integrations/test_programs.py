@@ -28,6 +28,9 @@ CALL_BY_THEMSELVES = (
     "summary_that_collapses",
     "retrieval_qa",
     "conversational_retrieval",
+    "retrieval_qa_by_map_and_reduce",
+    "retrieval_qa_by_refine",
+    "conversational_retrieval_by_map_and_reduce",
 )
 
 

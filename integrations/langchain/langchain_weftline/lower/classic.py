@@ -150,6 +150,22 @@ class Classic:
         return answer
 
 
+# The classic chains that retrieve documents, and the field with the chain that combines them.
+_COMBINING = {
+    "langchain_classic.chains.retrieval_qa.base.RetrievalQA": "combine_documents_chain",
+    "langchain_classic.chains.conversational_retrieval.base.ConversationalRetrievalChain": (
+        "combine_docs_chain"
+    ),
+}
+
+
+def combining(chain: Any) -> Any:
+    """The chain that combines what `chain` retrieves, if it is exactly one that retrieves."""
+    cls = type(chain)
+    field = _COMBINING.get(f"{cls.__module__}.{cls.__qualname__}")
+    return None if field is None else getattr(chain, field)
+
+
 def is_classic(chain: Any) -> bool:
     """Whether `chain` is one of langchain-classic's own chains."""
     return type(chain).__module__.startswith("langchain_classic.chains.")

@@ -13,12 +13,13 @@ from langchain_core.runnables.config import ensure_config, get_config_list, merg
 from langchain_core.runnables.schema import StreamEvent
 from pydantic import Field
 
+from langchain_weftline.lower.classic import combining
 from langchain_weftline.lower.lowering import Lowering
 from langchain_weftline.lower.planning import plan
 from langchain_weftline.lower.steps import Mode
 from langchain_weftline.run.ahead import Ahead
 from langchain_weftline.run.explanation import Explanation, explain
-from langchain_weftline.run.nodes import Nodes
+from langchain_weftline.run.nodes import Combined, Nodes
 from langchain_weftline.trace.threads import Threads
 from weftline.http import OnGraph
 
@@ -197,7 +198,9 @@ class AcceleratedChain(RunnableBindingBase[Input, Output]):
         lowering = Lowering(mode=Mode.AHEAD_OF_STREAM if parts else Mode.AHEAD)
         plan(lowering, self.bound, input, config, options)
         if not lowering.calls.drafts:
-            yield config
+            combine = combining(self.bound)
+            more: Config = {} if combine is None else {"callbacks": [Combined(combine)]}
+            yield merge_configs(config, more)
             return
         assert lowering.calls.server is not None, "a call has a model"
         ahead = Ahead(

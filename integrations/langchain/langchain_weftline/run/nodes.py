@@ -1,11 +1,12 @@
-"""Begins the model calls of a graph's nodes, when LangGraph starts the nodes.
+"""Begins the model calls of a part of a run, when LangGraph or LangChain starts that part.
 
-Only nodes that are chains can be begun: a function's calls are known when it makes them.
+Such parts are a graph's nodes that are chains, and what combines documents in a classic chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -28,15 +29,27 @@ _STEP = "graph:step:"
 MIN_CALLS = 2
 
 
-class Nodes(Begun):
-    """Begins the calls of nodes. It travels as a callback handler of the graph's runs."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A run that starts."""
+
+    name: str | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+
+
+class Parts(Begun):
+    """Begins the calls of parts of a run when they start. It travels as a callback handler."""
 
     run_inline = True
 
-    def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
-        self.chains: Mapping[NodePath, Any] = dict(_chains(graph, ()))
-        self._begun: dict[UUID, Ahead] = {}  # by the node's run, and by those inside it
+    def __init__(self) -> None:
+        self._begun: dict[UUID, Ahead] = {}  # by the part's run, and by those inside it
         self._lock = Lock()
+
+    def chain_of(self, start: Start) -> Any:
+        """The chain whose calls begin with this run; None for any other run."""
+        raise NotImplementedError
 
     def on_chain_start(
         self,
@@ -47,14 +60,15 @@ class Nodes(Begun):
         parent_run_id: UUID | None = None,
         tags: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        name: str | None = None,
         **_: Any,
     ) -> None:
-        """Begin the calls of a node that starts."""
-        if parent_run_id is None or not self.chains:
+        """Begin the calls of a part that starts."""
+        if parent_run_id is None:
             return
         begun = self._begun.get(parent_run_id)
-        if begun is None and any(tag.startswith(_STEP) for tag in tags or ()):
-            chain = self.chains.get(_path(metadata or {}))
+        if begun is None:
+            chain = self.chain_of(Start(name, tags or (), metadata or {}))
             if chain is not None:
                 begun = _begin(chain, inputs, parent_run_id)
         if begun is not None:
@@ -62,7 +76,7 @@ class Nodes(Begun):
                 self._begun[run_id] = begun
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
-        """End what was begun, when the node has ended."""
+        """End what was begun, when the part has ended."""
         with self._lock:
             begun = self._begun.pop(run_id, None)
             is_over = begun is not None and begun not in self._begun.values()
@@ -70,16 +84,41 @@ class Nodes(Begun):
             begun.close()
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """A node that has failed has ended, too."""
+        """A part that has failed has ended, too."""
         self.on_chain_end(None, run_id=run_id)
 
     def of(self, parent: UUID | None) -> Ahead | None:
         return None if parent is None else self._begun.get(parent)
 
 
+class Nodes(Parts):
+    """Begins the calls of a graph's nodes."""
+
+    def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
+        super().__init__()
+        self.chains: Mapping[NodePath, Any] = dict(_chains(graph, ()))
+
+    def chain_of(self, start: Start) -> Any:
+        if not self.chains or not any(tag.startswith(_STEP) for tag in start.tags):
+            return None
+        return self.chains.get(_path(start.metadata))
+
+
+class Combined(Parts):
+    """Begins the calls that combine what a classic chain has retrieved."""
+
+    def __init__(self, combine: Any) -> None:
+        super().__init__()
+        self._combine = combine
+        self._name = combine.get_name()
+
+    def chain_of(self, start: Start) -> Any:
+        return self._combine if start.name == self._name else None
+
+
 def _begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
-    """The calls of `chain` for its input, submitted as a part of the session of the graph's run."""
-    # Any of them may be streamed: LangGraph decides that for each model call.
+    """The calls of `chain` for its input, submitted as a part of the session of the whole run."""
+    # Any of them may be streamed: that is decided for each model call.
     lowering = Lowering(mode=Mode.AHEAD_OF_STREAM)
     plan(lowering, chain, given)
     calls = lowering.calls
