@@ -1,4 +1,4 @@
-"""The programs of docs/llamaindex.md run unchanged."""
+"""The programs of docs/llamaindex.md run unchanged, and so does README's in LlamaIndex."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ def test_program(
         assert proxy.bodies("/v1/chat/completions") == []
     if number == 1:
         assert drawn() == sent(bodies[0]["calls"])
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_the_readme(
+    echo_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two texts are two calls, and they are one request."""
+    readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"In LlamaIndex:\n\n```python\n(.*?)```", readme, re.DOTALL)
+    with recorded(echo_url) as proxy:
+        monkeypatch.setenv("WEFTLINE_BASE_URL", proxy.url)
+        run_here(program, tmp_path)
+        assert capsys.readouterr().out.startswith("user: You are an expert Q&A system")
+        (body,) = proxy.bodies("/v1/submit")
+        assert ["What crosses the warp?" in str(call) for call in body["calls"]] == [True, True]
+        assert proxy.bodies("/v1/chat/completions") == []
 
 
 def test_a_process_of_its_own(echo_url: str) -> None:
