@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -208,6 +209,29 @@ def test_extractors(proxy: Recording) -> None:
     assert TitleExtractor(llm=llm).extract(chunks)[0] == {"document_title": "b-answer"}
     assert counts(proxy) == (3, 0)
     assert [len(body["calls"]) for body in proxy.bodies(SUBMIT)] == [4, 4, 5]
+
+
+def test_many_nodes_cost_no_more_each(echo_url: str) -> None:
+    """Four times the nodes make the caller's thread do four times the work, and not sixteen."""
+
+    def work(count: int) -> int:
+        calls = 0
+
+        def see(frame: object, event: str, arg: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        chunks = [TextNode(text=f"Node number {n}.", id_=f"n{n}") for n in range(count)]
+        extractor = KeywordExtractor(llm=Weftline(base_url=echo_url, max_tokens=4))
+        sys.setprofile(see)
+        try:
+            assert len(extractor.extract(chunks)) == count
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    work(10)  # imports and the context window
+    assert work(400) < 4.5 * work(100)
 
 
 def test_document_summaries(proxy: Recording) -> None:
