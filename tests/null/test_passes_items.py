@@ -94,6 +94,18 @@ def test_items_travel_from_the_call_to_the_reranker() -> None:
     assert streaming(made) == {"vecs", "hits", "pool", "top"}
 
 
+def test_no_pass_over_the_edges_finds_more_when_they_have_run() -> None:
+    """The passes stop early, and yet leave nothing behind: each of them has nothing to add."""
+    made = advanced()
+    made.add([call("said", ("top",)), search("again", "vecs", "hits"), embed("more", var("said"))])
+    plan = analyse(made, {})
+    changed = {id: made.downstream(id) for id in made.primitives}
+    for name, run in passes.FLOWS.items():
+        assert run(made, plan, changed).rewritten == {}, name
+    flows_of = {one.flow for primitive in made.primitives.values() for one in primitive.reads}
+    assert flows_of == {Flow.ITEMS, Flow.WHOLE}  # the order between two searches is gone
+
+
 def test_each_pass_can_be_left_out() -> None:
     """Without pipeline no item enters the chain; without batch none goes on behind the embedder."""
     assert set(flows(advanced(), "pipeline").values()) == {"whole"}

@@ -8,7 +8,7 @@ from weftline_server.graph.graph import Graph
 from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows
 from weftline_server.passes.groups import groups
-from weftline_server.passes.items import batch, pipeline
+from weftline_server.passes.items import batch, has_items, pipeline
 from weftline_server.passes.objectives import objectives, stricter
 from weftline_server.passes.order import order
 from weftline_server.passes.plan import Changed, Findings, InvalidFindings, Pass, Plan, verify
@@ -34,7 +34,7 @@ __all__ = [
 UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes}
-# These give the edges of a primitive their flows. They run again while one of them changes
+# These give the edges of a primitive their flows. Each runs again after another one has changed
 # something, because an edge that goes away may let another one stream.
 FLOWS: Mapping[str, Pass] = {
     "order": order,
@@ -75,12 +75,14 @@ def analyse(
         regrouped: dict[str, Collection[str]] = dict(fresh)
         for id in moved:
             regrouped.update(dict.fromkeys(graph.downstream(id), ()))
-        _run(GROUPING, graph, plan, regrouped, without)
+        for name, grouping in GROUPING.items():
+            if name not in without:
+                apply(graph, plan, grouping(graph, plan, regrouped))
     if fresh:
-        _run(ONCE, graph, plan, fresh, without)
-        for _ in range(MOST_ROUNDS):
-            if not _run(FLOWS, graph, plan, fresh, without):
-                break
+        for name, once in ONCE.items():
+            if name not in without:
+                apply(graph, plan, once(graph, plan, fresh))
+        _give_flows(graph, plan, fresh, without)
         for plugin in plugins:
             try:
                 apply(graph, plan, plugin.run(graph, plan, fresh))
@@ -89,21 +91,29 @@ def analyse(
     return list(found)
 
 
-def _run(
-    passes: Mapping[str, Pass],
-    graph: Graph,
-    plan: Plan,
-    changed: Changed,
-    without: frozenset[str],
-) -> bool:
-    """Run the passes in their order. Return whether one of them has rewritten a primitive."""
-    rewrote = False
-    for name, run in passes.items():
-        if name not in without:
-            findings = run(graph, plan, changed)
-            apply(graph, plan, findings)
-            rewrote = rewrote or bool(findings.rewritten)
-    return rewrote
+def _give_flows(graph: Graph, plan: Plan, fresh: Changed, without: frozenset[str]) -> None:
+    """Run the passes over the edges in turn, until each has run since the last change of another.
+
+    None of them changes anything when it runs twice in a row.
+    """
+    changed = {id: below for id, below in fresh.items() if below or _has_edges(graph, id)}
+    if not changed:
+        return
+    turns = [run for name, run in FLOWS.items() if name not in without]
+    last: Pass | None = None  # the last one that has changed something
+    for run in turns * MOST_ROUNDS:
+        if run is last:
+            return
+        findings = run(graph, plan, changed)
+        apply(graph, plan, findings)
+        if findings.rewritten or last is None:
+            last = run
+
+
+def _has_edges(graph: Graph, id: str) -> bool:
+    """Whether a pass may give an edge or a list of the primitive another flow."""
+    primitive = graph.primitives[id]
+    return bool(primitive.reads) or has_items(primitive)
 
 
 def apply(graph: Graph, plan: Plan, findings: Findings) -> None:

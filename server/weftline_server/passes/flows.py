@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Read
-from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plan import Changed, Findings, Plan, readers_of
 
 
 def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Rewrite the readers whose edges can stream; an edge that streams stays so."""
     rewritten: dict[str, Primitive] = {}
-    readers = dict.fromkeys(changed)
-    for below in changed.values():
-        readers.update(dict.fromkeys(below))
-    for id in readers:
+    for id in readers_of(changed, plan):
         primitive = graph.primitives[id]
-        if id in plan.started or primitive.body is None or not primitive.reads:
+        if primitive.body is None or not primitive.reads:
             continue
         reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
         if reads != primitive.reads:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from weftline.transforms import gives_items
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read
-from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plan import Changed, Findings, Plan, readers_of
 
 
 def pipeline(graph: Graph, plan: Plan, changed: Changed) -> Findings:
@@ -57,13 +57,11 @@ def _widened(
 ) -> Findings:
     """Widen edges to items, producers first: a reader that gets items gives items."""
     rewritten: dict[str, Primitive] = {}
-    readers = dict.fromkeys(changed)
-    for below in changed.values():
-        readers.update(dict.fromkeys(below))
+    readers = {id: None for id in readers_of(changed, plan) if has_items(graph.primitives[id])}
     for id in _producers_first(graph, readers):
         primitive = graph.primitives[id]
         items = primitive.items
-        if id in plan.started or items is None:
+        if items is None:
             continue
         widened = _edge(graph, rewritten, primitive, items, gives)
         if widened != primitive.reads:
@@ -71,6 +69,12 @@ def _widened(
         elif not items.streams and not items.says and streams(primitive):
             rewritten[id] = primitive.reading(primitive.reads, streams=True)
     return Findings(rewritten=rewritten)
+
+
+def has_items(primitive: Primitive) -> bool:
+    """Whether the primitive has a list. A call has none, and most primitives are calls."""
+    items = primitive.items
+    return items is not None and bool(items.takes or items.batch)
 
 
 def _edge(

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Effects, Flow, Primitive, Read
-from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plan import Changed, Findings, Plan, readers_of
 
 
 def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Rewrite the readers without their idle `order` edges; a variable of the client stays one."""
     rewritten: dict[str, Primitive] = {}
-    readers = dict.fromkeys(changed)
-    for below in changed.values():
-        readers.update(dict.fromkeys(below))
-    for id in readers:
+    for id in readers_of(changed, plan):
         primitive = graph.primitives[id]
-        if id in plan.started or all(read.flow is not Flow.ORDER for read in primitive.reads):
+        if Flow.ORDER not in [read.flow for read in primitive.reads]:
             continue
         reads = tuple([read for read in primitive.reads if not _is_idle(graph, primitive, read)])
         if len(reads) < len(primitive.reads):

@@ -68,6 +68,14 @@ class Plan:
 Changed = Mapping[str, Collection[str]]
 
 
+def readers_of(changed: Changed, plan: Plan) -> list[str]:
+    """The changed primitives and their consumers, each once, without those that have started."""
+    found = dict.fromkeys(changed)
+    for below in changed.values():
+        found.update(dict.fromkeys(below))
+    return [id for id in found if id not in plan.started]
+
+
 class Pass(Protocol):
     """A pure function that answers one question about some primitives."""
 

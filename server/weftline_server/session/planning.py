@@ -62,7 +62,9 @@ class Planning:
 
     def take_rewired(self) -> Collection[str]:
         """The primitives that wait for something else since the last `update`, told once."""
-        found, self.plan.rewired = self.plan.rewired, {}
+        found = self.plan.rewired
+        if found:
+            self.plan.rewired = {}
         return found
 
     def update(self) -> list[str]:

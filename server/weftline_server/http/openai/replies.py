@@ -114,7 +114,7 @@ class Reply:
 
 
 def finish_reason(reason: FinishReason, calls: bool) -> str:
-    """OpenAI's finish reason; an answer that `calls` tools and was not cut off ends with them."""
+    """OpenAI's finish reason: a response that `calls` tools and was not cut off has its own."""
     return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
 
 
