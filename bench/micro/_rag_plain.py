@@ -36,23 +36,35 @@ class Parts:
 
     async def ask(self, name: str, prompt: str, options: dict[str, Any] = FIXED) -> str:
         """The model's answer to one message."""
+        (answer,) = await self.ask_all(name, [prompt], options)
+        return answer
+
+    async def ask_all(
+        self, name: str, prompts: Sequence[str], options: dict[str, Any] = FIXED
+    ) -> list[str]:
+        """The model's answers to several messages at the same time: they are one part."""
+        async with self._room:
+            began = time.perf_counter()
+            answers = await asyncio.gather(*(self._ask(prompt, options) for prompt in prompts))
+            self.seconds[name] = time.perf_counter() - began
+        return answers
+
+    async def _ask(self, prompt: str, options: dict[str, Any]) -> str:
         body = {"model": "default", "messages": [{"role": "user", "content": prompt}]}
-        found = await self._post(
-            name, "/v1/chat/completions", {**body, "temperature": 0, **options}
-        )
+        found = await self._post("/v1/chat/completions", {**body, "temperature": 0, **options})
         return str(found["choices"][0]["message"]["content"])
 
     async def embed(self, name: str, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         """Normalised vectors of texts."""
         body = {"model": "minilm", "input": list(texts), "encoding_format": "float"}
-        found = await self._post(name, "/v1/embeddings", body)
+        found = await self._alone(name, "/v1/embeddings", body)
         vectors = np.array([one["embedding"] for one in found["data"]], dtype=np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     async def rerank(self, name: str, query: str, texts: Sequence[str], top: int) -> list[str]:
         """The best texts."""
         body = {"model": "minilm", "query": query, "documents": list(texts), "top_n": top}
-        found = await self._post(name, "/v1/rerank", body)
+        found = await self._alone(name, "/v1/rerank", body)
         return [texts[one["index"]] for one in found["results"]]
 
     async def web(self, name: str, question: str) -> list[str]:
@@ -63,14 +75,18 @@ class Parts:
             self.seconds[name] = time.perf_counter() - began
         return [one["text"] for one in found]
 
-    async def _post(self, name: str, path: str, body: dict[str, Any]) -> Any:
+    async def _alone(self, name: str, path: str, body: dict[str, Any]) -> Any:
         async with self._room:
             began = time.perf_counter()
-            response = await self._http.post(path, content=json.dumps(body))
-            if response.is_error:
-                raise SystemExit(f"weftline bench rag_graph: {path}: {response.text[:400]}")
+            found = await self._post(path, body)
             self.seconds[name] = time.perf_counter() - began
-            return response.json()
+        return found
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        response = await self._http.post(path, content=json.dumps(body))
+        if response.is_error:
+            raise SystemExit(f"weftline bench rag_graph: {path}: {response.text[:400]}")
+        return response.json()
 
 
 def nearest(
@@ -87,15 +103,9 @@ async def naive(parts: Parts, task: Task) -> str:
         parts.embed("chunks", task.chunks), parts.embed("query", [task.question])
     )
     (best,) = nearest(vectors, query, apps.TOP)
-    leaves = await asyncio.gather(
-        *(
-            parts.ask(
-                f"leaf{n}",
-                apps.SUMMARY.format(context_str=task.chunks[at], query_str=task.question),
-            )
-            for n, at in enumerate(best)
-        )
-    )
+    question = task.question
+    prompts = [apps.SUMMARY.format(context_str=task.chunks[n], query_str=question) for n in best]
+    leaves = await parts.ask_all("leaves", prompts)
     joined = "\n\n".join(leaf.strip() for leaf in leaves)
     return await parts.ask(
         "final", apps.SUMMARY.format(context_str=joined, query_str=task.question)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Read
-from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan
 
 
 def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
@@ -20,6 +20,8 @@ def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     for id in readers:
         primitive = graph.primitives[id]
         if id in plan.started or primitive.body is None or not primitive.reads:
+            continue
+        if len(primitive.reads) > MOST_EDGES:
             continue
         reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
         if reads != primitive.reads:

@@ -136,11 +136,6 @@ def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
     return tuple(var[start:] for one in given for var in one.writes if var not in read)
 
 
-def first_task(prefix: str, graph: Graph) -> Task | None:
-    """A task of the instance with this prefix, if the graph has it."""
-    return graph.tasks.get(f"{prefix}.c0") or graph.tasks.get(f"{prefix}.s0")
-
-
 def check_writes(
     body: Body, name: str, wanted: Iterable[str], param: str, given: Collection[str]
 ) -> None:
