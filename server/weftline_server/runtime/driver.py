@@ -17,6 +17,7 @@ from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import TAKES_ITEMS
 from weftline_server.lowering.tool import TOOL
@@ -133,6 +134,7 @@ class Driver:
             if begun >= TURN_PARTS:
                 begun = 0
                 await asyncio.sleep(0)
+        tasks = gated(tasks, speculate="speculate" not in self.without)
         await self.start(session, tasks, detach=submit.detach)
         return tuple(tasks)
 
