@@ -287,7 +287,7 @@ async def test_a_side_that_changes_a_store_waits_for_the_decision(serve: Serve) 
     answer = await run(server, *steps, route, calls=[asked], get=["answer"])
     assert answer["values"]["answer"]["count"] == 1
     [document] = table.fetch("local", table.matching("local", {}))
-    assert document.item["text"] == "numbers"
+    assert document.text == "numbers"
 
 
 def test_only_what_serves_undecided_sides_alone_waits() -> None:
