@@ -223,7 +223,7 @@ class Bench:
         for title, where in ((OURS, url), (f"without {name}", other)):
             http = await clients.enter_async_context(_client(where))
             system[title] = partial(_rag_ours.run, http)
-        app = App.ADVANCED
+        app = App.SEARCH if name == "speculate" else App.ADVANCED  # the one with a branch
         seconds, _ = await one_by_one(system, app, self.texts, self.settings.ablation)
         row = {"app": app, "rate": "low", "delay_ms": 0, "without": name}
         self.raw.append({**row, "seconds": seconds})
