@@ -172,11 +172,44 @@ def _ratio(many: Sequence[float], few: Sequence[float]) -> dict[str, Any]:
     return spread([one / other for one, other in zip(many, few, strict=True)]).to_json()
 
 
+class Results:
+    """The files of a run. They are written after each row, so that an interrupted run leaves them.
+
+    The raw runs are beside the summary, in a folder that git ignores.
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        about = describe()
+        self.folder = dated(about)
+        self._name = name
+        self._head = {
+            **stamp(about),
+            "settings": asdict(settings),
+            "cores": {"model": [0], "embedder": [1]},
+            "sizes": {
+                "chunks": apps.CHUNKS,
+                "chunk_tokens": apps.CHUNK,
+                "overlap_tokens": apps.OVERLAP,
+                "hits": apps.HITS,
+                "top": apps.TOP,
+                "answer_tokens": apps.OUTPUT,
+                "query_chars": apps.QUERY_CHARS,
+                "search_delay_s": _rag_web.DELAY_S,
+            },
+        }
+
+    def write(self, rows: Sequence[Any], raw: Sequence[Any]) -> None:
+        """Write what there is."""
+        write(self.folder / RAW, self._name, {**self._head, "runs": list(raw)})
+        write(self.folder, self._name, {**self._head, "rows": list(rows)})
+
+
 class Bench:
     """One run: its servers, its rows, and what it has measured so far."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, results: Results) -> None:
         self.settings = settings
+        self.results = results
         self.texts = Texts()
         self.rows: list[dict[str, Any]] = []
         self.raw: list[dict[str, Any]] = []
@@ -233,6 +266,7 @@ class Bench:
         self, row: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], base: str
     ) -> None:
         self.rows.append({**row, "base": base, "systems": compared(seconds, base)})
+        self.results.write(self.rows, self.raw)
         _show(self.rows[-1])
 
 
@@ -263,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--apps", default=",".join(App), help="the applications to run")
     parser.add_argument("--passes", default=",".join(PASSES), help="passes to leave out in turn")
     args = parser.parse_args(argv)
-    sizes = {"repeats": 3, "arrivals": 5, "ablation": 3} if args.quick else {}
+    sizes = {"repeats": 3, "arrivals": 4, "ablation": 2} if args.quick else {}
     delays = args.delays or ("0" if args.quick else "0,250")
     settings = Settings(
         model=args.model,
@@ -272,32 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         passes=tuple(one for one in args.passes.split(",") if one),
         **sizes,
     )
-    bench = Bench(settings)
-    about = describe()
-    try:
-        asyncio.run(bench.measure())
-    finally:
-        if bench.rows:  # an interrupted run leaves these
-            folder = dated(about)
-            report = {
-                **stamp(about),
-                "settings": asdict(settings),
-                "cores": {"model": [0], "embedder": [1]},
-                "sizes": {
-                    "chunks": apps.CHUNKS,
-                    "chunk_tokens": apps.CHUNK,
-                    "overlap_tokens": apps.OVERLAP,
-                    "hits": apps.HITS,
-                    "top": apps.TOP,
-                    "answer_tokens": apps.OUTPUT,
-                    "query_chars": apps.QUERY_CHARS,
-                    "search_delay_s": _rag_web.DELAY_S,
-                },
-                "rows": bench.rows,
-            }
-            name = "rag_graph-quick" if args.quick else "rag_graph"
-            write(folder / RAW, name, {**stamp(about), "runs": bench.raw})
-            print(write(folder, name, report))
+    bench = Bench(settings, Results("rag_graph-quick" if args.quick else "rag_graph", settings))
+    asyncio.run(bench.measure())
+    print(bench.results.folder)
     return 0
 
 
