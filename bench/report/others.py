@@ -189,5 +189,43 @@ def _figure(report: Report) -> list[str]:
     return [*lines, ""]
 
 
+def rag_graph(results: Path) -> list[str]:
+    """Teola's applications, of the newest run on any machine; empty without one."""
+    found = sorted([*results.glob("*/rag_graph.json"), *results.glob("*/rag_graph-quick.json")])
+    if not found:
+        return []
+    report = json.loads(found[-1].read_text())
+    machine, sizes = report["machine"], report["sizes"]
+    lines = [
+        "## The whole application in one graph (Teola)",
+        "",
+        *paragraph(
+            "`weftline bench rag_graph` runs Teola's applications on one server, with the model on "
+            "core 0 and the embedder on core 1: in LlamaIndex, in asyncio by hand, and as one "
+            f"graph. A text has {sizes['chunks']} chunks of {sizes['chunk_tokens']} tokens, an "
+            f"answer {sizes['answer_tokens']} tokens, and the search server takes "
+            f"{sizes['search_delay_s']:g} s. The bound is the longest path through the graph, with "
+            "each part of the program by hand alone on the machine; what is computed before its "
+            "input is complete can pass it. The ratio is to the row's first system, task by task. "
+            f"Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
+            f"{machine['commit']}."
+        ),
+        "",
+        "| application | rate | delay | system | tasks | seconds (quartiles) | ratio | bound |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        for name in dict.fromkeys((row["base"], *row["systems"])):
+            one = row["systems"][name]
+            took = one["seconds"]
+            share = f"{one['of_bound']['median']:.0%}" if "of_bound" in one else ""
+            lines.append(
+                f"| {row['app']} | {row['rate']} | {row['delay_ms']} ms | {name} | {took['n']} "
+                f"| {took['median']:.2f} s ({took['low']:.2f} to {took['high']:.2f}) "
+                f"| {one['times_faster']['median']:.2f} | {share} |"
+            )
+    return [*lines, ""]
+
+
 # By the name of the file that each is written from.
 SECTIONS = {"simulation": simulation, "llamaindex": llamaindex, "server": server}

@@ -35,10 +35,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(store: Path) -> Iterator[str]:
-    """A server with an echoing model, MiniLM and a store in one file."""
-    with local_server(
-        "--engine", "null", "--embedder", "minilm", "--store", f"sqlite:{store}"
-    ) as url:
+    """A server with a slowly echoing model, MiniLM and a store in one file."""
+    echo = ("--engine", "null", "--null-step-s", "0.05")
+    with local_server(*echo, "--embedder", "minilm", "--store", f"sqlite:{store}") as url:
         yield url
 
 
@@ -52,6 +51,49 @@ def test_texts_are_found_by_their_meaning(url: str) -> None:
         assert [hit["score"] for hit in hits] == sorted((h["score"] for h in hits), reverse=True)
         best = session.rerank(TEXTS, "what carries the weft?", k=1).get()
         assert best[0]["text"] == TEXTS[0]
+
+
+def asked(url: str, text: str, op: str, tokens: int = 100) -> dict[str, Any]:
+    """A call writes queries, which are embedded and searched; the whole answer."""
+    out = {"in_out": "out", "name": "o", "semantic_var_id": "queries"}
+    call = {
+        "name": "plan",
+        "prompt": f"{text}{{{{output:o}}}}",
+        "placeholders": [{**out, "sampling": {"max_tokens": tokens}}],
+    }
+    listed = {"var": "queries", "transforms": [{"op": op}]}
+    steps = [
+        {"kind": "embed", "in": {"value": TEXTS}, "out": "vecs"},
+        {"kind": "ingest", "in": {"var": "vecs"}, "store": "default", "out": "indexed"},
+        {"kind": "embed", "name": "embed", "in": listed, "out": "q"},
+        {"kind": "search", "in": {"var": "q"}, "store": "default", "k": 1, "out": "hits",
+         "after": ["indexed"]},
+    ]  # fmt: skip
+    body = {"calls": [call], "steps": steps, "get": ["hits"], "graph": True, "close": True}
+    found: dict[str, Any] = httpx.post(f"{url}/v1/submit", json=body, timeout=60).json()
+    return found
+
+
+QUERIES = ["crop illness", "tight threads", "what crosses the shed", "a pest of grain", "tension"]
+BEST = [TEXTS[2], TEXTS[1], TEXTS[0], TEXTS[2], TEXTS[1]]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_query_is_embedded_before_the_next_one_is_written(url: str, count: int) -> None:
+    """By the real embedder, for fewer and for more queries than the three that are usual."""
+    answer = asked(url, "\n".join(QUERIES[:count]), "line_list")
+    assert [hits[0]["text"] for hits in answer["values"]["hits"]] == BEST[:count]
+    written = answer["graph"]["calls"][0]["steps"][0]["finished_s"]
+    [embed] = [one for one in answer["graph"]["steps"] if one["outputs"] == ["q"]]
+    assert embed["started_s"] < written < embed["finished_s"]
+
+
+def test_a_list_that_is_cut_or_broken(url: str) -> None:
+    """A text that ends inside an item is what its transform says; bad JSON fails the step."""
+    cut = asked(url, '["crop illness", "tight threads"]', "json", tokens=3)
+    assert [hits[0]["text"] for hits in cut["values"]["hits"]] == BEST[:2], "the parser closes it"
+    broken = asked(url, "no list of queries at all", "json")
+    assert (broken["error"]["type"], broken["error"]["call"]) == ("TransformFailed", "embed")
 
 
 def test_openai_s_client_embeds(url: str) -> None:

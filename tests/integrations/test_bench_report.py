@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from bench.harness import probe
 from bench.harness.results import RAW, RESULTS
@@ -197,3 +198,26 @@ def test_every_committed_workload_has_the_data_of_its_pictures() -> None:
     folder, reports = page.find(RESULTS)
     for name in page.ORDER:
         assert {"app_seconds", "timeline"} <= set(reports[name]), f"{folder}/{name}"
+
+
+def test_the_whole_application_in_one_graph(tmp_path: Path) -> None:
+    """Its newest run is shown, the row's base first; without a run there is no section."""
+    assert others.rag_graph(tmp_path) == []
+
+    def system(seconds: float, ratio: float, **more: float) -> dict[str, Any]:
+        def spread(value: float) -> dict[str, Any]:
+            return {"median": value, "low": value, "high": value, "n": 3}
+
+        found = {"seconds": spread(seconds), "times_faster": spread(ratio)}
+        return found | {name: spread(value) for name, value in more.items()}
+
+    systems = {"weftline": system(2.0, 1.5, of_bound=0.9), "llamaindex": system(3.0, 1.0)}
+    row = {"app": "naive", "rate": "low", "delay_ms": 0, "base": "llamaindex", "systems": systems}
+    sizes = {"chunks": 8, "chunk_tokens": 256, "answer_tokens": 32, "search_delay_s": 1.0}
+    machine = {"cpu": "a CPU", "cores": 2, "commit": "abc"}
+    (tmp_path / "day").mkdir()
+    report = {"machine": machine, "sizes": sizes, "rows": [row]}
+    (tmp_path / "day" / "rag_graph-quick.json").write_text(json.dumps(report))
+    *_, base, ours, _ = others.rag_graph(tmp_path)
+    assert base == "| naive | low | 0 ms | llamaindex | 3 | 3.00 s (3.00 to 3.00) | 1.00 |  |"
+    assert ours == "| naive | low | 0 ms | weftline | 3 | 2.00 s (2.00 to 2.00) | 1.50 | 90% |"

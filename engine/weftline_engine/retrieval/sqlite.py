@@ -7,7 +7,8 @@ its own SQLite, because many builds of Python's sqlite3 module cannot load an ex
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class SqliteTable:
             (tenant, one.id, one.text, json.dumps(one.metadata), vector_D.tobytes())
             for one, vector_D in zip(documents, vectors_ND, strict=True)
         ]
-        with self._db:
+        with self._transaction():
             self._check_width(tenant, int(vectors_ND.shape[1]), claim=True)
             self._db.executemany(
                 "INSERT INTO documents VALUES (?, ?, ?, ?, ?) ON CONFLICT (tenant, id) DO UPDATE "
@@ -85,7 +86,7 @@ class SqliteTable:
     def delete(self, tenant: str, ids: Sequence[str]) -> int:
         """Delete the documents in one transaction."""
         before = self._db.total_changes()
-        with self._db:
+        with self._transaction():
             self._db.executemany(
                 "DELETE FROM documents WHERE tenant = ? AND id = ?", [(tenant, id) for id in ids]
             )
@@ -106,6 +107,20 @@ class SqliteTable:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of the block is written, or nothing. A full disk has ended the transaction already:
+        to roll it back again would hide the reason.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def _check_width(self, tenant: str, width: int, *, claim: bool) -> None:
         """Raise Refused unless the tenant's vectors have this width; the first ones decide it."""

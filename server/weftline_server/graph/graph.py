@@ -108,11 +108,12 @@ class Graph:
             for primitive in task.primitives:
                 self._enter(primitive)
 
-    def _enter(self, primitive: Primitive) -> None:
+    def _enter(self, primitive: Primitive, known: int = 0) -> None:
+        """Add a primitive with its edges, but for its first `known` reads."""
         self.primitives[primitive.id] = primitive
         for var in primitive.writes:
             self.producer[var] = primitive.id
-        for read in primitive.reads:
+        for read in primitive.reads[known:]:
             self.consumers.setdefault(read.variable, []).append(primitive.id)
         for before in primitive.after:
             self._followers.setdefault(before, []).append(primitive.id)
@@ -137,15 +138,19 @@ class Graph:
     def _exchange(
         self, ids: Iterable[str], old: Mapping[str, Primitive], new: Mapping[str, Primitive]
     ) -> None:
+        """Give the primitives their new form. Reads that both begin with are left as they are: a
+        list of ten thousand items comes in pieces, and the same primitive reads all of them.
+        """
         for id in ids:
-            self._leave(old[id])
-            self._enter(new[id])
-
-    def _leave(self, primitive: Primitive) -> None:
-        for read in primitive.reads:
-            self.consumers[read.variable].remove(primitive.id)
-        for above in primitive.after:
-            self._followers[above].remove(primitive.id)
+            same = 0
+            if old[id].after == new[id].after:
+                count = min(len(old[id].reads), len(new[id].reads))
+                same = count if old[id].reads[:count] == new[id].reads[:count] else 0
+            for read in old[id].reads[same:]:
+                self.consumers[read.variable].remove(id)
+            for above in old[id].after:
+                self._followers[above].remove(id)
+            self._enter(new[id], same)
 
     def _is_acyclic_below(self, starts: Iterable[str]) -> bool:
         """Whether no primitive in `starts` can be reached from itself."""
@@ -222,11 +227,15 @@ class Graph:
 
 def _is_wired_alike(one: Primitive, other: Primitive) -> bool:
     """Whether both wait for the same variables and primitives."""
+    if len(one.reads) != len(other.reads):
+        return False
     variables = [read.variable for read in one.reads]
     return one.after == other.after and variables == [read.variable for read in other.reads]
 
 
 def _waits_for_less(new: Primitive, old: Primitive) -> bool:
     """Whether all that `new` waits for is awaited by `old` too, so that no cycle can come up."""
+    if len(new.reads) > len(old.reads):
+        return False
     read = {one.variable for one in old.reads}
     return set(new.after) <= set(old.after) and all(one.variable in read for one in new.reads)

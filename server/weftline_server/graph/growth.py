@@ -39,6 +39,11 @@ class Growing(ABC):
 class TakesItems(Growing):
     """A body that can take the items of its list one by one, before the list is complete."""
 
+    taken: tuple[Any, ...]  # the items that the graph has tasks for
+
     @abstractmethod
     def growth_of(self, graph: Graph, offset: int, items: Sequence[Any]) -> Growth:
-        """What the graph gets for `items`, the first of which has number `offset`."""
+        """What the graph gets for `items`, the first of which has number `offset`.
+
+        It names the primitive in a form that has taken them.
+        """

@@ -37,7 +37,7 @@ GUESSED_WORK = 64  # tokens of a step whose inputs are not known yet
 MAX_ITEMS = 100_000  # of one step
 EFFECTS = {"ingest": Effects.IDEMPOTENT, "delete": Effects.IDEMPOTENT}
 WRITES_STORE = frozenset({"ingest", "delete"})
-TAKES_ITEMS = frozenset({"embed", "search", "merge", "rerank"})
+TAKES_ITEMS = frozenset({"each", "embed", "search", "merge", "rerank"})
 # The client or the server computes these kinds.
 NO_ENGINE = frozenset({"branch", "client", "each", "loop", "merge"})
 

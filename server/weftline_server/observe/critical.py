@@ -90,10 +90,26 @@ def _end(run: TaskRun) -> float | None:
 
 
 def _before(session: Session, run: TaskRun) -> TaskRun | None:
-    """The producer of its inputs that ended last; None of a task that reads no other's output."""
-    above = [session.tasks[id] for id in session.graph.tasks_above(run.task.id)]
-    ended = [one for one in above if _end(one) is not None]
-    return max(ended, key=lambda one: _end(one) or 0.0, default=None)
+    """The producer of its inputs that ended last; None of a task that reads no other's output.
+
+    A task of a side may wait for a branch that ends after it, with its value. Then it waited for
+    what the branch has read.
+    """
+    end, found = _end(run) or 0.0, dict[str, TaskRun]()
+    waiting = [run]
+    while waiting:
+        for id in session.graph.tasks_above(waiting.pop().task.id):
+            above = session.tasks[id]
+            if id in found or above is run:
+                continue
+            ended = _end(above)
+            if ended is not None and ended < end:
+                found[id] = above
+            elif above.task.primitives[0].kind == "branch" and above.live is False:
+                found[id] = above
+                waiting.append(above)
+    before = [one for one in found.values() if (_end(one) or end) < end]
+    return max(before, key=lambda one: _end(one) or 0.0, default=None)
 
 
 def _seconds(session: Session, run: TaskRun, since: float) -> dict[str, float]:

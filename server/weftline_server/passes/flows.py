@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive, Read
-from weftline_server.passes.plan import Changed, Findings, Plan, readers_of
+from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan, readers_of
 
 
 def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
@@ -16,7 +16,7 @@ def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     rewritten: dict[str, Primitive] = {}
     for id in readers_of(changed, plan):
         primitive = graph.primitives[id]
-        if primitive.body is None or not primitive.reads:
+        if primitive.body is None or not 0 < len(primitive.reads) <= MOST_EDGES:
             continue
         reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
         if reads != primitive.reads:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from weftline_server.graph.graph import Graph
-from weftline_server.passes.plan import Changed, Findings, Plan
+from weftline_server.passes.plan import MOST_EDGES, Changed, Findings, Plan
 
 
 def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     """Tasks of equal depth under one consumer are a group; a lone producer is in none.
 
+    A list longer than MOST_EDGES goes through an engine in many batches: no group is made of it.
     A task with several consumers belongs to the group of the first consumer that makes one.
     """
     found: dict[str, str] = {}
@@ -17,6 +18,8 @@ def groups(graph: Graph, plan: Plan, changed: Changed) -> Findings:
         waits = graph.primitives[first.id]
         if not more and len(waits.reads) + len(waits.after) < 2:
             continue  # most tasks wait for one other at most
+        if any(len(graph.primitives[one.id].reads) > MOST_EDGES for one in (first, *more)):
+            continue
         above = graph.tasks_above(task)
         if len(above) < 2:
             continue

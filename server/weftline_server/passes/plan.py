@@ -15,6 +15,10 @@ from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.primitive import Flow, Primitive
 
+# Passes leave out primitives that read more. A list of 10,000 items comes in pieces, and to look at
+# all of its edges for each piece took 9 of 20 s. No prompt has so many inputs.
+MOST_EDGES = 1024
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -17,6 +17,7 @@ from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody
+from weftline_server.lowering.control.sides import gated
 from weftline_server.lowering.results import Transformed
 from weftline_server.lowering.step import TAKES_ITEMS
 from weftline_server.lowering.tool import TOOL
@@ -41,7 +42,7 @@ from weftline_server.session.task import TaskRun
 
 log = logging.getLogger("weftline.driver")
 
-TURN_ITEMS = 128  # items of a list whose tasks are made in one turn
+TURN_ITEMS = 64  # items of a list whose tasks are made in one turn
 TURN_CALLS = 16  # short prompts that are tokenised in one turn of the loop, in about 3 ms
 TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in about 12 ms
 
@@ -133,6 +134,7 @@ class Driver:
             if begun >= TURN_PARTS:
                 begun = 0
                 await asyncio.sleep(0)
+        tasks = gated(tasks, speculate="speculate" not in self.without)
         await self.start(session, tasks, detach=submit.detach)
         return tuple(tasks)
 
@@ -315,7 +317,7 @@ class Driver:
         async def later() -> None:
             value = made if isinstance(made, Transformed) else await made
             if takes_items and isinstance(value.value, list):
-                for piece in _pieces(primitive.id, value.value, self._now):
+                for piece in _pieces(session, primitive.id, value.value, self._now):
                     self.apply(session, piece)
                     await asyncio.sleep(0)
             self.apply(session, _finished(primitive, finished, value))
@@ -331,10 +333,17 @@ class Driver:
 
 
 def _pieces(
-    primitive: str, items: Sequence[Any], clock: Callable[[], float]
+    session: Session, primitive: str, items: Sequence[Any], clock: Callable[[], float]
 ) -> Iterator[ev.ItemsCame]:
-    """A list as several events, so that the loop can run other sessions between two of them."""
-    for offset in range(0, len(items), TURN_ITEMS):
+    """What is new of a list, as several events: other sessions run between two of them.
+
+    There are none if the items that came while it was written are not in it.
+    """
+    body = session.graph.primitives[primitive].body
+    assert isinstance(body, TakesItems), f"{primitive} takes no items"
+    if tuple(items[: len(body.taken)]) != body.taken:
+        return
+    for offset in range(len(body.taken), len(items), TURN_ITEMS):
         some = tuple(items[offset : offset + TURN_ITEMS])
         yield ev.ItemsCame(now=clock(), primitive=primitive, offset=offset, items=some)
 

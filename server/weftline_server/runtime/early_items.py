@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from weftline.transforms import closed_items
 from weftline_engine import api
+from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, PrimitiveId
 from weftline_server.lowering import items as item_values
 from weftline_server.lowering.step import NO_ENGINE, StepBody
@@ -60,6 +62,9 @@ class EarlyItems:
         if flow is None or not flow.streams or not _waits_for_items(session, primitive):
             return
         known = _known(session, flow)
+        if isinstance(primitive.body, TakesItems):
+            self._grow(session, primitive, primitive.body, known)
+            return
         if primitive.kind in NO_ENGINE:
             self._pass_on(session, primitive, known)
             return
@@ -154,6 +159,24 @@ class EarlyItems:
             event = ev.ItemsMade(now=self._now(), primitive=primitive.id, values=fresh)
             self._apply(session, event)
 
+    def _grow(
+        self, session: Session, primitive: Primitive, body: TakesItems, known: Sequence[Any]
+    ) -> None:
+        """Let the graph grow by the items that are new."""
+        taken = len(body.taken)
+        new = tuple(takewhile(lambda item: item is not None, known[taken:]))
+        if new and tuple(known[:taken]) == body.taken and _is_written(session, primitive):
+            event = ev.ItemsCame(now=self._now(), primitive=primitive.id, offset=taken, items=new)
+            self._apply(session, event)
+
+
+def _is_written(session: Session, primitive: Primitive) -> bool:
+    """Whether a call writes the list. The items that a step reports are results, and its value may
+    be another list."""
+    assert primitive.items is not None, "it takes items"
+    above = session.graph.primitives[session.graph.producer[primitive.items.takes]].items
+    return above is not None and bool(above.says or primitive.items.through)
+
 
 def _known(session: Session, flow: ItemFlow) -> list[Any]:
     """The items of a list so far: as they were told, or read from the text that was generated."""
@@ -171,9 +194,9 @@ def _waits_for_items(session: Session, primitive: Primitive) -> bool:
     if session.primitives[primitive.id].state is not RunState.WAITING:
         return False
     ready = VariableState.READY
-    reads = [read for read in primitive.reads if read.flow is not Flow.ITEMS]
+    reads = [read for read in primitive.reads if read.flow not in (Flow.ITEMS, Flow.LATER)]
     return (
-        len(reads) < len(primitive.reads)
+        any(read.flow is Flow.ITEMS for read in primitive.reads)
         and all(session.variables[read.variable].state is ready for read in reads)
         and all(session.primitives[one].state is RunState.DONE for one in primitive.after)
     )

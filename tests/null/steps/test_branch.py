@@ -11,7 +11,16 @@ from tests.null.asgi import Serve, call
 from tests.null.steps.wire import branch, run, states
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
+from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline.steps import Branch, Case, Source
 from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.retrieval.local import LocalItems
+from weftline_engine.retrieval.memory import MemoryTable, WordBackend
+from weftline_engine.retrieval.stores import StoreBackend
+from weftline_server.config import ServerConfig
+from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.control.sides import gated
+from weftline_server.lowering.step import lower_step
 from weftline_server.session.task import RunState
 
 NUMBER = {"op": "contains", "value": "number"}
@@ -236,3 +245,68 @@ def test_a_wrong_predicate_is_refused(spec: Any) -> None:
     check(nested(MAX_DEPTH))
     with pytest.raises(InvalidRequest):
         check(spec)
+
+
+@pytest.mark.parametrize("without", [frozenset[str](), frozenset({"speculate"})])
+async def test_a_side_starts_before_the_decision_unless_that_is_left_out(
+    serve: Serve, without: frozenset[str]
+) -> None:
+    """With speculation both sides run beside the call that decides. Without it neither does."""
+    slow = NullConfig(latency=LatencyProfile(step_s=0.02))
+    server = await serve(slow, ServerConfig(without=without))
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+    asked = call("ask", "it is a number {{output:kind}}", kind="kind")
+    answer = await run(server, route, calls=(asked, *SIDES, READ), get=["said"])
+    assert answer["values"] == {"said": "so one "}
+    calls = {one["name"]: one for one in answer["graph"]["calls"]}
+    decided = calls["ask"]["steps"][0]["finished_s"]
+    begun = {name for name in ("count", "plan") if _queued(calls[name]) < decided}
+    assert begun == (set() if without else {"count", "plan"})
+    assert (states(answer)["plan"] == "skipped") == bool(without)
+
+
+def _queued(call: dict[str, Any]) -> float:
+    return call["steps"][0]["queued_s"] if call["steps"] else float("inf")
+
+
+async def test_a_side_that_changes_a_store_waits_for_the_decision(serve: Serve) -> None:
+    """The documents of the side that is not taken are never added; its embedding may be made."""
+    table = MemoryTable()
+    engines = {
+        "words": lambda: LocalItems(WordBackend("words")),
+        "docs": lambda: LocalItems(StoreBackend("docs", table)),
+    }
+    server = await serve(also=engines)
+    steps: list[dict[str, Any]] = []
+    for side in ("numbers", "words"):
+        steps.append({"kind": "embed", "in": {"value": [side]}, "out": f"{side}-vectors"})
+        read = {"var": f"{side}-vectors"}
+        steps.append({"kind": "ingest", "in": read, "store": "docs", "out": side})
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route")
+    asked = call("ask", "it is a number {{output:kind}}", kind="kind")
+    answer = await run(server, *steps, route, calls=[asked], get=["answer"])
+    assert answer["values"]["answer"]["count"] == 1
+    [document] = table.fetch("local", table.matching("local", {}))
+    assert document.text == "numbers"
+
+
+def test_only_what_serves_undecided_sides_alone_waits() -> None:
+    """Not what decides, what another task or the client may read, or a task of another branch."""
+    names = ("kind", "a", "b", "both", "shared", "other", "free")
+    reads = {"a": ["both"], "b": ["both", "shared"], "other": ["shared"]}
+    tasks = [lower_call(_reading(name, *reads.get(name, ())), "", name) for name in names]
+    route = Branch(
+        on=Source(var="kind"), cases=(Case(when=NUMBER, take="a"),), default="b", out="answer"
+    )
+    tasks.append(lower_step(route, "", "route"))
+    after = {task.id: task.primitives[0].after for task in gated(tasks, speculate=False)}
+    assert {name for name, waits in after.items() if waits} == {"a", "b", "both"}
+    assert after["both"] == ("route/0",)
+    assert gated(tasks, speculate=True) == tasks, "calls change nothing outside the graph"
+
+
+def _reading(name: str, *variables: str) -> Call:
+    ins = [Placeholder(name=v, in_out=InOut.IN, semantic_var_id=v) for v in variables]
+    out = Placeholder(name="o", in_out=InOut.OUT, semantic_var_id=name)
+    prompt = (Segment(text="x"), *(Segment(input=v) for v in variables), Segment(output="o"))
+    return Call(name=name, prompt=prompt, placeholders=(*ins, out))

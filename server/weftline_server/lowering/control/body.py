@@ -24,6 +24,7 @@ from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import lower_call
+from weftline_server.lowering.control.sides import gated
 
 Rename = Callable[[str], str]
 LowerStep = Callable[[Step, str, str], Task]  # a step, what runs it, the id of its task
@@ -119,7 +120,9 @@ def instance(body: Body, made: Instance, lower: LowerStep) -> tuple[Task, ...]:
             named = replace(renamed(step, rename), name=name)
             yield lower(named, resource_of(step), f"{made.id}.s{number}")
 
-    return tuple(replace(task, owner=made.owner) for task in tasks())
+    # A branch in a body speculates, unless that would change something outside the graph.
+    found = gated(list(tasks()), speculate=True)
+    return tuple(replace(task, owner=made.owner) for task in found)
 
 
 def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
@@ -134,11 +137,6 @@ def tried(body: Body, made: Instance, lower: LowerStep) -> tuple[str, ...]:
     start = len(made.id) + 1
     given = (one for task in tasks for one in task.primitives if not isinstance(one.body, Growing))
     return tuple(var[start:] for one in given for var in one.writes if var not in read)
-
-
-def first_task(prefix: str, graph: Graph) -> Task | None:
-    """A task of the instance with this prefix, if the graph has it."""
-    return graph.tasks.get(f"{prefix}.c0") or graph.tasks.get(f"{prefix}.s0")
 
 
 def check_writes(

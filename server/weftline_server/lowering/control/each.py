@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weftline.errors import InvalidRequest, TransformFailed
-from weftline.steps import Each
+from weftline.steps import Body, Each, FunctionStep, Loop
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growth, TakesItems
-from weftline_server.graph.primitive import Flow, Primitive, Read, Task
+from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, Read, Task
 from weftline_server.lowering.control.base import (
     ControlBody,
     Variables,
@@ -25,7 +25,6 @@ from weftline_server.lowering.control.body import (
     Instance,
     LowerStep,
     check_writes,
-    first_task,
     instance,
     read_outside,
     size_of,
@@ -44,22 +43,47 @@ def lower_each(step: Each, id: str, lower: LowerStep) -> Task:
     watched = dict.fromkeys((*step.collect, *tried(step.body, last, lower)))
     outside = read_outside(step.body, frozenset({step.item}))
     reads = reads_of(waits_for(step), outside)
-    primitives = [
-        primitive(id, 0, "each", f"{id}.items", EachBody(step, id, tuple(watched), lower), reads)
-    ]
+    body = EachBody(step, id, tuple(watched), lower)
+    first = primitive(id, 0, "each", f"{id}.items", body, reads)
+    primitives = [replace(first, items=_item_flow(step))]
     for number, (own, out) in enumerate(step.collect.items(), 1):
         primitives.append(primitive(id, number, "gather", out, GatherBody(step, own, ())))
     return task_of(step, id, primitives, outside)
 
 
+def _item_flow(step: Each) -> ItemFlow | None:
+    """How items come in. An item that is not in the list in the end may only have cost time."""
+    source = step.over
+    if source.var is None or source.var in step.after or not _is_free(step.body):
+        return None
+    return ItemFlow(takes=source.var, through=source.transforms)
+
+
+def _is_free(body: Body) -> bool:
+    """Whether it can run for nothing: it changes nothing outside the graph."""
+    return not any(
+        step.kind in ("ingest", "delete")
+        or (isinstance(step, FunctionStep) and step.effects != "none")
+        or (isinstance(step, Each | Loop) and not _is_free(step.body))
+        for step in body.steps
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class EachBody(ControlBody, TakesItems):
-    """The list of an each. `watched` are the variables of an item that tell that it has ended."""
+    """The list of an each. `watched` are the variables of an item that tell that it has ended.
+
+    `taken` are the items whose tasks the graph has. `thrown` counts the times that such items were
+    not those of the list: their tasks keep their ids, so the next ones get others.
+    """
 
     step: Each
     id: str
     watched: tuple[str, ...]
     lower: LowerStep
+    taken: tuple[Any, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    thrown: int = 0
 
     @property
     def is_slow(self) -> bool:
@@ -85,42 +109,70 @@ class EachBody(ControlBody, TakesItems):
         return items
 
     def growth_of(self, graph: Graph, offset: int, items: Sequence[Any]) -> Growth:
+        assert offset == len(self.taken), f"{self.id} has {len(self.taken)} items, not {offset}"
         if offset + len(items) > self.step.max_items:
             raise InvalidRequest(
                 f"the list has more items than max_items, {self.step.max_items:,}",
                 param="max_items",
             )
-        name = self.step.name or "each"
+        body, tasks, values = self._taking(items)
+        first = graph.primitives[f"{self.id}/0"]
+        gathers = body._gathers(graph, offset)
+        return Growth(tasks, values, {first.id: rewired(first, first.reads, body), **gathers})
+
+    def growth(self, graph: Graph, value: Any) -> Growth:
+        """The tasks of the rest of the list, without those of items that are not in it."""
+        same = 0
+        while same < min(len(self.taken), len(value)) and self.taken[same] == value[same]:
+            same += 1
+        released = tuple(
+            f"{prefix}.{own}" for prefix in self.prefixes[same:] for own in self.watched
+        )
+        kept = self
+        if released:
+            kept = replace(
+                self,
+                taken=self.taken[:same],
+                prefixes=self.prefixes[:same],
+                thrown=self.thrown + 1,
+            )
+        body, tasks, values = kept._taking(value[same:])
+        return Growth(tasks, values, body._gathers(graph, 0 if released else same), released)
+
+    def _taking(self, items: Sequence[Any]) -> tuple[EachBody, tuple[Task, ...], Mapping[str, Any]]:
+        """This body with more items, and their tasks and values."""
+        name, mark = self.step.name or "each", f"x{self.thrown}" if self.thrown else ""
         tasks: list[Task] = []
         values: dict[str, Any] = {}
-        for number, item in enumerate(items, offset):
-            prefix = f"{self.id}.{number}"
+        prefixes: list[str] = []
+        for number, item in enumerate(items, len(self.taken)):
+            prefix = f"{self.id}.{number}{mark}"
             own = f"{prefix}.{self.step.item}"
             made = Instance(prefix, self.id, f"{name}[{number}]", {self.step.item: own})
             tasks += instance(self.step.body, made, self.lower)
             values[own] = item
-        gathers = self._gathers(graph, offset + len(items))
-        return Growth(tasks=tuple(tasks), values=values, rewritten=gathers)
+            prefixes.append(prefix)
+        body = replace(self, taken=(*self.taken, *items), prefixes=(*self.prefixes, *prefixes))
+        return body, tuple(tasks), values
 
-    def growth(self, graph: Graph, value: Any) -> Growth:
-        known = 0
-        while known < len(value) and first_task(f"{self.id}.{known}", graph) is not None:
-            known += 1
-        return self.growth_of(graph, known, value[known:])
-
-    def _gathers(self, graph: Graph, count: int) -> Mapping[str, Primitive]:
-        """The gathers of the first `count` items. They run when the list has ended."""
-        items = tuple(tuple(self._named(number)) for number in range(count))
+    def _gathers(self, graph: Graph, known: int) -> Mapping[str, Primitive]:
+        """The gathers of all items; they have the first `known` ones. They run when the list has
+        ended.
+        """
+        items = tuple(
+            tuple(f"{prefix}.{variable}" for variable in self.watched)
+            for prefix in self.prefixes[known:]
+        )
         flow = Flow.WHOLE if self.step.on_error == "fail" else Flow.OUTCOME
         reads = tuple(Read(variable, flow) for item in items for variable in item)
         found = {}
         for number, own in enumerate(self.step.collect, 1):
-            id, body = f"{self.id}/{number}", GatherBody(self.step, own, items)
-            found[id] = rewired(graph.primitives[id], reads, body)
+            old = graph.primitives[f"{self.id}/{number}"]
+            assert isinstance(old.body, GatherBody), f"{old.id} gathers nothing"
+            # What it has already is taken over: a long list comes in many pieces.
+            body = GatherBody(self.step, own, (*old.body.items[:known], *items))
+            found[old.id] = rewired(old, (*old.reads[: known * len(self.watched)], *reads), body)
         return found
-
-    def _named(self, number: int) -> Iterator[str]:
-        return (f"{self.id}.{number}.{variable}" for variable in self.watched)
 
 
 @dataclass(frozen=True, slots=True)

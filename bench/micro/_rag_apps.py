@@ -1,0 +1,79 @@
+"""The applications of `bench rag_graph`: texts, prompts and sizes, for all systems alike.
+
+The prompts are LlamaIndex's own. Answers have a fixed length: those in prose ignore the end of the
+text, the expanded queries and the verdict follow a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from llama_index.core.prompts.default_prompts import (
+    DEFAULT_REFINE_PROMPT_TMPL,
+    DEFAULT_TEXT_QA_PROMPT_TMPL,
+    DEFAULT_TREE_SUMMARIZE_TMPL,
+)
+
+from bench.harness.texts import Texts
+
+ANSWER = DEFAULT_TEXT_QA_PROMPT_TMPL
+REFINE = DEFAULT_REFINE_PROMPT_TMPL
+SUMMARY = DEFAULT_TREE_SUMMARIZE_TMPL
+EXPAND = "Write three other questions about the same thing, as a JSON list of texts.\n{query_str}"
+DRAFT = "Answer in one sentence.\n{query_str}"
+JUDGE = (
+    "Does this answer need a search? Say SEARCH or KEEP.\nQuestion: {query_str}\nAnswer: {draft}"
+)
+NEEDS = "SEARCH"
+
+CHUNK = 256  # tokens, as in Teola's experiments
+OVERLAP = 30  # tokens that a chunk shares with the one before it
+CHUNKS = 8  # of an uploaded text: embedding them takes about as long as the expansion
+HITS = 16  # of each query, or all chunks if there are fewer
+TOP = 3  # chunks that the answer reads
+OUTPUT = 32  # tokens of an answer
+QUERY_CHARS = 96  # of each expanded query
+# Held to one word, so that all systems do the same work.
+VERDICT: dict[str, Any] = {"choice": [NEEDS]}
+QUERIES: dict[str, Any] = {
+    "json_schema": {
+        "type": "array",
+        "items": {"type": "string", "minLength": QUERY_CHARS, "maxLength": QUERY_CHARS},
+        "minItems": 3,
+        "maxItems": 3,
+    }
+}
+
+
+class App(StrEnum):
+    """The applications, by Teola's names for them."""
+
+    NAIVE = "naive"
+    ADVANCED = "advanced"
+    SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request of an application: an uploaded text in chunks, and a question about it."""
+
+    app: App
+    number: int
+    question: str
+    chunks: tuple[str, ...]
+
+
+def task(app: App, text: int, salt: int, count: Callable[[str], int]) -> Task:
+    """Text number `text`; the salt makes it new, so that no system finds it in a cache."""
+    made = Texts(count, salt)
+    chunks: list[str] = []
+    for at in range(CHUNKS if app is not App.SEARCH else 0):
+        before = chunks[-1].split() if chunks else []
+        shared = " ".join(before[len(before) - OVERLAP * 3 // 4 :])
+        fresh = made.document(f"{app} {text} {at}", CHUNK - count(shared) - 1)
+        chunks.append(f"{fresh} {shared}".strip())
+    question = f"Question {salt:04}: what does this text say about the server and its engines?"
+    return Task(app, salt, question, tuple(chunks))

@@ -1,0 +1,160 @@
+"""The applications of `bench rag_graph` as one request each: a graph of calls and steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any
+
+import httpx
+
+from bench.micro import _rag_apps as apps
+from bench.micro._rag_apps import App, Task
+from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit, to_wire
+from weftline.sampling import Sampling
+from weftline.steps import Branch, Case, Embed, FunctionStep, Ingest, Rerank, Search, Source, Step
+from weftline.steps import Merge as MergeStep
+
+STORE = "docs"
+FIXED = Sampling(temperature=0, max_tokens=apps.OUTPUT, ignore_eos=True)
+LISTED = Sampling(temperature=0, max_tokens=160, constraint=apps.QUERIES)
+JUDGED = Sampling(temperature=0, max_tokens=8, constraint=apps.VERDICT)
+Given = Mapping[str, "str | Placeholder"]
+
+
+def ask(name: str, template: str, given: Given, sampling: Sampling = FIXED) -> Call:
+    """A chat call whose one user message is the template with the given texts and variables."""
+    content: list[Segment] = []
+    for text, field, _, _ in Formatter().parse(template):
+        content += [Segment(text=text)] if text else []
+        if field is not None:
+            value = given[field]
+            content.append(
+                Segment(text=value) if isinstance(value, str) else Segment(input=value.name)
+            )
+    out = Placeholder(name="said", in_out=InOut.OUT, semantic_var_id=name, sampling=sampling)
+    holders = [one for one in given.values() if isinstance(one, Placeholder)]
+    prompt = (
+        Message(role="user", content=tuple(content)),
+        Message(role="assistant", content=(Segment(output="said"),)),
+    )
+    return Call(name=name, prompt=prompt, placeholders=(*holders, out))
+
+
+def read(name: str, variable: str, *transforms: dict[str, Any]) -> Placeholder:
+    """An input of a call that comes from a variable."""
+    return Placeholder(
+        name=name, in_out=InOut.IN, semantic_var_id=variable, transforms=tuple(transforms)
+    )
+
+
+def hit(number: int) -> Placeholder:
+    """The text of one of the best chunks."""
+    return read(f"hit{number}", "top", {"op": "path", "keys": [number, "text"]})
+
+
+def submit(task: Task) -> Submit:
+    """The graph of a task; its answer is the variable `final`."""
+    calls, steps = GRAPHS[task.app](task)
+    return Submit(calls=calls, steps=steps, get=("final",), close=True)
+
+
+Graph = tuple[tuple[Call, ...], tuple[Step, ...]]
+
+
+def _indexed(task: Task) -> tuple[Step, Step]:
+    about = {"of": str(task.number)}
+    items = [{"text": text, "metadata": about} for text in task.chunks]
+    return (
+        Embed(in_=Source(value=items), out="vecs", name="chunks"),
+        Ingest(in_=Source(var="vecs"), store=STORE, out="indexed", name="index"),
+    )
+
+
+def _search(task: Task, vectors: str, k: int) -> Search:
+    about = {"of": str(task.number)}
+    return Search(
+        in_=Source(var=vectors), store=STORE, k=k, filter=about, after=("indexed",), out="hits"
+    )
+
+
+def naive(task: Task) -> Graph:
+    """Three chunks, an answer from each, and a summary of the answers."""
+    question = task.question
+    leaves = [
+        ask(f"leaf{n}", apps.SUMMARY, {"context_str": hit(n), "query_str": question})
+        for n in range(apps.TOP)
+    ]
+    # The root reads the leaves as LlamaIndex joins them.
+    joined = "\n\n".join(f"{{leaf{n}}}" for n in range(apps.TOP))
+    template = apps.SUMMARY.replace("{context_str}", joined)
+    given: dict[str, str | Placeholder] = {"query_str": question}
+    for leaf in leaves:
+        given[leaf.name] = read(leaf.name, leaf.name, {"op": "strip"})
+    steps = (
+        *_indexed(task),
+        Embed(in_=Source(value=question), out="query"),
+        _search(task, "query", apps.TOP),
+        MergeStep(in_=Source(var="hits"), by="text", out="top"),
+    )
+    return (*leaves, ask("final", template, given)), steps
+
+
+def advanced(task: Task) -> Graph:
+    """Three expanded queries, the hits of each, the best three of all, and a refined answer."""
+    question = task.question
+    steps = (
+        *_indexed(task),
+        Embed(in_=Source(var="expanded", transforms=({"op": "json"},)), out="queries"),
+        _search(task, "queries", apps.HITS),
+        MergeStep(in_=Source(var="hits"), by="text", out="pool"),
+        Rerank(in_=Source(var="pool"), query=Source(value=question), k=apps.TOP, out="top"),
+    )
+    calls = [
+        ask("expanded", apps.EXPAND, {"query_str": question}, LISTED),
+        ask("answer0", apps.ANSWER, {"context_str": hit(0), "query_str": question}),
+    ]
+    for n in range(1, apps.TOP):
+        given: Given = {
+            "query_str": question,
+            "existing_answer": read("before", f"answer{n - 1}"),
+            "context_msg": hit(n),
+        }
+        calls.append(ask(f"answer{n}" if n + 1 < apps.TOP else "final", apps.REFINE, given))
+    return tuple(calls), steps
+
+
+def search(task: Task) -> Graph:
+    """A draft, a verdict on it, and an answer from what a search server found."""
+    question = task.question
+    web = FunctionStep(
+        function="web", args={"question": Source(value=question)}, effects="none", out="found"
+    )
+    decided = Branch(
+        on=Source(var="verdict"),
+        cases=(Case(when={"op": "contains", "value": apps.NEEDS}, take="searched"),),
+        default="draft",
+        out="final",
+    )
+    found = read("found", "found", {"op": "texts"})
+    calls = (
+        ask("draft", apps.DRAFT, {"query_str": question}),
+        ask(
+            "verdict", apps.JUDGE, {"query_str": question, "draft": read("draft", "draft")}, JUDGED
+        ),
+        ask("searched", apps.ANSWER, {"context_str": found, "query_str": question}),
+    )
+    return calls, (web, decided)
+
+
+GRAPHS = {App.NAIVE: naive, App.ADVANCED: advanced, App.SEARCH: search}
+
+
+async def run(http: httpx.AsyncClient, task: Task) -> str:
+    """Send the graph, and wait for its answer."""
+    response = await http.post("/v1/submit", content=json.dumps(to_wire(submit(task))))
+    if response.is_error:
+        raise SystemExit(f"weftline bench rag_graph: {response.text[:400]}")
+    said = response.json()["values"]["final"]
+    return str(said["value"] if isinstance(said, dict) else said)

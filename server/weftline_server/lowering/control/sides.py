@@ -1,0 +1,76 @@
+"""Which tasks serve undecided sides of branches only, and so may have to wait for the decision.
+
+A side starts before its branch is decided: that is speculation. What changes something outside the
+graph is never speculative. It waits for the decision, and so does all else that a branch may skip
+if speculation is switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from weftline_server.graph.growth import Growing
+from weftline_server.graph.primitive import Effects, Task
+from weftline_server.lowering.control.branch import DecideBody
+
+
+def gated(tasks: Sequence[Task], *, speculate: bool) -> list[Task]:
+    """The tasks, in which those that wait for a decision come after it.
+
+    Only tasks of one submit are seen together: a side that was submitted before its branch has
+    begun.
+    """
+    branches = [task for task in tasks if isinstance(task.primitives[0].body, DecideBody)]
+    if not branches:
+        return list(tasks)
+    writer = {variable: task for task in tasks for variable in _given(task)}
+    readers: dict[str, list[Task]] = {}
+    for task in tasks:
+        for variable in task.reads:
+            readers.setdefault(variable, []).append(task)
+    waits: dict[str, list[str]] = {}
+    for branch in branches:
+        decision = branch.primitives[0]
+        assert isinstance(decision.body, DecideBody)
+        for task in _only_for(branch, decision.body.step.sides, writer, readers):
+            if not speculate or any(one.effects is not Effects.NONE for one in task.primitives):
+                waits.setdefault(task.id, []).append(decision.id)
+    return [_after(task, waits.get(task.id, ())) for task in tasks]
+
+
+def _only_for(
+    branch: Task,
+    sides: Iterable[str],
+    writer: Mapping[str, Task],
+    readers: Mapping[str, Sequence[Task]],
+) -> Iterable[Task]:
+    """The tasks that nothing but sides of the branch needs. What decides is none of them."""
+    decides = set(branch.reads) - branch.tolerates
+    found: dict[str, Task] = {}
+    waiting = [writer[side] for side in sides if side in writer]
+    while waiting:
+        task = waiting.pop()
+        if task.id in found or decides.intersection(_given(task)):
+            continue
+        own = {reader.id for variable in _given(task) for reader in readers.get(variable, ())}
+        unread = [variable for variable in _given(task) if variable not in readers]
+        # A variable without a reader may be one that the client wants.
+        if unread or not own <= {branch.id, *found}:
+            continue
+        found[task.id] = task
+        waiting += [writer[variable] for variable in task.reads if variable in writer]
+    return found.values()
+
+
+def _given(task: Task) -> tuple[str, ...]:
+    """The variables of a task that others may read."""
+    given = (one for one in task.primitives if not isinstance(one.body, Growing))
+    return tuple(variable for one in given for variable in one.writes)
+
+
+def _after(task: Task, decisions: Sequence[str]) -> Task:
+    if not decisions:
+        return task
+    primitives = [replace(one, after=(*one.after, *decisions)) for one in task.primitives]
+    return replace(task, primitives=tuple(primitives))

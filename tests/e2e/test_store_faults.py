@@ -1,0 +1,65 @@
+"""Stores at their limits: a full disk, and a document of 10 MB."""
+
+from __future__ import annotations
+
+import random
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.test_stores import ABC, ROWS, Store, item
+from weftline_engine import api
+from weftline_engine.retrieval.lancedb import LanceTable
+from weftline_engine.retrieval.sqlite import SqliteTable
+from weftline_engine.retrieval.stores import Table
+
+MIB = 1 << 20
+FULL = re.compile(r"disk|File too large", re.IGNORECASE)
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size` bytes. Python ignores the signal of that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(params=["sqlite", "lancedb"])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    path = tmp_path / "docs"
+    return SqliteTable(path) if request.param == "sqlite" else LanceTable(path)
+
+
+def test_a_write_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    """The op fails with the reason. What was there is found, and later writes succeed."""
+    store = Store(SqliteTable(tmp_path / "docs.db"))
+    store.ingest(ABC, ROWS)
+    texts = (random.Random(7).randbytes(5000).hex() for _ in range(400))  # cannot be compressed
+    many: list[dict[str, Any]] = [item(f"m{n}", t, of="many") for n, t in enumerate(texts)]
+    with files_up_to(MIB):
+        failed = store.ingest([item("a", "new"), *many], np.ones((401, 3)))
+        assert isinstance(failed, api.Failed)
+        assert failed.error == "EngineFailed" and FULL.search(failed.message), failed.message
+        assert [hit["text"] for hit in store.search([1, 0, 0], 1)] == ["one"]
+    assert store.fetch(of="many") == [] and store.fetch("a") == ["one"]
+    assert store.ingest(many, np.ones((400, 3)))["count"] == 400
+    assert len(store.fetch(of="many")) == 400
+
+
+def test_a_document_of_ten_megabytes(on_disk: Table) -> None:
+    """A store takes it: the limit of a text is that of the request that brings it."""
+    store, text = Store(on_disk), "é" * (5 * MIB)
+    assert store.ingest([item("big", text)], [[1, 0, 0]])["count"] == 1
+    [found] = store.search([1, 0, 0])
+    assert found["text"] == text
+    assert store.fetch("big") == [text]
