@@ -35,8 +35,14 @@ from weftline_engine.api.events import (
 )
 from weftline_engine.api.ops import (
     AGING_S,
+    GROUP_WEIGHT,
+    LEAST_WORK,
     MOST_LOGPROBS,
+    MOST_OVERTAKEN_S,
     MOST_REFERENCES,
+    MOST_WORK,
+    PATIENCE_S,
+    STAND_BACK,
     Fed,
     Hints,
     Kind,
@@ -47,9 +53,15 @@ from weftline_engine.api.ops import (
 
 __all__ = [
     "AGING_S",
+    "GROUP_WEIGHT",
     "LACKING",
+    "LEAST_WORK",
     "MOST_LOGPROBS",
+    "MOST_OVERTAKEN_S",
     "MOST_REFERENCES",
+    "MOST_WORK",
+    "PATIENCE_S",
+    "STAND_BACK",
     "Accepted",
     "Availability",
     "Capability",

@@ -100,10 +100,12 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
+        self._unborn: list[Sequence] = []  # they came after the last plan
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
-        sequence.born, sequence.grain = self.tree.step, self.config.block_size
+        sequence.grain = self.config.block_size
+        self._unborn.append(sequence)
         sequence.move_to(Phase.WAITING)
         self.waiting.append(sequence)
 
@@ -113,10 +115,13 @@ class Scheduler:
         self.tree.step += 1
         self.tree.now = now
         self._copies, self._planned, self._full = [], set(), False
+        while self._unborn:
+            one = self._unborn.pop()
+            one.born = now - one.hints.waited
         everyone = [*self.running, *self.waiting]
         rank(everyone)
         chunks: list[Chunk] = []
-        bound = TokenBound()
+        bound = TokenBound(now)
         config, places = self.config, self.config.max_running
         decoding = sum(one.left == 1 for one in self.running)
         prompts = PromptBudget(config.step_tokens - min(decoding, places), config.beside_tokens)

@@ -80,15 +80,18 @@ class Work:
         )
         object.__setattr__(self, "item", item)
 
-    def op_beside(self, latency_tokens: int | None) -> api.Op:
+    def op_beside(self, latency_tokens: int | None, now: float) -> api.Op:
         """Return the op for an engine that keeps its steps short up to this many tokens in flight.
 
-        The token bound of a bounded call tells the engine when to pause other calls.
+        The token bound of a bounded call tells the engine when to pause other calls. Its order goes
+        on from the seconds that the call has waited here.
         """
-        if latency_tokens is None or not is_bounded(self.op.hints):
-            return self.op
-        bound = max(0, latency_tokens - self.tokens)
-        return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
+        hints, waited = self.op.hints, now - self.queued
+        if waited >= 1.0:  # a shorter wait changes no order worth another copy
+            hints = replace(hints, waited=waited)
+        if latency_tokens is not None and is_bounded(hints):
+            hints = replace(hints, token_bound=max(0, latency_tokens - self.tokens))
+        return self.op if hints is self.op.hints else replace(self.op, hints=hints)
 
     @property
     def fed_so_far(self) -> int:
@@ -162,14 +165,20 @@ class InHand:
     def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
         """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
         groups: dict[str, int] = {}
-        tokens = {True: 0, False: 0}
+        latency = grouped = throughput = 0
         held = early = bounded = strict = 0
         shared: set[str] = set()
         # Tokens that early fills share with other calls count for the other calls, so these come
         # first.
         for work in sorted(self.works.values(), key=lambda work: work.op.open):
             hints = work.op.hints
-            tokens[hints.criterion == "throughput"] += work.tokens - self._cached[work.op.id]
+            missing = work.tokens - self._cached[work.op.id]
+            if work.item.throughput:
+                throughput += missing
+            elif work.item.grouped:
+                grouped += missing
+            else:
+                latency += missing
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
             if not work.item.has_prompt:
@@ -190,8 +199,9 @@ class InHand:
             max_running=description.max_running,
             held=held,
             early=early,
-            latency=tokens[False],
-            throughput=tokens[True],
+            latency=latency,
+            grouped=grouped,
+            throughput=throughput,
             bounded=bounded,
             strict=strict,
             kv_tokens=description.kv_tokens,
@@ -256,9 +266,9 @@ class Member:
         """Whether it takes a kind of op that has a prompt."""
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
-    def op(self, work: Work) -> api.Op:
+    def op(self, work: Work, now: float) -> api.Op:
         """The op as this engine gets it: references only if it drafts."""
-        op = work.op_beside(self.latency_tokens)
+        op = work.op_beside(self.latency_tokens, now)
         drafts = self.description is not None and self.description.drafts
         return op if drafts or not op.references else replace(op, references=())
 
