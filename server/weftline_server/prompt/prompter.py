@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weftline.errors import ContextTooLong, InvalidRequest
 from weftline_engine.api import Description
 from weftline_server.prompt.chat import for_template, in_words
-from weftline_server.prompt.render import PromptBefore
+from weftline_server.prompt.render import PromptBefore, Turn
 from weftline_server.prompt.tool_format import format_of
 
 # Jinja and tokenizers are imported where they are used. The session names types of this module, and
@@ -32,6 +32,7 @@ SHORT_CHARS = 4096
 # Characters after which the ids before them are taken as final. No special token of a published
 # chat model is longer. For a longer word, the final comparison of ids finds the difference.
 UNSTABLE_CHARS = 32
+BEGINNING = "\ue000"  # stands for a first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Prompter:
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
+        self.begins = self._beginning()  # characters before the first message, all of the template
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """Return the op's payload for `prompt`.
@@ -144,6 +146,19 @@ class Prompter:
             if 0 < start <= last and (known[start].isspace() or known[start - 1].isspace()):
                 return tuple(encoding.ids[:index])
         return ()
+
+    def _beginning(self) -> int:
+        """The characters that the chat template writes before a user's first message.
+
+        Some templates write a whole system message of their own.
+        """
+        if self._template is None or self.description.takes_messages:
+            return 0
+        try:
+            text = self.text(PromptBefore("", (Turn("user", BEGINNING),)))
+        except InvalidRequest:
+            return 0  # the template refuses a conversation of one message
+        return max(0, text.find(BEGINNING))
 
     def text(self, prompt: PromptBefore) -> str:
         """Return the whole rendered text. Raises InvalidRequest if the template refuses it."""

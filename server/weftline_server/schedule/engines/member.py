@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
@@ -50,9 +51,9 @@ class Work:
     """A primitive on its way to an engine: whose it is, the op to send, and when it was queued.
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
-    work. `prefixes` are the hashes and lengths of the prompt's prefixes. `stays` says that its
-    session may send more calls later. Work to do `once` gets no second attempt. `deaths` counts the
-    engines that died while they ran it.
+    work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
+    ids and by variables. `stays` says that its session may send more calls later. Work to do `once`
+    gets no second attempt. `deaths` counts the engines that died while they ran it.
     """
 
     primitive: PrimitiveId
@@ -61,6 +62,7 @@ class Work:
     queued: float
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()
+    meanings: tuple[tuple[str, int], ...] = ()
     stays: bool = False
     once: bool = False
     deaths: int = 0
@@ -75,6 +77,7 @@ class Work:
             tokens=self.tokens,
             hints=self.op.hints,
             prefixes=self.prefixes,
+            meanings=self.meanings,
             open=self.op.open,
             tenant=self.op.salt,
         )
@@ -184,7 +187,7 @@ class InHand:
             if not work.item.has_prompt:
                 continue  # it holds no KV cache
             own = work.tokens - common(work.prefixes, shared)
-            shared.update(hash for hash, _ in work.prefixes)
+            shared.update(hash for hash, _ in (*work.prefixes, *work.meanings))
             if work.op.open:
                 early += own
             else:
@@ -277,7 +280,8 @@ class Member:
         is_new = work.op.id not in self.ops.works
         self.ops.hold(work, self.prefixes.hashes)
         if is_new:
-            self.prefixes.expect(work.op.context, work.prefixes)
+            both = sorted((*work.prefixes, *work.meanings), key=itemgetter(1))
+            self.prefixes.expect(work.op.context, tuple(both))
         self._load = None
 
     def delivered(self, op: str, items: int) -> None:

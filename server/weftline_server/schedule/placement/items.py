@@ -35,7 +35,9 @@ class Queued:
 
     For a kind with a prompt, `tokens` bounds the KV cache that it will hold (prompt and output).
     For any other kind it estimates the work in tokens. `prefixes` are hashes of the prompt's
-    beginnings, short to long, each with the length of its beginning in tokens.
+    beginnings, short to long, each with the length of its beginning in tokens. `meanings` are those
+    of the beginnings that hold a variable: the hash is of the variable and not of its value, which
+    need not exist, and the length is estimated.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Queued:
     tokens: int
     hints: Hints
     prefixes: tuple[tuple[str, int], ...] = ()
+    meanings: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
     tenant: str = ""  # who shares engines with whom: each tenant gets as much as any other
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first

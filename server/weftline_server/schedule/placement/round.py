@@ -89,7 +89,7 @@ class _Replicas:
             # The less busy engine wins a tie, then the first by name.
             if score < least or (score == least and engine.running < running):
                 best, least, running = index, score, engine.running
-        if best is None or not (waits and item.prefixes):
+        if best is None or not (waits and (item.prefixes or item.meanings)):
             return best
         missing = self.engines[best].missing(item)
         better = [one for one in full if cost(one, item, batches) < least]

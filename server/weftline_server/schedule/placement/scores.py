@@ -142,7 +142,7 @@ class Candidate:
     def place(self, item: Queued) -> None:
         """Add a call that was placed here."""
         self.running += 1
-        missing = self.missing(item)
+        missing = max(0, self.missing(item))
         if item.throughput:
             self.throughput += missing
         elif item.grouped:
@@ -154,8 +154,9 @@ class Candidate:
         if item.hints.group:
             members = self.groups.get(item.hints.group, 0) + 1
             self.groups = {**self.groups, item.hints.group: members}
-        if item.prefixes:
-            self.fresh = {*self.fresh, *(hash for hash, _ in item.prefixes)}
+        if item.prefixes or item.meanings:
+            hashes = (hash for hash, _ in (*item.prefixes, *item.meanings))
+            self.fresh = {*self.fresh, *hashes}
 
     def _hold(self, item: Queued) -> None:
         own = item.tokens - common(item.prefixes, self.fresh)
@@ -168,13 +169,23 @@ class Candidate:
             self.strict += own if item.strict else 0
 
     def missing(self, item: Queued) -> int:
-        """Return the call's tokens without a prefix that is there or will be."""
+        """Return the call's tokens without a prefix that is there or will be.
+
+        The result is negative where an early fill, of which few tokens are known yet, will share
+        more.
+        """
+        shared = self._shared(item.prefixes)
+        if item.meanings:
+            shared = max(shared, self._shared(item.meanings))
+        return item.tokens - shared
+
+    def _shared(self, prefixes: tuple[tuple[str, int], ...]) -> int:
         shared, there = 0, self.load.prefixes
-        for hash, tokens in item.prefixes:
+        for hash, tokens in prefixes:
             if hash not in self.fresh and hash not in there:
                 break
             shared = tokens
-        return item.tokens - shared
+        return shared
 
     def cost(self, item: Queued, batches: bool) -> float:
         """Return the tokens computed here before the call ends, plus those it puts before others.
