@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from bench.simulator.beside import Traffic, beside
 from bench.simulator.calibration import start_from
@@ -146,7 +147,7 @@ def test_readers_of_a_variable_meet_before_it_has_a_value() -> None:
 
     one, same, other, _ = run(main)
     assert one == same and len(one) == 2 and not set(one) & set(other)
-    early = {"hints": Hints(), "model": "m", "kind": "generate", "open": True}
+    early: dict[str, Any] = {"hints": Hints(), "model": "m", "kind": "generate", "open": True}
     shares = (("doc", 160), ("docs end", 161))
     queue = [Queued(id=id, queued=0.0, tokens=40, meanings=shares, **early) for id in ("a", "b")]
     engines = [EngineLoad(name="e0", model="m"), EngineLoad(name="e1", model="m")]
