@@ -9,11 +9,7 @@ own queue, and never waits for the server inside a step. This package imports ne
 server, so every engine and both ends of every transport can share it.
 """
 
-from weftline_engine.api.description import (
-    LACKING,
-    Capability,
-    Description,
-)
+from weftline_engine.api.description import LACKING, OTHER_WORDS, WORDS, Capability, Description
 from weftline_engine.api.engine import (
     Engine,
     EngineDied,
@@ -60,8 +56,10 @@ __all__ = [
     "MOST_OVERTAKEN_S",
     "MOST_REFERENCES",
     "MOST_WORK",
+    "OTHER_WORDS",
     "PATIENCE_S",
     "STAND_BACK",
+    "WORDS",
     "Accepted",
     "Availability",
     "Capability",

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weftline.errors import ContextTooLong, InvalidRequest
-from weftline_engine.api import Description
+from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
 from weftline_server.prompt.render import PromptBefore, Turn
 from weftline_server.prompt.tool_format import format_of
+from weftline_server.prompt.words import WordEncoding, WordTokenizer
 
 # Jinja and tokenizers are imported where they are used. The session names types of this module, and
 # it must run where neither is installed.
@@ -66,7 +67,7 @@ class Prompter:
         self._template = None if template is None else _compile(template)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
-        if self.tokenizer is not None:
+        if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
             if '"ByteLevel"' in self.tokenizer.to_str():
@@ -107,7 +108,7 @@ class Prompter:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
 
-    def _encode(self, text: str, special: bool) -> Encoding:
+    def _encode(self, text: str, special: bool) -> Encoding | WordEncoding:
         """`text` as tokens. `encode_batch` lets other threads run, which `encode` does not."""
         assert self.tokenizer is not None
         if len(text) <= SHORT_CHARS:
@@ -194,7 +195,10 @@ class Prompter:
 def _fingerprint(description: Description) -> str:
     """Return a hash that two engines share exactly if they take the same prompts."""
     path = description.tokenizer
-    vocabulary = b"" if path is None else Path(path).read_bytes()
+    if path is None or path.startswith(WORDS):
+        vocabulary = (path or "").encode()
+    else:
+        vocabulary = Path(path).read_bytes()
     fields = (
         description.chat_template,
         description.bos_token,
@@ -220,7 +224,9 @@ def _byte_alphabet() -> dict[str, int]:
     }
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
+def _load_tokenizer(path: str) -> Tokenizer | WordTokenizer:
+    if path.startswith(WORDS):
+        return WordTokenizer(int(path.removeprefix(WORDS)))
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(path)

@@ -50,24 +50,21 @@ class _Replicas:
         The result is empty where `item` fits nowhere. So most calls of a long queue are passed over
         without a look at every engine.
         """
-        rooms = self.rooms_of(item.of, late)
-        most = self._rooms[item.of, late][0]
+        known = self._rooms.get((item.of, late))
+        most, rooms = self._rooms_of(item.of, late) if known is None else known
         if item.tokens <= most:
             return rooms
         # Optimistic bound: assume the roomiest engine holds every shared prefix.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else _NO_ROOMS
 
-    def rooms_of(self, of: Class, late: bool) -> Mapping[int, float]:
-        """Return the room for calls of a class on each engine that takes their kind, by index."""
-        known = self._rooms.get((of, late))
-        if known is None:
-            rooms = {
-                index: engine.room(of, late)
-                for index, engine in enumerate(self.engines)
-                if of[0] in engine.load.kinds
-            }
-            known = self._rooms[of, late] = max(rooms.values(), default=-inf), rooms
-        return known[1]
+    def _rooms_of(self, of: Class, late: bool) -> tuple[float, dict[int, float]]:
+        rooms = {
+            index: engine.room(of, late)
+            for index, engine in enumerate(self.engines)
+            if of[0] in engine.load.kinds
+        }
+        self._rooms[of, late] = found = max(rooms.values(), default=-inf), rooms
+        return found
 
     def best(self, item: Queued, cost: Cost, late: bool, waits: bool) -> int | None:
         """Return the index of the engine with room where `item` costs least, or None.
@@ -120,7 +117,7 @@ class _Replicas:
         Without this, smaller calls would take the room as soon as it comes free. Engines are taken
         from the others one at a time.
         """
-        rooms = self.rooms_of(item.of, late=True)
+        _, rooms = self._rooms_of(item.of, late=True)
         index = max(rooms, key=rooms.__getitem__, default=None)
         if index is None or rooms[index] == -inf:
             return
