@@ -1,6 +1,6 @@
 """The bodies of OpenAI's completion requests, and how they become calls of a session.
 
-Fields that would not change the answer (`user`, `metadata`, `store`, …) are ignored, since OpenAI
+Fields that would not change the answer (`metadata`, `store`, …) are ignored, since OpenAI
 clients keep adding new ones. A field that would change the answer and is not served is a 400 that
 names the field.
 """
@@ -139,6 +139,9 @@ class SharedFields:
     logit_bias: dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
+    # Of conversations that are told apart by how they grow, those of one key or user are compared.
+    prompt_cache_key: str | None = None
+    user: str | None = None
     # Ours: the session to run in, the priority (lower goes first, as in vLLM), the criterion, and
     # the constraint of the output.
     session_id: str | None = None
