@@ -126,6 +126,16 @@ def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
     assert placed([call], [room, engine("idle")]) == {"a": "here"}
 
 
+def test_a_late_call_that_fits_nowhere_is_kept_an_engine() -> None:
+    """After its patience no smaller call takes the room that comes free on one of the engines."""
+    large, small = queued("large", tokens=900), queued("small", at=PATIENCE_S, tokens=100)
+    roomy = engine("roomy", latency=500, running=1, kv_tokens=1000)
+    other = engine("other", latency=600, running=1, kv_tokens=1000)
+    for now, one, two in ((PATIENCE_S, "roomy", "roomy"), (PATIENCE_S + 1, None, "other")):
+        assert placed([large, small], [roomy], now=now).get("small") == one
+        assert placed([large, small], [roomy, other], now=now) == {"small": two}
+
+
 def test_a_hash_without_the_shorter_ones_is_no_prefix() -> None:
     """A shared prefix begins at the first token."""
     prefixes = (("a", 64), ("b", 1024))
