@@ -187,7 +187,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def agents(count: int) -> dict[str, Any]:
-    """Applications a minute of `count` agents on a pool for a third of them, in three ways."""
+    """Applications a minute of `count` agents on a pool for a third of them, in four ways."""
     load = Agents(agents=count, applications=4 * count)
     ours = SimulatedConfig(kv_tokens=load.pool, part_tokens=10)
     plain = replace(ours, predicts=False)
@@ -205,6 +205,7 @@ def agents(count: int) -> dict[str, Any]:
     best = max(by_room, key=lambda room: by_room[room]["applications_per_minute"])
     found = {"ours": row(load, ours, frozenset()), "lru": row(load, plain, off)}
     found["lru_behind_best_semaphore"] = by_room[best]
+    found["thunder"] = row(replace(load, thunder=True), plain, off)
     rates = {name: one["applications_per_minute"] for name, one in found.items()}
     return {
         "agents": count,
@@ -214,6 +215,7 @@ def agents(count: int) -> dict[str, Any]:
         "best_semaphore": best,
         "rate_by_semaphore": {n: one["applications_per_minute"] for n, one in by_room.items()},
         "ours_to_lru": round(rates["ours"] / rates["lru"], 2),
+        "ours_to_thunder": round(rates["ours"] / rates["thunder"], 2),
         "ours_to_best_semaphore": round(rates["ours"] / rates["lru_behind_best_semaphore"], 2),
     }
 

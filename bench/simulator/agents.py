@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.simulated import SimulatedConfig
 
+from .thunder import Thunder
 from .virtual import VirtualLoop, run
 from .world import World, world
 
@@ -33,6 +34,8 @@ class Agents:
     answer: int = 40
     pause_s: float = 0.5
     at_once: int | None = None  # the client's own semaphore
+    factors: tuple[int, ...] = (1,)  # of the task, for one application after the other
+    thunder: bool = False  # behind a gate like ThunderAgent's
     seed: int = 0
 
     @property
@@ -54,6 +57,7 @@ class Result:
 
     agents: Agents
     ended: list[float] = field(default_factory=list)
+    largest_s: float = 0.0  # of the applications with the largest factor
     lasted: list[float] = field(default_factory=list)
     full_until: float = 0.0
     computed: int = 0
@@ -92,26 +96,36 @@ async def _all(made: World, agents: Agents) -> Result:
     room = asyncio.Semaphore(agents.at_once or agents.agents)
     left = list(range(agents.applications))
     result = Result(agents)
+    gate = Thunder(sum(one.config.kv_tokens for one in made.engines), lambda: made.now)
+    polling = asyncio.create_task(gate.poll_forever())
 
     async def client() -> None:
         while left:
             number, began = left.pop(0), made.now
             result.full_until = began
             async with room:
-                await _application(made, agents, number)
+                await _application(made, agents, number, gate if agents.thunder else None)
             result.ended.append(made.now)
             result.lasted.append(made.now - began)
+            if _factor(agents, number) == max(agents.factors):
+                result.largest_s = max(result.largest_s, result.lasted[-1])
 
     await asyncio.gather(*(client() for _ in range(agents.agents)))
+    polling.cancel()
     result.computed = sum(engine.computed for engine in made.engines)
     # Each token is needed once: an application's task, and the results that it reads, each with the
     # last token of the answer before it.
-    each = agents.task + (agents.turns - 1) * (agents.result + 1)
-    result.needed = agents.shared + agents.applications * each
+    each = (agents.turns - 1) * (agents.result + 1)
+    tasks = sum(agents.task * _factor(agents, n) for n in range(agents.applications))
+    result.needed = agents.shared + agents.applications * each + tasks
     return result
 
 
-async def _application(made: World, agents: Agents, number: int) -> None:
+def _factor(agents: Agents, number: int) -> int:
+    return agents.factors[number % len(agents.factors)]
+
+
+async def _application(made: World, agents: Agents, number: int, gate: Thunder | None) -> None:
     rng = random.Random(f"{agents.seed}/{number}")
 
     def words(count: int) -> str:
@@ -119,16 +133,22 @@ async def _application(made: World, agents: Agents, number: int) -> None:
 
     common = random.Random(agents.seed)
     said = "".join(f"w{common.randrange(2048)} " for _ in range(agents.shared))
-    said += words(agents.task)
+    said += words(agents.task * _factor(agents, number))
     session = made.driver.open("agents")
     for turn in range(agents.turns):
         variable = f"turn{turn}"
+        if gate is not None:
+            await gate.request(number, said.count(" ") + agents.answer)
         await made.driver.submit(session, Submit(calls=(_call(said, variable, agents.answer),)))
         answer = await made.driver.readers.get(session, variable)
         said += answer.text + words(agents.result)
+        if gate is not None:
+            gate.responded(number)
         if turn + 1 < agents.turns:
             await asyncio.sleep(rng.expovariate(1 / agents.pause_s))
     made.driver.close(session)
+    if gate is not None:
+        gate.ended(number)
 
 
 def _call(prompt: str, variable: str, tokens: int) -> Call:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
+from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_server.observe.view import graph_view
 
 from .world import World
@@ -62,31 +62,47 @@ def _shared(role: str, tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The seconds of an application, and if asked for, those of its calls' two phases."""
+    """The seconds of an application and the engines of its calls. If asked for, also the seconds
+    of its calls' two phases."""
 
     seconds: float
     prefill_s: Sequence[float] = ()
     generate_s: Sequence[float] = ()
+    engines: Sequence[str] = ()
 
 
-async def perform(made: World, program: Program, seed: object, *, phases: bool = False) -> Ran:
+async def perform(
+    made: World,
+    program: Program,
+    seed: object,
+    *,
+    phases: bool = False,
+    criteria: Criterion | None = None,
+) -> Ran:
     """Run one application as compile_chain does: all calls in one request."""
     began = made.now
     rng = random.Random(f"{seed}")
     calls = tuple(_call(number, step, rng) for number, step in enumerate(program))
     read = {number for step in program for number in step.reads}
     session = made.driver.open("simulated", stays=False)
+    if criteria is not None:
+        calls = tuple(
+            call if number in read else replace(call, criteria=criteria)
+            for number, call in enumerate(calls)
+        )
     await made.driver.submit(session, Submit(calls=calls))
     wanted = [number for number in range(len(program)) if number not in read]
     await asyncio.gather(*(made.driver.readers.get(session, f"v{number}") for number in wanted))
     steps = []
     if phases:  # a view of the graph takes as long as everything else together
         steps = [step for call in graph_view(session)["calls"] for step in call["steps"]]
+    ran = [run.step for run in session.primitives.values()]
     made.driver.close(session)
     return Ran(
         made.now - began,
         [step["queue_s"] + step["fill_s"] for step in steps],
         [step["generate_s"] for step in steps],
+        [step.engine or "" for step in ran if step is not None],
     )
 
 

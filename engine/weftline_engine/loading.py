@@ -108,6 +108,7 @@ def _scheduling(
             step_tokens=chosen.step_tokens,
             beside_tokens=chosen.beside_tokens,
             ahead_beside=devices.ahead_beside(device),
+            early_tokens=chosen.early_tokens,
         )
     except ValueError as reason:
         raise ModelError(str(reason)) from None

@@ -63,7 +63,8 @@ class StepCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
     """`predicts` False evicts the least recently used block. The parts of an answer have
-    `part_tokens`. `bounds` False announces no step profile."""
+    `part_tokens`. `bounds` False announces no step profile. With `any_words` a prompt may have any
+    words, and each is a token; without it all but w0, w1, … count as w0."""
 
     cost: StepCost = StepCost()
     kv_tokens: int = 65_536
@@ -73,6 +74,7 @@ class SimulatedConfig:
     beside_tokens: int = 512
     predicts: bool = True
     bounds: bool = True
+    any_words: bool = False
     words: int = 2048
     part_tokens: int = 1
     model: str = "simulated"
@@ -112,7 +114,10 @@ class SimulatedEngine:
                 beside_tokens=config.beside_tokens,
                 predicts=config.predicts,
             ),
-            Limits(context=limit, vocabulary=config.words),
+            Limits(
+                context=limit,
+                vocabulary=config.words + (api.OTHER_WORDS if config.any_words else 0),
+            ),
             Words(),
             Backend(),
             clock=clock,
@@ -125,11 +130,10 @@ class SimulatedEngine:
         self._folder: str | None = None
 
     async def start(self) -> api.Description:
-        self._folder = tempfile.mkdtemp(prefix="weftline-simulated-")
         self._task = asyncio.create_task(self._run())
         return api.Description(
             model=self.config.model,
-            tokenizer=str(words_tokenizer(Path(self._folder), self.config.words)),
+            tokenizer=self._tokenizer(),
             chat_template=CHAT_TEMPLATE,
             context_limit=self.book.limits.context,
             kv_tokens=self.config.kv_tokens,
@@ -137,6 +141,13 @@ class SimulatedEngine:
             device="simulated",
             step_profile=self._profile() if self.config.bounds else (),
         )
+
+    def _tokenizer(self) -> str:
+        words = self.config.words
+        if self.config.any_words:
+            return f"{api.WORDS}{words}"
+        self._folder = tempfile.mkdtemp(prefix="weftline-simulated-")
+        return str(words_tokenizer(Path(self._folder), words))
 
     def _profile(self) -> tuple[tuple[int, float], ...]:
         """Of sequences of 512 tokens: one, and as many as fit."""

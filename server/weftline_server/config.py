@@ -18,6 +18,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "dedupe",
     "drafting",
     "early_tools",
+    "conversations",
     "prefill_early",
     "retention",
     "speculate",

@@ -58,12 +58,12 @@ def names(plan: StepPlan) -> list[str]:
 
 
 def test_the_least_work_left_goes_first() -> None:
-    """Latency goes before throughput, then less work left in the application, then the deeper call,
-    then arrival. Open prompts go last, whatever their hints.
+    """Less work left in the application goes first, then the deeper call, then arrival. Work for
+    throughput counts eight times. Open prompts go last, whatever their hints.
     """
     scheduler = make_scheduler()
     add(scheduler, "open", 17, open=True, application="a", work_left=1)
-    add(scheduler, "bulk", 3, application="b", work_left=10, criterion="throughput")
+    add(scheduler, "bulk", 3, application="b", work_left=510, criterion="throughput")
     add(scheduler, "long", 3, application="c", work_left=4000)
     add(scheduler, "sink", 3, application="d", work_left=900)
     add(scheduler, "deep", 3, application="d", work_left=900, depth=2)
@@ -90,23 +90,50 @@ def test_new_hints_take_effect_in_the_next_step() -> None:
 
 
 def test_nothing_starves_behind_shorter_work() -> None:
-    """Every 20 steps a call with little work left comes, with a prompt as long as 20 steps can
-    take. The long application and the throughput one are still served, in this order.
+    """Every second a call with little work left comes, with a prompt as long as the 20 steps of a
+    second can take. The throughput call and the long application are still served: after 30 and
+    50 s, and the backlog that came before these.
     """
     scheduler = make_scheduler(step_tokens=9, max_running=8)
-    latency = add(scheduler, "long", 8, application="long", work_left=8000)
-    bulk = add(scheduler, "bulk", 8, application="bulk", work_left=8, criterion="throughput")
-    served: dict[str, int] = {}
-    for step in range(9000):
+    add(scheduler, "long", 8, application="long", work_left=8192)
+    add(scheduler, "bulk", 8, application="bulk", work_left=8, criterion="throughput")
+    served: dict[str, float] = {}
+    for step in range(1600):
         if step % 20 == 0:
             add(scheduler, f"s{step}", 180, application=f"s{step}", work_left=200)
-        for chunk in scheduler.plan().chunks:
+        for chunk in scheduler.plan(step / 20).chunks:
             one = chunk.sequence
             if chunk.samples:
-                served.setdefault(one.op.id, step)
+                served.setdefault(one.op.id, step / 20)
                 scheduler.drop(one)
-    assert 1000 < served[latency.op.id] < 3000
-    assert served[latency.op.id] < served[bulk.op.id] < 8000
+    assert 30.0 <= served["bulk"] < 36.0
+    assert 50.0 <= served["long"] < 60.0
+
+
+def test_the_wait_in_the_server_counts_in_the_engine() -> None:
+    """A call that waited 31 s in the server's queue goes before one that is new and for latency."""
+    scheduler = make_scheduler()
+    add(scheduler, "new", 3, application="a", work_left=300)
+    add(scheduler, "bulk", 3, application="b", work_left=300, criterion="throughput", waited=31.0)
+    assert names(scheduler.plan(100.0)) == ["bulk", "new"]
+
+
+def test_a_group_shares_the_step_with_calls_of_users() -> None:
+    """A user's call leaves no room beside it. One member of a group joins all the same, and a
+    second one only if both have at most GROUP_WEIGHT times as many tokens as the user's call. A
+    throughput call joins like them when it has waited for a minute.
+    """
+    for tokens, joined in ((16, ["m1", "m2"]), (30, ["m1"])):
+        scheduler = make_scheduler(blocks=256, step_tokens=200, beside_tokens=200)
+        add(scheduler, "user", 8, token_bound=0)
+        for name in ("m1", "m2"):
+            add(scheduler, name, tokens, group="g", work_left=9999)
+        assert names(scheduler.plan()) == ["user", *joined]
+    for waited, joined in ((60.0, []), (61.0, ["bulk"])):
+        scheduler = make_scheduler()
+        add(scheduler, "bulk", 3, criterion="throughput", work_left=9999, waited=waited)
+        add(scheduler, "user", 8, token_bound=0, waited=99.0)
+        assert names(scheduler.plan(99.0)) == ["user", *joined]
 
 
 def test_the_strictest_bound_limits_the_tokens_in_flight() -> None:

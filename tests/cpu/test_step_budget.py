@@ -24,16 +24,16 @@ AVX512 = StepCost(base_s=0.013, row_s=0.0009)
 @pytest.mark.parametrize(
     ("cost", "max_running", "wanted", "expected"),
     [
-        (AVX512, 64, None, Budget(512, 96)),
-        (StepCost(0.020, 0.0016), 64, None, Budget(300, 50)),
-        (StepCost(0.020, 0.0080), 32, None, Budget(96, 32)),
-        (StepCost(0.020, 0.0080), 8, None, Budget(72, 32)),
-        (StepCost(2.0, 0.1), 8, None, Budget(72, 32)),
-        (AVX512, 600, None, Budget(664, 96)),
-        (AVX512, 64, 80, Budget(80, 80)),
-        (AVX512, 64, 2000, Budget(2000, 96)),
-        (None, 64, None, Budget(2048, 2048)),
-        (None, 64, 256, Budget(256, 256)),
+        (AVX512, 64, None, Budget(512, 96, 41)),
+        (StepCost(0.020, 0.0016), 64, None, Budget(300, 50, 18)),
+        (StepCost(0.020, 0.0080), 32, None, Budget(96, 32, 16)),
+        (StepCost(0.020, 0.0080), 8, None, Budget(72, 32, 16)),
+        (StepCost(2.0, 0.1), 8, None, Budget(72, 32, 16)),
+        (AVX512, 600, None, Budget(664, 96, 41)),
+        (AVX512, 64, 80, Budget(80, 80, 41)),
+        (AVX512, 64, 2000, Budget(2000, 96, 41)),
+        (None, 64, None, Budget(2048, 2048, 512)),
+        (None, 64, 256, Budget(256, 256, 256)),
     ],
 )
 def test_steps_are_sized_by_the_cost_of_a_row(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from math import inf
+from operator import itemgetter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weftline_engine.api import Hints
+from weftline_engine.api import GROUP_WEIGHT, LEAST_WORK, MOST_OVERTAKEN_S, MOST_WORK, Hints
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.placement import (
     AGING_S,
@@ -55,10 +58,8 @@ def test_the_application_with_the_least_left_goes_first() -> None:
 
 
 def test_equal_applications_in_the_order_of_arrival() -> None:
-    """The older application's last call goes before the younger one's first, though it queued
-    later.
-    """
-    queue = [queued("young", at=1.0, arrival=5.0), queued("old", at=2.0, arrival=0.0)]
+    """Of two calls that queued together the older application's goes first."""
+    queue = [queued("young", at=2.0, arrival=5.0), queued("old", at=2.0, arrival=0.0)]
     assert list(placed(queue, [engine("e")])) == ["old", "young"]
 
 
@@ -125,6 +126,16 @@ def test_a_call_waits_for_the_full_engine_that_has_its_prefix() -> None:
     assert placed([call], [room, engine("idle")]) == {"a": "here"}
 
 
+def test_a_late_call_that_fits_nowhere_is_kept_an_engine() -> None:
+    """After its patience no smaller call takes the room that comes free on one of the engines."""
+    large, small = queued("large", tokens=900), queued("small", at=PATIENCE_S, tokens=100)
+    roomy = engine("roomy", latency=500, running=1, kv_tokens=1000)
+    other = engine("other", latency=600, running=1, kv_tokens=1000)
+    for now, one, two in ((PATIENCE_S, "roomy", "roomy"), (PATIENCE_S + 1, None, "other")):
+        assert placed([large, small], [roomy], now=now).get("small") == one
+        assert placed([large, small], [roomy, other], now=now) == {"small": two}
+
+
 def test_a_hash_without_the_shorter_ones_is_no_prefix() -> None:
     """A shared prefix begins at the first token."""
     prefixes = (("a", 64), ("b", 1024))
@@ -149,8 +160,9 @@ def test_latency_and_throughput_keep_apart() -> None:
 
 def test_a_latency_call_bounds_what_runs_beside_it() -> None:
     """The measured profile says how many tokens an engine may have in flight (Figure 10). Bulk
-    calls keep this bound beside a user's call. Every call keeps it beside one with a bound on each
-    token.
+    calls keep this bound beside a user's call. A group shares the step: one member always runs, and
+    more up to GROUP_WEIGHT tokens for each token of users. Every call keeps the bound beside one
+    with a bound on each token.
     """
     user, job = queued("a", tokens=200), queued("a", tokens=200, criterion="throughput")
     member, typist = queued("a", tokens=200, group="g"), queued("a", tokens=200, criterion="tpot")
@@ -160,12 +172,13 @@ def test_a_latency_call_bounds_what_runs_beside_it() -> None:
         return bool(placed([item], [engine("e", running=1, latency_tokens=1000, **load)], now=now))
 
     chatting = {"latency": 900, "bounded": 900}
-    assert [takes(x, **chatting) for x in (user, job, member, typist)] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    expected = [True, False, True, False]
+    assert [takes(x, **chatting) for x in (user, job, member, typist)] == expected
+    for others, fits in ((GROUP_WEIGHT * 900 - 200, True), (GROUP_WEIGHT * 900 - 199, False)):
+        beside = {"latency": 900, "bounded": 900, "grouped": int(others), "held": 900 + int(others)}
+        assert takes(member, **beside) is fits
+        assert takes(job, PATIENCE_S + 1, **beside) is fits
+        assert not takes(job, **beside)
     assert all(takes(x, PATIENCE_S + 1, **chatting) for x in (user, job, member, typist))
     typing = {"latency": 900, "bounded": 900, "strict": 900}
     assert not any(takes(x, **typing) for x in (user, job, member, typist))
@@ -259,16 +272,53 @@ ITEMS = st.builds(
 
 @given(st.lists(ITEMS, min_size=2, max_size=30), st.floats(60.0, 600.0))
 def test_the_order_stays_valid_while_calls_wait(queue: list[Queued], now: float) -> None:
-    """The work left of every application counts half after ten seconds of waiting, for all alike.
-    So an order that is computed once stays valid.
+    """The work left of every application counts half after ten seconds of waiting, for all alike,
+    and work for throughput counts eight times. So an order that is computed once stays valid.
     """
     waiting = sorted(queue, key=lambda item: item.turn)
     for before, after in pairwise(waiting):
         left = [
-            item.hints.work_left * 2.0 ** -((now - item.queued) / AGING_S)
+            min(max(item.hints.work_left, LEAST_WORK), MOST_WORK)
+            * (8 if item.throughput else 1)
+            * 2.0 ** -((now - item.queued) / AGING_S)
             for item in (before, after)
         ]
-        assert before.throughput < after.throughput or left[0] <= left[1] * (1 + 1e-9)
+        assert left[0] <= left[1] * (1 + 1e-9)
+
+
+@given(
+    st.lists(ITEMS, min_size=1, max_size=40),
+    st.integers(1, 4),
+    st.integers(400, 900),
+    st.lists(st.floats(0.0, 30.0), min_size=40, max_size=40),
+)
+def test_a_call_that_comes_later_goes_before_another_for_a_bounded_time(
+    queue: list[Queued], places: int, room: int, seconds: list[float]
+) -> None:
+    """On an engine that ends its calls in any order, no call starts before one that was queued
+    MOST_OVERTAKEN_S earlier, whatever their sizes, groups and criteria, and all of them start.
+    Calls come at a tenth of the times in `queue`, so some wait for minutes.
+    """
+    left = {item.id: replace(item, queued=item.queued * 10) for item in queue}
+    ends: list[tuple[float, Queued]] = []
+    now = 0.0
+    while left:
+        waiting = [item for item in left.values() if item.queued <= now]
+        held = sum(item.tokens for _, item in ends)
+        bounded = sum(item.tokens for _, item in ends if item.bounded)
+        load = engine("e", running=len(ends), max_running=places, kv_tokens=room, bounded=bounded)
+        load = replace(load, held=held, latency_tokens=300)
+        started = [p.id for p in place(waiting, [load], "app", now)]
+        for id in started:
+            one = left.pop(id)
+            for other in waiting:
+                if other.id in left and other.id not in started:
+                    assert one.queued < other.queued + MOST_OVERTAKEN_S
+            ends.append((now + seconds[len(left)], one))
+        ends.sort(key=itemgetter(0))
+        coming = min((item.queued for item in left.values() if item.queued > now), default=inf)
+        now = min(coming, ends[0][0] if ends else inf, now + 30.0 if waiting else inf)
+        ends = [(end, item) for end, item in ends if end > now]
 
 
 @given(st.lists(ITEMS, max_size=30), st.integers(1, 4), st.sampled_from(["app", "request"]))

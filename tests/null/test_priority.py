@@ -10,6 +10,7 @@ from tests.null.asgi import Serve, running
 from weftline_engine.api import Hints
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
+from weftline_server.http.state import OPEN_TENANT
 from weftline_server.schedule.placement import AGING_S, EngineLoad, Queued, place
 
 ENGINE = EngineLoad(name="e", model="m", max_running=1)
@@ -65,6 +66,20 @@ async def test_the_priority_of_a_request_reaches_the_queue(serve: Serve) -> None
     assert ended == [0, -5, 1, 5]
     refused = await server.http.post("/v1/completions", json={"prompt": "x", "priority": 101})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+
+
+async def test_the_priority_of_agent_hints_counts_the_other_way(serve: Serve) -> None:
+    """A client of Dynamo sends higher numbers for what should go first."""
+    server = await serve()
+    for priority, more in ((5, {}), (9999, {}), (5, {"priority": 3})):
+        hints = {"agent_hints": {"priority": priority, "osl": 9}}
+        body = {"messages": [{"role": "user", "content": "x"}], "nvext": hints, **more}
+        header = {"X-Session-ID": "s"}
+        answer = await server.http.post("/v1/chat/completions", json=body, headers=header)
+        assert answer.status_code == 200
+    [session] = (await server.http.get("/v1/sessions")).json()["sessions"]
+    found = server.service.find(OPEN_TENANT, session["session_id"])
+    assert [task.priority for task in found.graph.tasks.values()] == [-5, -100, 3]
 
 
 async def test_a_completion_may_state_a_criterion(serve: Serve) -> None:

@@ -135,6 +135,23 @@ def test_admission_and_retention_serve_more_agents_than_lru() -> None:
     assert slowest < lru_slowest
 
 
+def test_large_applications_wait_less_than_behind_thunder() -> None:
+    """Applications of three sizes run on a pool for a quarter of them. The gate like ThunderAgent's
+    resumes what fits, and so the largest wait. Ours admits by arrival, and serves as many.
+    """
+    agents = Agents(
+        agents=8, applications=24, turns=4, shared=64, task=600, result=250, answer=8, pause_s=1.0
+    )
+    agents = replace(agents, factors=(1, 2, 4))
+    config = SimulatedConfig(kv_tokens=6000, part_tokens=10)
+    ours = simulate(agents, config, frozenset())
+    plain = replace(config, predicts=False)
+    off = frozenset({"retention", "admission"})
+    gated = simulate(replace(agents, thunder=True), plain, off)
+    assert max(ours.ended) < max(gated.ended)
+    assert ours.largest_s < 0.7 * gated.largest_s
+
+
 def test_admission_matches_the_best_semaphore() -> None:
     """It serves as many applications a minute as LRU with the best semaphore, less at
     most a tenth.

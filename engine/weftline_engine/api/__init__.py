@@ -9,11 +9,7 @@ own queue, and never waits for the server inside a step. This package imports ne
 server, so every engine and both ends of every transport can share it.
 """
 
-from weftline_engine.api.description import (
-    LACKING,
-    Capability,
-    Description,
-)
+from weftline_engine.api.description import LACKING, OTHER_WORDS, WORDS, Capability, Description
 from weftline_engine.api.engine import (
     Engine,
     EngineDied,
@@ -35,8 +31,14 @@ from weftline_engine.api.events import (
 )
 from weftline_engine.api.ops import (
     AGING_S,
+    GROUP_WEIGHT,
+    LEAST_WORK,
     MOST_LOGPROBS,
+    MOST_OVERTAKEN_S,
     MOST_REFERENCES,
+    MOST_WORK,
+    PATIENCE_S,
+    STAND_BACK,
     Fed,
     Hints,
     Kind,
@@ -47,9 +49,17 @@ from weftline_engine.api.ops import (
 
 __all__ = [
     "AGING_S",
+    "GROUP_WEIGHT",
     "LACKING",
+    "LEAST_WORK",
     "MOST_LOGPROBS",
+    "MOST_OVERTAKEN_S",
     "MOST_REFERENCES",
+    "MOST_WORK",
+    "OTHER_WORDS",
+    "PATIENCE_S",
+    "STAND_BACK",
+    "WORDS",
     "Accepted",
     "Availability",
     "Capability",

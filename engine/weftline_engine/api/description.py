@@ -52,11 +52,17 @@ LACKING: Mapping[Capability, str] = MappingProxyType(
 )
 
 
+WORDS = "words:"
+OTHER_WORDS = 1 << 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """The model and the abilities of an engine, announced once when it is ready.
 
-    `tokenizer` is the path of a tokenizer.json; None if the engine takes text. `chat_template` is
+    `tokenizer` is the path of a tokenizer.json, or WORDS and a number where each word is a token:
+    `w0` to the number have these ids, and other words have OTHER_WORDS ids behind them. It is None
+    if the engine takes text. `chat_template` is
     Jinja text of the model's publisher, never of a request. `context_limit` and `kv_tokens` count
     tokens, `kv_bytes_per_token` bytes. `node` names the machine of a remote engine. An engine that
     `takes_messages` renders chats with a template of its own. `step_profile` is measured at start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf, log2
+from math import log2
 from typing import Any, TypeAlias
 
 
@@ -31,6 +31,18 @@ Fed: TypeAlias = "tuple[int, ...] | str | list[Any]"
 # The weight of the work that an application has left halves with each AGING_S in a queue. One
 # step of priority is worth as much as AGING_S of waiting.
 AGING_S = 10.0
+# An application with less work than this counts as one with as much, and one with more than
+# MOST_WORK too. So of two calls one is overtaken because of its size for at most 80 s.
+LEAST_WORK, MOST_WORK = 256, 65_536
+# Doublings of work by which throughput comes after latency: 30 s of waiting.
+STAND_BACK = 3.0
+# A call of the same priority that is queued so much later never goes before it: 110 s.
+MOST_OVERTAKEN_S = AGING_S * (log2(MOST_WORK / LEAST_WORK) + STAND_BACK)
+# A call for throughput that has waited so long shares the step with calls that somebody waits for.
+PATIENCE_S = 60.0
+# Beside calls that somebody waits for, the members of task groups may hold this many tokens for
+# each token of theirs, and compute this many times as many prompt tokens as others in a step.
+GROUP_WEIGHT = 4.0
 
 # The most contexts that an op may name as references.
 MOST_REFERENCES = 8
@@ -87,7 +99,7 @@ class Hints:
 
     `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
     After the op's end its context, or the first `kept_tokens` of it, will be continued in
-    `expected_pause` seconds.
+    `expected_pause` seconds. `waited` are the seconds that the op has been in the server's queue.
     """
 
     application: str = ""
@@ -100,15 +112,18 @@ class Hints:
     token_bound: int | None = None
     expected_pause: float | None = None
     kept_tokens: int | None = None
+    waited: float = 0.0
 
     def age(self, queued: float) -> float:
         """The order of applications, the smallest first, for an op queued at `queued` seconds.
 
-        The server's queue and the items engines order by it, so that they agree. The work left
-        halves at the same rate for all ops, so their order never changes while they wait.
+        The server's queue and the engines order by it, so that they agree. The work left halves at
+        the same rate for all ops, so their order never changes while they wait. Both the size and
+        the criterion count for a bounded time, so no op is overtaken for ever.
         """
-        left = log2(self.work_left) if self.work_left > 0 else -inf
-        return left + self.priority + queued / AGING_S
+        left = log2(min(max(self.work_left, LEAST_WORK), MOST_WORK))
+        later = STAND_BACK if self.criterion == "throughput" else 0.0
+        return left + later + self.priority + queued / AGING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def _in_order(queue: Iterable[Waiting]) -> Iterator[tuple[Waiting, int]]:
         name = _application(one)
         buckets[name] = min(buckets[name], _turn(one))
 
-    def urgency(one: Waiting) -> tuple[tuple[bool, float, float], str, int]:
+    def urgency(one: Waiting) -> tuple[tuple[float, float], str, int]:
         name = _application(one)
         return buckets[name], name, -one.hints.depth
 
@@ -100,6 +100,6 @@ def _application(one: Waiting) -> str:
     return one.hints.application or f"\0{one.op}"
 
 
-def _turn(one: Waiting) -> tuple[bool, float, float]:
+def _turn(one: Waiting) -> tuple[float, float]:
     hints = one.hints
-    return hints.criterion == "throughput", hints.age(one.queued), hints.arrival
+    return hints.age(one.queued), hints.arrival

@@ -15,7 +15,9 @@ from weftline.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
+from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 
+WORDS_MODE = "words"  # of the null engine
 KINDS = ("torch", "vllm", "openai", "null")
 DIALECTS = ("chat", "completions", "both")
 
@@ -165,6 +167,8 @@ def factory(spec: EngineSpec) -> Callable[[], Engine]:
 
 
 def _null(spec: EngineSpec) -> Callable[[], Engine]:
+    if spec.null_mode == WORDS_MODE:
+        return _words(spec)
     script = NullConfig.script_from(Path(spec.null_script)) if spec.null_script else ()
     config = NullConfig(
         mode=NullMode(spec.null_mode),
@@ -174,6 +178,19 @@ def _null(spec: EngineSpec) -> Callable[[], Engine]:
         max_running=spec.max_running or 1024,
     )
     return lambda: NullEngine(config)
+
+
+def _words(spec: EngineSpec) -> Callable[[], Engine]:
+    """The null engine with a KV cache and steps: a simulated one, in real time."""
+    step_s = spec.null_step_s
+    cost = StepCost(step_s=step_s, fill_s=spec.null_fill_s, sequence_s=step_s / 8)
+    usual = SimulatedConfig(cost=cost, any_words=True, model=spec.call_it or "null")
+    config = dataclasses.replace(
+        usual,
+        kv_tokens=spec.kv_tokens or usual.kv_tokens,
+        max_running=spec.max_running or usual.max_running,
+    )
+    return lambda: SimulatedEngine(config)
 
 
 # The other engines are imported only when used: each needs packages that may not be installed.
@@ -355,9 +372,10 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
 def _add_null_arguments(null: argparse._ArgumentGroup) -> None:
     null.add_argument(
         "--null-mode",
-        choices=tuple(NullMode),
+        choices=(*NullMode, WORDS_MODE),
         default=NullMode.ECHO,
-        help="echo the prompt, follow --null-script, or emit max_tokens words (default: echo)",
+        help="echo the prompt, follow --null-script, or emit max_tokens words; words has steps and "
+        "a KV cache of --kv-tokens, in which each word is a token (default: echo)",
     )
     null.add_argument(
         "--null-script",

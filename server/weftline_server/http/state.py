@@ -12,6 +12,7 @@ from starlette.datastructures import State
 
 from weftline.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
+from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
 from weftline_server.observe.metrics import Metrics
 from weftline_server.runtime.service import Service
@@ -26,6 +27,7 @@ class ServerState(State):
     service: Service
     metrics: Metrics
     runs: Runs
+    conversations: Conversations | None  # finds the sessions of clients that name none
 
     def __init__(self, config: ServerConfig, service: Service, metrics: Metrics) -> None:
         super().__init__()
@@ -33,6 +35,9 @@ class ServerState(State):
         self.service = service
         self.metrics = metrics
         self.runs = Runs(service)
+        self.conversations = None
+        if "conversations" not in config.without:
+            self.conversations = Conversations(service)
 
 
 def state_of(app: Starlette) -> ServerState:

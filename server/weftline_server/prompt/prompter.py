@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weftline.errors import ContextTooLong, InvalidRequest
-from weftline_engine.api import Description
+from weftline_engine.api import WORDS, Description
 from weftline_server.prompt.chat import for_template, in_words
-from weftline_server.prompt.render import PromptBefore
+from weftline_server.prompt.render import PromptBefore, Turn
 from weftline_server.prompt.tool_format import format_of
+from weftline_server.prompt.words import WordEncoding, WordTokenizer
 
 # Jinja and tokenizers are imported where they are used. The session names types of this module, and
 # it must run where neither is installed.
@@ -32,6 +33,7 @@ SHORT_CHARS = 4096
 # Characters after which the ids before them are taken as final. No special token of a published
 # chat model is longer. For a longer word, the final comparison of ids finds the difference.
 UNSTABLE_CHARS = 32
+BEGINNING = "\ue000"  # stands for a first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Prompter:
         self._template = None if template is None else _compile(template)
         self._alphabet = None
         self.special: frozenset[int] = frozenset()
-        if self.tokenizer is not None:
+        if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
             added = self.tokenizer.get_added_tokens_decoder()
             self.special = frozenset(id for id, token in added.items() if token.special)
             if '"ByteLevel"' in self.tokenizer.to_str():
@@ -73,6 +75,7 @@ class Prompter:
         self.tool_format = format_of(template)
         self._knows_tools = template is not None and _names(template, "tools")
         self.fingerprint = _fingerprint(description)
+        self.begins = self._beginning()  # characters before the first message, all of the template
 
     def payload(self, prompt: PromptBefore) -> Payload:
         """Return the op's payload for `prompt`.
@@ -105,7 +108,7 @@ class Prompter:
             raise InvalidRequest("the prompt before an output is empty: add text", param="prompt")
         return payload
 
-    def _encode(self, text: str, special: bool) -> Encoding:
+    def _encode(self, text: str, special: bool) -> Encoding | WordEncoding:
         """`text` as tokens. `encode_batch` lets other threads run, which `encode` does not."""
         assert self.tokenizer is not None
         if len(text) <= SHORT_CHARS:
@@ -145,6 +148,19 @@ class Prompter:
                 return tuple(encoding.ids[:index])
         return ()
 
+    def _beginning(self) -> int:
+        """The characters that the chat template writes before a user's first message.
+
+        Some templates write a whole system message of their own.
+        """
+        if self._template is None or self.description.takes_messages:
+            return 0
+        try:
+            text = self.text(PromptBefore("", (Turn("user", BEGINNING),)))
+        except InvalidRequest:
+            return 0  # the template refuses a conversation of one message
+        return max(0, text.find(BEGINNING))
+
     def text(self, prompt: PromptBefore) -> str:
         """Return the whole rendered text. Raises InvalidRequest if the template refuses it."""
         if prompt.messages is None:
@@ -179,7 +195,10 @@ class Prompter:
 def _fingerprint(description: Description) -> str:
     """Return a hash that two engines share exactly if they take the same prompts."""
     path = description.tokenizer
-    vocabulary = b"" if path is None else Path(path).read_bytes()
+    if path is None or path.startswith(WORDS):
+        vocabulary = (path or "").encode()
+    else:
+        vocabulary = Path(path).read_bytes()
     fields = (
         description.chat_template,
         description.bos_token,
@@ -205,7 +224,9 @@ def _byte_alphabet() -> dict[str, int]:
     }
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
+def _load_tokenizer(path: str) -> Tokenizer | WordTokenizer:
+    if path.startswith(WORDS):
+        return WordTokenizer(int(path.removeprefix(WORDS)))
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(path)

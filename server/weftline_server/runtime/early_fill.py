@@ -105,10 +105,10 @@ class EarlyFill:
         if run.state is not RunState.WAITING:
             return
         prompt = known_before(session, primitive, HOLE)
-        chars = _known_chars(prompt)
+        prompter = self._prompts.prompter(primitive.resource)
+        chars = _known_chars(prompt) + (prompter.begins if prompt.messages is not None else 0)
         if chars - early.chars < MIN_CHARS:
             return
-        prompter = self._prompts.prompter(primitive.resource)
         loop = asyncio.get_running_loop()
         ids = await loop.run_in_executor(None, prompter.stable_prefix, prompt, HOLE)
         if run.state is not RunState.WAITING:

@@ -37,8 +37,10 @@ from weftline_server.schedule.engines.member import Work
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 
-# The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts.
-PREFIX_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts:
+# a KV block first, then steps of a third to a half. With steps of two from 32 on, prefixes of 20
+# and 60 tokens counted as 0 and 32.
+PREFIX_TOKENS = (16, *(step << n for n in range(4, 14) for step in (2, 3)))
 
 
 def hints(session: Session, primitive: Primitive) -> api.Hints:
@@ -373,7 +375,8 @@ class PromptKind:
         queued = queued_at(session, primitive, attempt, now)
         size = payload.size + sampling.max_tokens
         shared = prefixes(payload.tokens, salt) if self._affinity else ()
-        return Work(id, primitive.resource, op, queued, size, shared, session.stays)
+        means = meanings(session, primitive) if self._affinity else ()
+        return Work(id, primitive.resource, op, queued, size, shared, means, session.stays)
 
     def part(self, primitive: Primitive, part: api.Part, now: float) -> ev.TextGenerated:
         """The event of a generated part of an output."""
@@ -449,6 +452,37 @@ def queued_at(session: Session, primitive: Primitive, attempt: Attempt, now: flo
     """When the primitive was queued, in seconds; an early fill is queued now."""
     step = session.primitives[primitive.id].step
     return now if step is None or attempt.is_open else step.queued
+
+
+def meanings(session: Session, primitive: Primitive) -> tuple[tuple[str, int], ...]:
+    """(hash, estimated length) of the beginnings of a prompt that hold a variable of the session.
+
+    The value need not exist. So calls that will share it go to one engine before it does.
+    """
+    body = body_of(primitive)
+    hashes = session.plan.prefixes.get(primitive.id, ())
+    if body.is_constant or not hashes:
+        return ()
+    holders = {holder.name: holder for holder in body.holders}
+    found: list[tuple[str, int]] = []
+    chars, begun = 0, False
+    for segment, hash in zip(body.before, hashes, strict=False):
+        holder = holders.get(segment.input or segment.output or "")
+        if holder is None:
+            chars += len(segment.text or "")
+        elif holder.semantic_var_id is None:
+            chars += len(str(holder.value))
+        else:
+            begun = True
+            text = session.variables[holder.semantic_var_id].text
+            chars += len(text) or CHARS_PER_TOKEN * EXPECTED_TOKENS
+        if begun:
+            key = hashlib.blake2b(f"{session.id}/{hash}".encode(), digest_size=8)
+            found.append((key.hexdigest(), chars // CHARS_PER_TOKEN))
+    return tuple(found)
+
+
+EXPECTED_TOKENS = 128  # of a variable that is still empty
 
 
 def prefixes(tokens: tuple[int, ...] | None, salt: str) -> tuple[tuple[str, int], ...]:

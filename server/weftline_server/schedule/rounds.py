@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from weftline_engine import api
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.schedule.memory.keeper import Memory
@@ -85,9 +87,17 @@ class Rounds:
         assert work is not None and member.engine is not None
         self._served.got(work.item.tenant, work.tokens)
         member.hold(work)
-        member.engine.submit(self._memory.continuing(member.name, member.op(work)))
+        sent = member.op(work, self._now())
+        if self._policy == "request":
+            sent = replace(sent, hints=_plain(sent.hints))
+        member.engine.submit(self._memory.continuing(member.name, sent))
         if not work.op.open or not work.item.has_prompt:
             self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node))
+
+
+def _plain(hints: api.Hints) -> api.Hints:
+    """The hints as an ordinary server gives them, so that the engine's order is that of arrival."""
+    return api.Hints(priority=hints.priority, arrival=hints.arrival, waited=hints.waited)
 
 
 def _by_model(members: Sequence[Member]) -> dict[str, list[Member]]:

@@ -35,10 +35,10 @@ def test_applications_come_in_the_order_of_the_server_s_queue() -> None:
         return Waiting(app, hints, (1,), queued=queued)
 
     one = Slots(1, 10)
-    small, large = left("small", 60), left("large", 100)
+    small, large = left("small", 600), left("large", 1000)
     assert form([large, small], one) == [Share("small", 0, 1)]
-    assert form([large, left("small", 60, queued=10.0)], one) == [Share("large", 0, 1)]
-    assert form([left("large", 100, priority=-1), small], one) == [Share("large", 0, 1)]
+    assert form([large, left("small", 600, queued=10.0)], one) == [Share("large", 0, 1)]
+    assert form([left("large", 1000, priority=-1), small], one) == [Share("large", 0, 1)]
 
 
 @given(

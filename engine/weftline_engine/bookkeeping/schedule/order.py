@@ -8,15 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weftline_engine.api import AGING_S, GROUP_WEIGHT, PATIENCE_S
 from weftline_engine.bookkeeping.schedule.sequence import Rank, Sequence
 
-# Arriving this many steps later counts as much as twice the work left: about 10 s at 25 ms a step,
-# as in the server.
-_AGING_STEPS = 400
-# Doublings of work by which throughput comes after latency. A throughput sequence still comes
-# before a latency one that arrives 6,400 steps later.
-_STAND_BACK = 16.0
-# The weight of one level of depth in the application's graph, in the same unit.
+# The weight of one level of depth in the application's graph, in doublings of work.
 _DEPTH = 0.5
 
 
@@ -30,15 +25,16 @@ def rank(sequences: Iterable[Sequence]) -> None:
 
     Open sequences come after complete ones: their prompts may wait for the others' output. Then the
     application with the least work left is first, and within it the deepest call. Age counts as the
-    step of arrival, not as the time waited. So the order of two sequences changes only with their
-    hints, they cannot preempt each other in turn, and no sequence is overtaken for ever.
+    time of arrival, not as the time waited. So the order of two sequences changes only with their
+    hints, they cannot preempt each other in turn, and no sequence is overtaken for ever: `Hints`
+    bounds what size and criterion count.
     """
-    scored = [(one, _group(one), _score(one)) for one in sequences]
+    scored = [(one, _group(one), one.hints.age(one.born)) for one in sequences]
     first: dict[tuple[str, bool], tuple[float, int]] = {}
     for one, group, score in scored:
         first[group] = min(first.get(group, (score, one.arrival)), (score, one.arrival))
     for one, group, _ in scored:
-        depth = one.born / _AGING_STEPS - _DEPTH * one.hints.depth
+        depth = one.born / AGING_S - _DEPTH * one.hints.depth
         one.rank = (one.open, *first[group], depth, one.arrival)
 
 
@@ -52,35 +48,50 @@ def _group(sequence: Sequence) -> tuple[str, bool]:
     return sequence.hints.application or f"\0{sequence.arrival}", bulk(sequence)
 
 
-def _score(sequence: Sequence) -> float:
-    work = math.log2(max(0, sequence.hints.work_left) + 1)
-    place = sequence.hints.priority + sequence.born / _AGING_STEPS
-    return work + bulk(sequence) * _STAND_BACK + place
-
-
 class TokenBound:
     """Limits the tokens of a step's sequences to what its strictest latency sequence allows beside
     it. Without such a sequence there is no limit.
 
     Latency sequences with a bound are always allowed: the server decides how many of them run
-    together, and counts their common tokens once. Here they only keep out the others.
+    together, and counts their common tokens once. Here they only keep out the others. Members of a
+    task group share the step with them by GROUP_WEIGHT, whatever the bound, because a reader waits
+    for the last member. So does a sequence for throughput that has waited for PATIENCE_S. One of
+    these is always in the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
         self._tokens = 0
+        self._bounded = 0
         self._most = math.inf
 
     def allows(self, sequence: Sequence) -> bool:
         """Whether this sequence may join the step; the first always may."""
-        if sequence.hints.token_bound is not None and not bulk(sequence):
+        if _is_bounded(sequence) or not self._tokens:
             return True
-        return not self._tokens or self._tokens + len(sequence.tokens) <= self._most
+        size = len(sequence.tokens)
+        if self._tokens + size <= self._most:
+            return True
+        others = self._tokens - self._bounded
+        if not _shares(sequence) and self._now - sequence.born <= PATIENCE_S:
+            return False
+        return not others or others + size <= GROUP_WEIGHT * self._bounded
 
     def add(self, sequence: Sequence) -> None:
-        self._tokens += len(sequence.tokens)
+        size = len(sequence.tokens)
+        self._tokens += size
         beside = sequence.hints.token_bound
-        if beside is not None and not bulk(sequence):
-            self._most = min(self._most, beside + len(sequence.tokens))
+        if beside is not None and _is_bounded(sequence):
+            self._bounded += size
+            self._most = min(self._most, beside + size)
+
+
+def _is_bounded(sequence: Sequence) -> bool:
+    return sequence.hints.token_bound is not None and not bulk(sequence)
+
+
+def _shares(sequence: Sequence) -> bool:
+    return bool(sequence.hints.group) and not bulk(sequence)
 
 
 class PromptBudget:
@@ -88,12 +99,12 @@ class PromptBudget:
 
     An application with more work than fits into one step gets only `beside` tokens behind another
     application that decodes. It ends late in any case, and the other ends sooner if its steps are
-    short.
+    short. A task group that a reader waits for gets GROUP_WEIGHT times as many.
     """
 
     def __init__(self, tokens: int, beside: int) -> None:
         self._step = self._left = tokens
-        self._beside = beside
+        self._beside, self._shared = beside, int(GROUP_WEIGHT * beside)
         self._decodes: tuple[str, bool] | None = None  # the first application that decodes
 
     def allow(self, sequence: Sequence) -> int:
@@ -101,11 +112,12 @@ class PromptBudget:
         first = self._decodes
         if first is None or first == _group(sequence) or sequence.hints.work_left <= self._step:
             return self._left
-        return min(self._left, self._beside)
+        return min(self._left, self._shared if _shares(sequence) else self._beside)
 
     def spend(self, sequence: Sequence, tokens: int) -> None:
         """The sequence computes `tokens` of its prompt; 0 if it decodes."""
         self._left -= tokens
         self._beside -= tokens
+        self._shared -= tokens
         if tokens == 0 and self._decodes is None:
             self._decodes = _group(sequence)

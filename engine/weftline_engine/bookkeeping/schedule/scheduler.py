@@ -27,8 +27,9 @@ class SchedulerConfig:
 
     A prompt longer than `step_tokens` is computed in chunks, beside the sequences that decode.
     `order.PromptBudget` says when prompts get only `beside_tokens` of a step. Open prompts are
-    computed `ahead_beside` complete ones, or only in steps without any. Without `predicts` the
-    least recently used block is evicted first.
+    computed `ahead_beside` complete ones, or only in steps without any, and at most `early_tokens`
+    of them in a step, because a call that somebody waits for may come at any time. Without
+    `predicts` the least recently used block is evicted first.
     """
 
     blocks: int
@@ -37,6 +38,7 @@ class SchedulerConfig:
     step_tokens: int = 512
     beside_tokens: int = 512
     ahead_beside: bool = True
+    early_tokens: int = 32
     predicts: bool = True
 
     def __post_init__(self) -> None:
@@ -100,10 +102,12 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._planned: set[int] = set()  # ids of the sequences with a chunk in this step
         self._full = False  # no more sequences are admitted in this step
+        self._unborn: list[Sequence] = []  # they came after the last plan
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens, with all its output, must fit into the pool."""
-        sequence.born, sequence.grain = self.tree.step, self.config.block_size
+        sequence.grain = self.config.block_size
+        self._unborn.append(sequence)
         sequence.move_to(Phase.WAITING)
         self.waiting.append(sequence)
 
@@ -113,19 +117,25 @@ class Scheduler:
         self.tree.step += 1
         self.tree.now = now
         self._copies, self._planned, self._full = [], set(), False
+        while self._unborn:
+            one = self._unborn.pop()
+            one.born = now - one.hints.waited
         everyone = [*self.running, *self.waiting]
         rank(everyone)
         chunks: list[Chunk] = []
-        bound = TokenBound()
+        bound = TokenBound(now)
         config, places = self.config, self.config.max_running
         decoding = sum(one.left == 1 for one in self.running)
         prompts = PromptBudget(config.step_tokens - min(decoding, places), config.beside_tokens)
+        early_left = config.early_tokens
         for sequence in sorted(everyone, key=urgency):
             ahead = sequence.open and bool(chunks) and not chunks[0].sequence.open
             if len(chunks) == places or (ahead and not config.ahead_beside):
                 break  # all sequences that follow are open as well
             decodes = sequence.phase is Phase.RUNNING and sequence.left == 1
             most = 1 if decodes else prompts.allow(sequence)
+            if sequence.open:
+                most = min(most, early_left)
             if most < 1 or not bound.allows(sequence) or not self._is_in(sequence):
                 continue
             chunk = self._chunk(sequence, most)
@@ -134,6 +144,7 @@ class Scheduler:
                 self._planned.add(id(sequence))
                 bound.add(sequence)
                 prompts.spend(sequence, 0 if decodes else chunk.stop - chunk.start)
+                early_left -= chunk.rows if sequence.open else 0
         done = [one for one in self.running if not one.generates and one.complete]
         finished = tuple(one for one in done if id(one) not in self._planned)
         return StepPlan(tuple(chunks), tuple(self._copies), finished)

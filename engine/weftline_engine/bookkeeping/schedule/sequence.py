@@ -40,8 +40,8 @@ class Sequence:
 
     `blocks` hold the first `computed` tokens. Once a step is planned, its tokens count as computed.
     The first `len(held)` blocks are nodes of the tree; the others belong to the sequence. `cached`
-    counts the prompt tokens that were found in the tree. `born` is the number of steps before the
-    sequence was queued.
+    counts the prompt tokens that were found in the tree. `born` is the second at which the
+    server queued it, by the engine's clock, from the next plan on.
     """
 
     op: Op
@@ -56,7 +56,7 @@ class Sequence:
     cached: int = 0
     filled: bool = False  # the whole prompt has been computed once
     hints: Hints = field(init=False)
-    born: int = 0
+    born: float = 0.0
     grain: int = 1  # an open prompt is computed by multiples of this: a block
     rank: Rank = (False, 0.0, 0, 0.0, 0)
 

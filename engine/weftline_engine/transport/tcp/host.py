@@ -262,4 +262,6 @@ class _Events:
 
 def _tokenizer(description: api.Description) -> str | None:
     path = description.tokenizer
+    if path is not None and path.startswith(api.WORDS):
+        return path  # it is no file
     return None if path is None else Path(path).read_text(encoding="utf-8")

@@ -195,15 +195,25 @@ class _Choice:
         return body
 
 
-async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
-    """Submit the calls of `body`, in a session of the request's own or in the one that it names."""
+async def _start(
+    request: Request, service: Service, tenant: str, body: Body, shape: Shape
+) -> _Running:
+    """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
+    in that of its conversation."""
     body.check()
+    state = state_of(request.app)
+    runs = state.runs
     said = body.weftline or Provenance()
     if body.session_id is not None:
         said = replace(said, session_id=body.session_id)
     runs.close(tenant, said.close)
-    own = said.session_id is None
-    if said.session_id is None:
+    found = None
+    if said.session_id is None and body.weftline is None and state.conversations is not None:
+        found = state.conversations.find(tenant, request.headers, body)
+    own = said.session_id is None and found is None
+    if found is not None:
+        session = found
+    elif said.session_id is None:
         session = service.open(tenant, stays=False)
     else:
         session = runs.enter(tenant, said.session_id, opens=said.open)
@@ -230,7 +240,7 @@ async def _complete(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
     """The response to `body`, whole or as a stream."""
-    running = await _start(service, state_of(request.app).runs, tenant, body, shape)
+    running = await _start(request, service, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's completion requests, and how they become calls of a session.
 
-Fields that would not change the answer (`user`, `metadata`, `store`, …) are ignored, since OpenAI
+Fields that would not change the answer (`metadata`, `store`, …) are ignored, since OpenAI
 clients keep adding new ones. A field that would change the answer and is not served is a 400 that
 names the field.
 """
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from weftline.errors import InvalidRequest
 from weftline.protocol import (
     MAX_ITEMS,
+    MAX_PRIORITY,
     Call,
     Criterion,
     InOut,
@@ -112,6 +113,24 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHints:
+    """What NVIDIA Dynamo's clients say of a request. A higher priority goes first."""
+
+    priority: int = 0
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoFields:
+    """The object `nvext`."""
+
+    agent_hints: AgentHints | None = None
+
+    __pydantic_config__ = _LOOSE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFields:
     """The fields that both endpoints share."""
 
@@ -139,10 +158,14 @@ class SharedFields:
     logit_bias: dict[str, Any] | None = None
     functions: tuple[dict[str, Any], ...] | None = None
     cache_salt: str | None = None
+    # Of conversations that are told apart by how they grow, those of one key or user are compared.
+    prompt_cache_key: str | None = None
+    user: str | None = None
     # Ours: the session to run in, the priority (lower goes first, as in vLLM), the criterion, and
     # the constraint of the output.
     session_id: str | None = None
     priority: int = 0
+    nvext: DynamoFields | None = None
     criteria: Criterion | None = None
     constraint: dict[str, Any] | None = None
 
@@ -174,6 +197,14 @@ class SharedFields:
             )
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be in 1 to {MAX_CHOICES}, got {self.n}", param="n")
+
+    @property
+    def own_priority(self) -> int:
+        """`priority`, or else that of the agent's hints, where higher goes first."""
+        hints = None if self.nvext is None else self.nvext.agent_hints
+        if self.priority or hints is None:
+            return self.priority
+        return -max(-MAX_PRIORITY, min(MAX_PRIORITY, hints.priority))
 
     def sampling(self) -> Sampling:
         """The sampling of the first choice; `choices` makes those of the others."""
@@ -269,7 +300,7 @@ class ChatRequest(SharedFields):
             prompt=(*messages, answer),
             placeholders=(*inputs.placeholders, _output(self.sampling(), logprobs)),
             model=self.model,
-            priority=self.priority,
+            priority=self.own_priority,
             criteria=self.criteria,
             tools=self.tools or (),
             tool_choice=self.tool_choice,
@@ -312,7 +343,7 @@ class CompletionRequest(SharedFields):
                 prompt=(Segment(text=prompt), Segment(output=OUTPUT)),
                 placeholders=(output,),
                 model=self.model,
-                priority=self.priority,
+                priority=self.own_priority,
                 criteria=self.criteria,
             )
             for prompt in prompts

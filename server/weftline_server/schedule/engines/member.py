@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
@@ -50,9 +51,9 @@ class Work:
     """A primitive on its way to an engine: whose it is, the op to send, and when it was queued.
 
     `tokens` bounds the KV cache that the op will hold. For an op without a prompt it estimates its
-    work. `prefixes` are the hashes and lengths of the prompt's prefixes. `stays` says that its
-    session may send more calls later. Work to do `once` gets no second attempt. `deaths` counts the
-    engines that died while they ran it.
+    work. `prefixes` and `meanings` are the hashes and lengths of the prompt's prefixes, by token
+    ids and by variables. `stays` says that its session may send more calls later. Work to do `once`
+    gets no second attempt. `deaths` counts the engines that died while they ran it.
     """
 
     primitive: PrimitiveId
@@ -61,6 +62,7 @@ class Work:
     queued: float
     tokens: int
     prefixes: tuple[tuple[str, int], ...] = ()
+    meanings: tuple[tuple[str, int], ...] = ()
     stays: bool = False
     once: bool = False
     deaths: int = 0
@@ -75,20 +77,24 @@ class Work:
             tokens=self.tokens,
             hints=self.op.hints,
             prefixes=self.prefixes,
+            meanings=self.meanings,
             open=self.op.open,
             tenant=self.op.salt,
         )
         object.__setattr__(self, "item", item)
 
-    def op_beside(self, latency_tokens: int | None) -> api.Op:
+    def op_beside(self, latency_tokens: int | None, now: float) -> api.Op:
         """Return the op for an engine that keeps its steps short up to this many tokens in flight.
 
-        The token bound of a bounded call tells the engine when to pause other calls.
+        The token bound of a bounded call tells the engine when to pause other calls. Its order goes
+        on from the seconds that the call has waited here.
         """
-        if latency_tokens is None or not is_bounded(self.op.hints):
-            return self.op
-        bound = max(0, latency_tokens - self.tokens)
-        return replace(self.op, hints=replace(self.op.hints, token_bound=bound))
+        hints, waited = self.op.hints, now - self.queued
+        if waited >= 1.0:  # a shorter wait changes no order worth another copy
+            hints = replace(hints, waited=waited)
+        if latency_tokens is not None and is_bounded(hints):
+            hints = replace(hints, token_bound=max(0, latency_tokens - self.tokens))
+        return self.op if hints is self.op.hints else replace(self.op, hints=hints)
 
     @property
     def fed_so_far(self) -> int:
@@ -162,20 +168,26 @@ class InHand:
     def load(self, name: str, description: api.Description, known: Collection[str]) -> EngineLoad:
         """Sum up the ops for placement. `known` are the hashes of the engine's prefixes."""
         groups: dict[str, int] = {}
-        tokens = {True: 0, False: 0}
+        latency = grouped = throughput = 0
         held = early = bounded = strict = 0
         shared: set[str] = set()
         # Tokens that early fills share with other calls count for the other calls, so these come
         # first.
         for work in sorted(self.works.values(), key=lambda work: work.op.open):
             hints = work.op.hints
-            tokens[hints.criterion == "throughput"] += work.tokens - self._cached[work.op.id]
+            missing = work.tokens - self._cached[work.op.id]
+            if work.item.throughput:
+                throughput += missing
+            elif work.item.grouped:
+                grouped += missing
+            else:
+                latency += missing
             if hints.group:
                 groups[hints.group] = groups.get(hints.group, 0) + 1
             if not work.item.has_prompt:
                 continue  # it holds no KV cache
             own = work.tokens - common(work.prefixes, shared)
-            shared.update(hash for hash, _ in work.prefixes)
+            shared.update(hash for hash, _ in (*work.prefixes, *work.meanings))
             if work.op.open:
                 early += own
             else:
@@ -190,8 +202,9 @@ class InHand:
             max_running=description.max_running,
             held=held,
             early=early,
-            latency=tokens[False],
-            throughput=tokens[True],
+            latency=latency,
+            grouped=grouped,
+            throughput=throughput,
             bounded=bounded,
             strict=strict,
             kv_tokens=description.kv_tokens,
@@ -256,9 +269,9 @@ class Member:
         """Whether it takes a kind of op that has a prompt."""
         return not self.kinds.isdisjoint(PROMPT_KINDS)
 
-    def op(self, work: Work) -> api.Op:
+    def op(self, work: Work, now: float) -> api.Op:
         """The op as this engine gets it: references only if it drafts."""
-        op = work.op_beside(self.latency_tokens)
+        op = work.op_beside(self.latency_tokens, now)
         drafts = self.description is not None and self.description.drafts
         return op if drafts or not op.references else replace(op, references=())
 
@@ -267,7 +280,8 @@ class Member:
         is_new = work.op.id not in self.ops.works
         self.ops.hold(work, self.prefixes.hashes)
         if is_new:
-            self.prefixes.expect(work.op.context, work.prefixes)
+            both = sorted((*work.prefixes, *work.meanings), key=itemgetter(1))
+            self.prefixes.expect(work.op.context, tuple(both))
         self._load = None
 
     def delivered(self, op: str, items: int) -> None:

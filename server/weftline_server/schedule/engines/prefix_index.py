@@ -9,7 +9,7 @@ from typing import Protocol
 from weftline_engine import api
 
 # At most this many prefixes are remembered of one engine, and at most this many contexts.
-MAX_PREFIXES = 4096
+MAX_PREFIXES = 8192
 UNKNOWN_POOL = 1 << 20  # tokens; assumed of an engine that does not announce its KV cache's size
 
 Prefixes = tuple[tuple[str, int], ...]  # hash and length in tokens of a prompt's prefixes

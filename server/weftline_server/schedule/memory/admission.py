@@ -29,6 +29,7 @@ IDLE = 0.8
 PROBATION_S = 4.0
 # Seconds after which a waiting application is admitted whatever it costs, one after the other.
 PATIENCE_S = 120.0
+FORCED_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +84,18 @@ def admit(
     )
     enter = queue[: count or (0 if inside else 1)]
     queue = queue[len(enter) :]
-    late = queue and now - queue[0].since > PATIENCE_S and pool.forced > PATIENCE_S / 4
+    # Not the first in turn: where a tenant's short sessions keep coming, their turn may always be
+    # before that of another tenant, which has more sessions inside.
+    oldest = min(queue, key=lambda one: one.since, default=None)
+    late = oldest is not None and now - oldest.since > PATIENCE_S and pool.forced > FORCED_EVERY_S
     spare = pool.busy < IDLE or (cheap and pool.busy < SATURATED)
     beyond = queue and may_change and spare
-    if late or beyond:
+    if late and oldest is not None:
+        enter.append(oldest)
+    elif beyond:
         enter.append(queue[0])
     out = _excess(inside, room) if crowded and may_change else []
-    return Admission(tuple(enter), tuple(out), beyond=bool(beyond), forced=bool(late))
+    return Admission(tuple(enter), tuple(out), beyond=bool(beyond), forced=late)
 
 
 def _excess(inside: Sequence[Application], room: float) -> list[Application]:

@@ -14,11 +14,13 @@ experiment uses this policy as its control.
 - Engine: a call goes to the engine where the fewest tokens must be computed before it ends, and
   where it slows others least. Tokens of a prefix that is already there cost nothing. A token of a
   missing prefix costs more than a token of load. This brings calls that share a prefix together,
-  also when all of them are still in the queue. Members of a task group attract each other. Latency
-  calls and throughput calls repel each other.
+  also when all of them are still in the queue. Members of a task group attract each other. Calls
+  that somebody waits for keep away from throughput calls and from groups. Throughput calls gather,
+  and while users' calls run an engine is kept free of throughput calls and groups.
 - Waiting: when the best engine has the prefix but no room, the call waits for it. On another engine
   the prefix would be computed again. It would also evict prefixes that other calls come back to,
-  and then these calls would move to other engines, too.
+  and then these calls would move to other engines, too. When a call has waited for PATIENCE_S and
+  fits nowhere, one engine takes no smaller ones until it fits.
 
 Tenants share engines: under both policies the calls of a tenant keep this order among themselves,
 and the next call is one of the tenant that has got the least work so far.
@@ -26,6 +28,7 @@ and the next call is one of the tenant that has got the least work so far.
 An engine takes only the kinds of op that it announces.
 """
 
+from weftline_engine.api import PATIENCE_S
 from weftline_server.schedule.placement.items import (
     AGING_S,
     PROMPT_KINDS,
@@ -36,7 +39,7 @@ from weftline_server.schedule.placement.items import (
     is_bounded,
 )
 from weftline_server.schedule.placement.round import place
-from weftline_server.schedule.placement.scores import PATIENCE_S, POLICIES
+from weftline_server.schedule.placement.scores import POLICIES
 from weftline_server.schedule.placement.shares import Served
 
 __all__ = [

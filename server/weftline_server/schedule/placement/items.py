@@ -25,8 +25,8 @@ PROMPT_KINDS: frozenset[str] = frozenset({Kind.FILL, Kind.GENERATE})
 
 
 # Decides how much of an engine a call may use: the kind of its op, whether it is an early fill,
-# whether it is bounded, and whether it is strict.
-Class = tuple[str, bool, bool, bool]
+# whether it is bounded, whether it is strict, and whether it is a member of a group.
+Class = tuple[str, bool, bool, bool, bool]
 
 
 @record
@@ -35,7 +35,9 @@ class Queued:
 
     For a kind with a prompt, `tokens` bounds the KV cache that it will hold (prompt and output).
     For any other kind it estimates the work in tokens. `prefixes` are hashes of the prompt's
-    beginnings, short to long, each with the length of its beginning in tokens.
+    beginnings, short to long, each with the length of its beginning in tokens. `meanings` are those
+    of the beginnings that hold a variable: the hash is of the variable and not of its value, which
+    need not exist, and the length is estimated.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Queued:
     tokens: int
     hints: Hints
     prefixes: tuple[tuple[str, int], ...] = ()
+    meanings: tuple[tuple[str, int], ...] = ()
     open: bool = False  # an early fill: the rest of its prompt does not exist yet
     tenant: str = ""  # who shares engines with whom: each tenant gets as much as any other
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
@@ -54,12 +57,12 @@ class Queued:
         # The work left halves at the same rate for all calls. So their order never changes while
         # they wait, and the key is computed once instead of in every round.
         hints = self.hints
-        rank = 2 * self.open + self.throughput
-        turn = (rank, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
+        turn = (self.open, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
         object.__setattr__(self, "turn", turn)
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"
-        object.__setattr__(self, "of", (self.kind, self.open, bounded, strict))
+        group = bool(hints.group) and not self.throughput
+        object.__setattr__(self, "of", (self.kind, self.open, bounded, strict, group))
 
     @property
     def has_prompt(self) -> bool:
@@ -68,6 +71,11 @@ class Queued:
     @property
     def throughput(self) -> bool:
         return self.hints.criterion == "throughput"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it is a member of a task group that a reader waits for."""
+        return self.of[4]
 
     @property
     def bounded(self) -> bool:
@@ -96,9 +104,9 @@ class EngineLoad:
     None means unlimited. `held` counts the tokens in flight. `bounded` of them belong to calls that
     hold throughput calls and groups to `latency_tokens`; `strict` of them belong to calls that hold
     every call to it. Early fills hold `early` tokens more. A prefix that several calls share
-    counts once; the hashes of such prefixes are in `shared`. `latency` and `throughput` count the
-    tokens that calls of each kind had to compute. They leave out the tokens that were in the
-    engine's cache when the call came.
+    counts once; the hashes of such prefixes are in `shared`. `latency`, `grouped` and `throughput`
+    count the tokens that calls of each kind had to compute; `grouped` are those of task groups that
+    a reader waits for. They leave out the tokens that the engine's cache had when the call came.
     """
 
     name: str
@@ -109,6 +117,7 @@ class EngineLoad:
     held: int = 0
     early: int = 0
     latency: int = 0
+    grouped: int = 0
     throughput: int = 0
     bounded: int = 0
     strict: int = 0

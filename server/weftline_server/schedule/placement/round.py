@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
+from weftline_engine.api import PATIENCE_S
 from weftline_server.schedule.placement.items import (
     Class,
     EngineLoad,
@@ -15,10 +16,11 @@ from weftline_server.schedule.placement.items import (
 )
 from weftline_server.schedule.placement.scores import (
     COST,
+    KEPT_FREE,
     ORDER,
-    PATIENCE_S,
     Candidate,
     Cost,
+    Kept,
 )
 from weftline_server.schedule.placement.shares import shared
 
@@ -31,6 +33,8 @@ class _Replicas:
     def __init__(self) -> None:
         self.engines: list[Candidate] = []
         self.free = 0  # places
+        self.mixes = False  # calls with a step bound are beside throughput calls or groups
+        self.reserved = False  # an engine takes nothing more for a call that has waited too long
         self._fresh: set[str] = set()
         # By class and whether the call is late: the most room of an engine, and the room of each.
         self._rooms: dict[tuple[Class, bool], tuple[float, dict[int, float]]] = {}
@@ -47,18 +51,20 @@ class _Replicas:
         without a look at every engine.
         """
         known = self._rooms.get((item.of, late))
-        if known is None:
-            rooms = {
-                index: engine.room(item.of, late)
-                for index, engine in enumerate(self.engines)
-                if item.kind in engine.load.kinds
-            }
-            known = self._rooms[item.of, late] = max(rooms.values(), default=-inf), rooms
-        most, rooms = known
+        most, rooms = self._rooms_of(item.of, late) if known is None else known
         if item.tokens <= most:
             return rooms
         # Optimistic bound: assume the roomiest engine holds every shared prefix.
         return rooms if item.tokens - common(item.prefixes, self._fresh) <= most else _NO_ROOMS
+
+    def _rooms_of(self, of: Class, late: bool) -> tuple[float, dict[int, float]]:
+        rooms = {
+            index: engine.room(of, late)
+            for index, engine in enumerate(self.engines)
+            if of[0] in engine.load.kinds
+        }
+        self._rooms[of, late] = found = max(rooms.values(), default=-inf), rooms
+        return found
 
     def best(self, item: Queued, cost: Cost, late: bool, waits: bool) -> int | None:
         """Return the index of the engine with room where `item` costs least, or None.
@@ -69,32 +75,60 @@ class _Replicas:
         rooms = self.rooms(item, late)
         if not rooms:
             return None
-        best, least, running, throughput = None, inf, 0, item.throughput
+        best, least, running, batches = None, inf, 0, item.throughput or item.grouped
         full = []
         for index, room in rooms.items():
             engine = self.engines[index]
             if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
                 full.append(engine)
                 continue
-            score = cost(engine, item, throughput)
+            score = cost(engine, item, batches)
             # The less busy engine wins a tie, then the first by name.
             if score < least or (score == least and engine.running < running):
                 best, least, running = index, score, engine.running
-        if best is None or not (waits and item.prefixes):
+        if best is None or not (waits and (item.prefixes or item.meanings)):
             return best
         missing = self.engines[best].missing(item)
-        better = [one for one in full if cost(one, item, throughput) < least]
+        better = [one for one in full if cost(one, item, batches) < least]
         return None if any(one.missing(item) < missing for one in better) else best
 
     def place(self, index: int, item: Queued) -> None:
         """Add a call that was placed on engine `index`."""
         engine = self.engines[index]
+        batched = engine.batches
         engine.place(item)
         self.free -= 1
         self._fresh.update(hash for hash, _ in item.prefixes)
+        if self.mixes and not batched and engine.batches:
+            self.keep_free()
+        self._changed(index)
+
+    def keep_free(self) -> None:
+        """Keep the last engines without throughput calls and groups free of these."""
+        free = [one for one in self.engines if not one.batches]
+        keep = len(self.engines) > 1 and len(free) <= max(1, len(self.engines) // KEPT_FREE)
+        for one in self.engines:
+            if one.kept in (Kept.NOTHING, Kept.BATCHES):
+                one.kept = Kept.BATCHES if keep and not one.batches else Kept.NOTHING
+
+    def reserve(self, item: Queued) -> None:
+        """Let one engine run empty for a call that has waited too long and fits nowhere.
+
+        Without this, smaller calls would take the room as soon as it comes free. Engines are taken
+        from the others one at a time.
+        """
+        _, rooms = self._rooms_of(item.of, late=True)
+        index = max(rooms, key=rooms.__getitem__, default=None)
+        if index is None or rooms[index] == -inf:
+            return
+        self.reserved = True
+        self.engines[index].keep_for(item)
+        self._changed(index)
+
+    def _changed(self, index: int) -> None:
         for key, (_, rooms) in self._rooms.items():
             if index in rooms:
-                rooms[index] = engine.room(*key)
+                rooms[index] = self.engines[index].room(*key)
                 self._rooms[key] = max(rooms.values()), rooms
 
 
@@ -116,8 +150,16 @@ def place(
         if load.model not in by_model:
             by_model[load.model] = _Replicas()
         by_model[load.model].add(Candidate(load))
+    ordered = sorted(queue, key=ORDER[policy])
+    if policy == "app":
+        for model, served_by in by_model.items():
+            served_by.mixes = any(one.bounded for one in served_by.engines) or any(
+                item.of[2] and item.model == model for item in ordered
+            )
+            if served_by.mixes:
+                served_by.keep_free()
     placements = []
-    for item in shared(sorted(queue, key=ORDER[policy]), served):
+    for item in shared(ordered, served):
         replicas = by_model.get(item.model)
         if replicas is None or replicas.free <= 0:
             if not any(one.free > 0 for one in by_model.values()):
@@ -128,4 +170,6 @@ def place(
         if best is not None:
             replicas.place(best, item)
             placements.append(Placement(item.id, replicas.engines[best].load.name))
+        elif late and not replicas.reserved and not item.open:
+            replicas.reserve(item)
     return placements

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum, auto
 from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 
+from weftline_engine.api import GROUP_WEIGHT
 from weftline_server.schedule.placement.items import (
     AGING_S,
     PROMPT_KINDS,
@@ -16,11 +18,10 @@ from weftline_server.schedule.placement.items import (
     common,
 )
 
-# After this many seconds in the queue, a call may lengthen the steps of others, and it no longer
-# waits for the engine that has its prefix. This was measured with 200 users at
-# 0.8 requests a second on two slow simulated engines. A token took
-# 0.10 s with a wait of up to 30 s or 60 s, 0.28 s with 10 s, and 0.33 s without.
-PATIENCE_S = 60.0
+# After PATIENCE_S in the queue, a call may lengthen the steps of others, and it no longer waits for
+# the engine that has its prefix. This was measured with 200 users at 0.8 requests a second on two
+# slow simulated engines. A token took 0.10 s with a wait of up to 30 s or 60 s, 0.28 s with 10 s,
+# and 0.33 s without.
 
 # A group member on an engine is worth this many tokens of load there. It is about one short answer:
 # a group stays together where it fits, and splits where staying together would queue it.
@@ -34,6 +35,27 @@ GROUP_TOKENS = 256
 # On two real engines 8 was slower than 4, in one run.
 PREFIX_WEIGHT = 4
 
+# Throughput calls gather on an engine that runs some, up to this many tokens to compute there.
+# Nobody waits for one of them, and the other engines stay free for calls that somebody waits for.
+# A larger job gets one engine more for each so many tokens, and in the end all of them.
+GATHER_TOKENS = 8192
+# Of the engines of a model, one in so many is kept free of throughput calls and groups while there
+# are calls with a step bound, unless the others have KEPT_TOKENS more to compute.
+KEPT_FREE = 4
+KEPT_TOKENS = 16_384
+
+
+class Kept(Enum):
+    """What an engine is kept free of in this round.
+
+    The last two are for a call that has waited too long, so that it finds room there.
+    """
+
+    NOTHING = auto()
+    BATCHES = auto()  # of throughput calls and groups, for calls that somebody waits for
+    SHARE = auto()  # of any more of both
+    ALL = auto()
+
 
 class Candidate:
     """An engine while a placement round adds calls to it."""
@@ -42,8 +64,10 @@ class Candidate:
         "bounded",
         "early",
         "fresh",
+        "grouped",
         "groups",
         "held",
+        "kept",
         "latency",
         "load",
         "running",
@@ -55,11 +79,13 @@ class Candidate:
         self.load = load
         self.running = load.running
         self.latency = load.latency
+        self.grouped = load.grouped
         self.throughput = load.throughput
         self.held = load.held
         self.early = load.early
         self.bounded = load.bounded
         self.strict = load.strict
+        self.kept = Kept.NOTHING
         # These belong to the load until something is added: most of many engines get nothing.
         self.groups: Mapping[str, int] = load.groups
         self.fresh: Collection[str] = load.shared  # hashes of the prefixes in flight
@@ -69,9 +95,11 @@ class Candidate:
 
         `late` calls have waited longer than PATIENCE_S.
         """
-        kind, is_open, bounded, strict = of
+        kind, is_open, bounded, strict, group = of
         load = self.load
         if self.running >= (load.max_running // 2 if is_open else load.max_running):
+            return -inf
+        if self.kept is Kept.ALL or (self.kept is Kept.SHARE and not bounded):
             return -inf
         if kind not in PROMPT_KINDS:
             return inf  # it holds no KV cache
@@ -82,22 +110,43 @@ class Candidate:
             return inf  # a call that is too large for every engine must still run: it runs alone
         left = inf if load.kv_tokens is None else load.kv_tokens - held
         bound = load.latency_tokens
-        if bound is None or late:
+        if bound is None:
             return left
-        # The engine pauses calls that are not bounded. Bounded calls end sooner in one large batch
-        # than one after the other, unless one of them is strict and wants each token in time.
-        if not bounded:
-            return min(left, bound - held) if self.bounded else left
-        if strict or self.strict:
-            return min(left, bound - min(held, self.bounded))
-        return left
+        # Bounded calls end sooner in one large batch than one after the other, unless one of them
+        # is strict and wants each token in time.
+        if bounded:
+            if (strict or self.strict) and not late:
+                return min(left, bound - min(held, self.bounded))
+            return left
+        if not self.bounded:
+            return left
+        # The engine pauses calls that are not bounded. Somebody waits for the members of a group,
+        # though, so these share the step. So do throughput calls that have waited long.
+        others = held - self.bounded
+        if not (group or late) or (self.strict and not late):
+            return min(left, bound - held)
+        share = GROUP_WEIGHT * self.bounded - others if others else left
+        return min(left, max(bound - held, share))
+
+    @property
+    def batches(self) -> bool:
+        """Whether it runs throughput calls or groups."""
+        return bool(self.throughput or self.grouped)
+
+    def keep_for(self, item: Queued) -> None:
+        """Take nothing in this round that would use the room that `item` waits for."""
+        kv_tokens = self.load.kv_tokens
+        full = kv_tokens is not None and self.missing(item) > kv_tokens - self.held
+        self.kept = Kept.ALL if full else Kept.SHARE
 
     def place(self, item: Queued) -> None:
         """Add a call that was placed here."""
         self.running += 1
-        missing = self.missing(item)
+        missing = max(0, self.missing(item))
         if item.throughput:
             self.throughput += missing
+        elif item.grouped:
+            self.grouped += missing
         else:
             self.latency += missing
         if item.has_prompt:
@@ -105,8 +154,9 @@ class Candidate:
         if item.hints.group:
             members = self.groups.get(item.hints.group, 0) + 1
             self.groups = {**self.groups, item.hints.group: members}
-        if item.prefixes:
-            self.fresh = {*self.fresh, *(hash for hash, _ in item.prefixes)}
+        if item.prefixes or item.meanings:
+            hashes = (hash for hash, _ in (*item.prefixes, *item.meanings))
+            self.fresh = {*self.fresh, *hashes}
 
     def _hold(self, item: Queued) -> None:
         own = item.tokens - common(item.prefixes, self.fresh)
@@ -119,24 +169,42 @@ class Candidate:
             self.strict += own if item.strict else 0
 
     def missing(self, item: Queued) -> int:
-        """Return the call's tokens without a prefix that is there or will be."""
+        """Return the call's tokens without a prefix that is there or will be.
+
+        The result is negative where an early fill, of which few tokens are known yet, will share
+        more.
+        """
+        shared = self._shared(item.prefixes)
+        if item.meanings:
+            shared = max(shared, self._shared(item.meanings))
+        return item.tokens - shared
+
+    def _shared(self, prefixes: tuple[tuple[str, int], ...]) -> int:
         shared, there = 0, self.load.prefixes
-        for hash, tokens in item.prefixes:
+        for hash, tokens in prefixes:
             if hash not in self.fresh and hash not in there:
                 break
             shared = tokens
-        return item.tokens - shared
+        return shared
 
-    def cost(self, item: Queued, throughput: bool) -> float:
+    def cost(self, item: Queued, batches: bool) -> float:
         """Return the tokens computed here before the call ends, plus those it puts before others.
 
-        `throughput` is the call's own, passed in because this runs for every call and engine.
+        `batches` says that the call is for throughput or in a group. It is passed in because this
+        runs for every call and engine.
         """
-        # Tokens of the other criterion count twice: as load, and for the cost of mixing to both.
-        mixed = self.latency if throughput else self.throughput
-        cost = self.latency + self.throughput + mixed + PREFIX_WEIGHT * self.missing(item)
+        batch = self.grouped + self.throughput
+        cost = self.latency + batch + PREFIX_WEIGHT * self.missing(item)
+        # Tokens of the other sort count twice: as load, and for the cost of mixing to both.
+        if not batches:
+            return cost + batch
+        cost += self.latency
+        if self.kept is Kept.BATCHES:
+            cost += KEPT_TOKENS
         if item.hints.group in self.groups:
             cost -= GROUP_TOKENS
+        if item.throughput and self.throughput:
+            cost -= GATHER_TOKENS
         return cost
 
 
@@ -147,7 +215,7 @@ def _first_come(item: Queued) -> tuple[float, ...]:
     return item.open, item.queued + AGING_S * item.hints.priority
 
 
-def _least_loaded(engine: Candidate, item: Queued, throughput: bool) -> float:
+def _least_loaded(engine: Candidate, item: Queued, batches: bool) -> float:
     return engine.held + engine.early
 
 

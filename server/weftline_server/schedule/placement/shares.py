@@ -15,11 +15,11 @@ from weftline_server.schedule.placement.items import Queued
 
 def shared(ordered: Sequence[Queued], served: Mapping[str, float]) -> Iterable[Queued]:
     """`ordered`, with the tenants in turn; `served` is the work that each has got so far."""
+    if len({item.tenant for item in ordered}) < 2:
+        return ordered
     queues: dict[str, list[Queued]] = {}
     for item in ordered:
         queues.setdefault(item.tenant, []).append(item)
-    if len(queues) < 2:
-        return ordered
     return _merged(queues, served)
 
 

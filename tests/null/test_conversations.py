@@ -1,0 +1,76 @@
+"""The sessions of OpenAI clients that name none: by header, or by a conversation that grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.null.asgi import Serve, Server
+from weftline_engine.null import NullConfig
+from weftline_server.config import ServerConfig
+
+SYSTEM = {"role": "system", "content": "You are an agent."}
+
+
+async def chat(server: Server, *texts: str, headers: Any = None, **more: Any) -> str:
+    """Send a chat of a system message, and of a user and an assistant in turn."""
+    roles = ("user", "assistant")
+    said = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+    body = {"messages": [SYSTEM, *said], **more}
+    answer = await server.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+async def sizes(server: Server, headers: Any = None) -> list[int]:
+    """The numbers of calls of the tenant's open sessions."""
+    found = (await server.http.get("/v1/sessions", headers=headers)).json()["sessions"]
+    return sorted(one["calls"] for one in found if one["state"] == "open")
+
+
+async def test_a_conversation_that_grows_becomes_a_session(serve: Serve) -> None:
+    """The first request is one of its own, since it may be the only one. Those that begin with it
+    share a session. A second agent with the same first request gets its own.
+    """
+    server = await serve()
+    texts: dict[str, list[str]] = {"a": ["task"], "b": ["task"]}
+    for turn in range(4):
+        for name, said in texts.items():
+            answer = await chat(server, *said)
+            said += [answer, f"result {turn} of {name}"]
+    assert await sizes(server) == [3, 3]
+    await chat(server, "something else")
+    assert await sizes(server) == [3, 3]
+
+
+async def test_a_header_names_the_session_from_the_first_request_on(serve: Serve) -> None:
+    server = await serve()
+    for header in ("X-Session-ID", "x-dynamo-session-id"):
+        for text in ("one", "two"):
+            await chat(server, text, headers={header: f"mine {header}"})
+    body = {"prompt": "three"}
+    await server.http.post("/v1/completions", json=body, headers={"X-Session-ID": "text"})
+    assert await sizes(server) == [1, 2, 2]
+
+
+async def test_no_conversation_crosses_tenants_users_or_keys(serve: Serve) -> None:
+    """Requests that would continue each other belong to no session together."""
+    config = ServerConfig(keys={"k1": "one", "k2": "two"})
+    server = await serve(NullConfig(), config)
+    one, two = ({"Authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+    grown = ("task", "answer", "more")
+    await chat(server, "task", headers=one)
+    await chat(server, *grown, headers=two)
+    await chat(server, *grown, headers=one, user="u1")
+    await chat(server, *grown, headers=one, prompt_cache_key="p1")
+    assert await sizes(server, one) == await sizes(server, two) == []
+    await chat(server, *grown, "answer", "x", headers=one, user="u1")
+    await chat(server, "n", headers={**two, "X-Session-ID": "s"})
+    await chat(server, "n", headers={**one, "X-Session-ID": "s"})
+    assert (await sizes(server, one), await sizes(server, two)) == ([1, 1], [1])
+
+
+async def test_the_guess_can_be_left_out(serve: Serve) -> None:
+    server = await serve(NullConfig(), ServerConfig(without=frozenset({"conversations"})))
+    await chat(server, "task", headers={"X-Session-ID": "s"})
+    await chat(server, "task", "answer", "more", headers={"X-Session-ID": "s"})
+    assert await sizes(server) == []
