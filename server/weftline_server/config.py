@@ -20,6 +20,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "early_tools",
     "prefill_early",
     "retention",
+    "tool_pauses",
     "tree_attention",
 }
 

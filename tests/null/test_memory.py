@@ -45,6 +45,7 @@ class World:
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
+        self.tools: dict[str, tuple[str, ...]] = {}
         self.moves_on = False  # by itself, after the call that ends next
         self.memory = Memory(self, frozenset(without))
         self.memory.has_pool("e", 1000)
@@ -54,6 +55,9 @@ class World:
 
     def goes_on(self, application: str) -> bool:
         return self.moves_on
+
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
+        return self.tools.get(id.primitive, ())
 
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
@@ -492,3 +496,20 @@ def test_a_lost_engine_keeps_nothing() -> None:
     world.call("a", "x", 100, 0.0)
     world.memory.lost("e")
     assert world.memory.closed("a") == []
+
+
+def test_a_pause_is_expected_by_its_tool() -> None:
+    """A turn that calls a slow tool is expected later than one that calls a fast one."""
+    world = World()
+    for number, (tool, seconds) in enumerate([("fast", 0.1), ("slow", 30.0)] * 20):
+        application, began = f"a{number}", 100.0 * number
+        world.tools["p"] = (tool,)
+        pause(world, application, "p", 100, began)
+        world.memory.queued(make_op(application, "goes on", 130), "m", True, began + seconds)
+        world.memory.closed(application)
+    world.tools["p"] = ("fast",)
+    [advice, *_] = pause(world, "x", "p", 100, 9000.0)
+    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(0.15, rel=0.3)
+    world.tools["p"] = ("fast", "slow")
+    [advice, *_] = pause(world, "y", "p", 100, 9000.0)
+    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(30.0, rel=0.5)

@@ -13,6 +13,7 @@ from weftline_engine.api.description import (
     LACKING,
     Capability,
     Description,
+    KvCosts,
 )
 from weftline_engine.api.engine import (
     Engine,
@@ -66,6 +67,7 @@ __all__ = [
     "Hints",
     "Items",
     "Kind",
+    "KvCosts",
     "Op",
     "Part",
     "Paused",
