@@ -238,6 +238,10 @@ class Memory:
             since=now,
             load=load or Load(),
         )
+        gives_up = self._pausing.gives_up(paused)
+        one.habits.learn_release(gives_up)
+        if gives_up:
+            self.gate.leave(one.id)
         found += self._pausing.begin(paused, self.gate.is_waited_for(one.model))
         return found
 

@@ -68,6 +68,14 @@ class Pausing:
         """The seconds of a pause for these tools; None where nothing tells it."""
         return self.pauses.expect(tenant, tools) if self._learns else None
 
+    def gives_up(self, paused: Paused) -> bool:
+        """Whether others make better use of its room than the context itself during the pause."""
+        costs = self._costs.get(paused.engine)
+        if costs is None:
+            return False
+        found = waste(paused.tokens, paused.pause_s, costs, paused.load)
+        return found.best is not Strategy.PRESERVE
+
     def begin(self, paused: Paused, pressed: bool) -> list[Verb]:
         """Decide about a context; `pressed` says that an application waits for room."""
         costs = self._costs.get(paused.engine)
