@@ -42,7 +42,7 @@ class Habits:
     pause_s: float | None = None
     size: float | None = None
     shared: float = 0.0
-    released: float = 0.0
+    released: float | None = None
 
     def learn_release(self, gives_up: bool) -> None:
         self.released = _mean(self.released, float(gives_up))
@@ -132,7 +132,7 @@ class Application:
         One that gives its room up in its pauses is admitted again after each of them, so it will
         hold no more than its present call.
         """
-        if self.habits.released > MOSTLY:
+        if (self.habits.released or 0.0) > MOSTLY:
             return 0.0
         last = GROWTH * self.first if self.habits.size is None else self.habits.size
         return max(0.0, last - self.size)
