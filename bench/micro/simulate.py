@@ -1,11 +1,13 @@
 """Runs the server's own sessions, passes and policy on many simulated engines.
 
     weftline bench simulate --engines 4,16,64 --calls 10000
+    weftline bench simulate lamps --rates 2,3,4
 
 The engines' latency profile is fitted to the newest raw runs of independent chats. The error of the
 mean completion time of the other measured workloads shows how far the profile can be trusted. Then
 a mix of applications arrives at each number of engines, under both policies, in simulated time.
-Without raw runs the profile is that of the newest simulation.
+Without raw runs the profile is that of the newest simulation. `lamps` replays requests with tools
+instead, on one engine.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from bench.simulator.calibration import (
     start_from,
     timed,
 )
+from bench.simulator.lamps import command as lamps
 from bench.simulator.sizes import simulate
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.simulated import SimulatedConfig, StepCost
@@ -40,6 +43,8 @@ POLICIES = ("app", "request")
 
 def main() -> int:
     """The exit code: 0 when done, 1 with a sentence if there is nothing to calibrate on."""
+    if sys.argv[1:2] == ["lamps"]:
+        return lamps.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="weftline bench simulate", description=(__doc__ or "").splitlines()[0]
     )

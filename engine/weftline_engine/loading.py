@@ -18,7 +18,8 @@ from weftline_engine.api import Description
 from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
 from weftline_engine.detokenizer import ByteDetokenizer
 from weftline_engine.embedded import devices
-from weftline_engine.embedded.budget import budget
+from weftline_engine.embedded.budget import StepCost, budget
+from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.engine import Core
 from weftline_engine.embedded.model.base import Model, TorchModel
 from weftline_engine.embedded.model.config import ModelError
@@ -53,7 +54,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
-    config = _scheduling(options, device, decoder, per_token)
+    measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
+    config = _scheduling(options, device, measured, per_token)
     core = Core(
         decoder,
         config,
@@ -84,6 +86,8 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         default_sampling=default_sampling(directory),
         step_profile=step_profile(decoder, core.cache, config),
         drafts=costs is not None,
+        # On the CPU the host's memory is the engine's: a copy would free nothing.
+        kv_costs=kv_costs(measured, core.cache, config),
     )
     return core, description
 
@@ -94,11 +98,10 @@ def _precision(decoder: Model, asked: str) -> str:
 
 
 def _scheduling(
-    options: argparse.Namespace, device: torch.device, decoder: Model, per_token: int
+    options: argparse.Namespace, device: torch.device, measured: StepCost | None, per_token: int
 ) -> SchedulerConfig:
     """The bounds of a step, for `per_token` bytes of KV cache. Raises ModelError."""
     tokens = options.kv_tokens or devices.kv_tokens(device, per_token, options.kv_fraction)
-    measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
     chosen = budget(measured, options.max_running, options.step_tokens)
     try:
         return SchedulerConfig(

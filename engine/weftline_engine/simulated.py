@@ -49,6 +49,7 @@ class StepCost:
     sequence_s: float = 0.0008
     token_s: float = 0.0
     attend_s: float = 0.0
+    copy_s: float = 0.0
 
     def seconds(self, fill_tokens: int, decoding: int, tokens: int, attended: int = 0) -> float:
         return (
@@ -64,7 +65,12 @@ class StepCost:
 class SimulatedConfig:
     """`predicts` False evicts the least recently used block. The parts of an answer have
     `part_tokens`. `bounds` False announces no step profile. With `any_words` a prompt may have any
-    words, and each is a token; without it all but w0, w1, … count as w0."""
+    words, and each is a token; without it all but w0, w1, … count as w0.
+
+    Copies of `host_tokens` fit into host memory. An op whose prompt ends with the word of one of
+    `tools` (see `asking`), and which may pause, ends its answer with a call of that tool. An engine
+    with tools knows only its own words.
+    """
 
     cost: StepCost = StepCost()
     kv_tokens: int = 65_536
@@ -79,19 +85,59 @@ class SimulatedConfig:
     part_tokens: int = 1
     model: str = "simulated"
     context_limit: int = 1 << 20
+    host_tokens: int = 0
+    tools: tuple[str, ...] = ()
 
 
 class Words:
-    """A `Detokenizer` whose tokens are words."""
+    """A `Detokenizer` whose tokens are words. Behind the `count` plain ones are calls of tools."""
+
+    def __init__(self, count: int = 1 << 62, tools: Sequence[str] = ()) -> None:
+        self._count = count
+        self._calls = [calling(tool) for tool in tools]
 
     def stream(self, prompt: Sequence[int]) -> Words:
         return self
 
     def push(self, tokens: Sequence[int]) -> str:
-        return "".join(f"w{token} " for token in tokens)
+        return "".join(f"{self._word(token)} " for token in tokens)
+
+    def _word(self, token: int) -> str:
+        return self._calls[token - self._count] if token >= self._count else f"w{token}"
 
     def finish(self) -> str:
         return ""
+
+
+def calling(tool: str) -> str:
+    """The word with which an answer calls a tool."""
+    return f'<tool_call>{{"name":"{tool}","arguments":{{}}}}</tool_call>'
+
+
+def asking(tool: str) -> str:
+    """The word at the end of a prompt whose answer calls a tool."""
+    return f"asks-for-{tool}"
+
+
+class Copies(Backend):
+    """Counts the blocks that are copied to host memory and back."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def save(self, blocks: Sequence[int]) -> object:
+        """`Storage.save`"""
+        self.blocks += len(blocks)
+        return ()
+
+    def restore(self, saved: object, pairs: Sequence[tuple[int, int]]) -> None:
+        """`Storage.restore`"""
+        self.blocks += len(pairs)
+
+    def take_blocks(self) -> int:
+        """The blocks since the last call."""
+        found, self.blocks = self.blocks, 0
+        return found
 
 
 class SimulatedEngine:
@@ -105,6 +151,7 @@ class SimulatedEngine:
         self.computed = 0  # prompt tokens, each as often as it was computed
         blocks = config.kv_tokens // config.block_size
         limit = min(config.context_limit, blocks * config.block_size)
+        self._copies = Copies()
         self.book = Book(
             SchedulerConfig(
                 blocks=blocks,
@@ -114,12 +161,9 @@ class SimulatedEngine:
                 beside_tokens=config.beside_tokens,
                 predicts=config.predicts,
             ),
-            Limits(
-                context=limit,
-                vocabulary=config.words + (api.OTHER_WORDS if config.any_words else 0),
-            ),
-            Words(),
-            Backend(),
+            Limits(context=limit, vocabulary=config.words + self._more_words()),
+            Words(config.words, config.tools) if config.tools else Words(),
+            self._copies,
             clock=clock,
             part_tokens=config.part_tokens,
         )
@@ -130,16 +174,24 @@ class SimulatedEngine:
         self._folder: str | None = None
 
     async def start(self) -> api.Description:
+        config = self.config
         self._task = asyncio.create_task(self._run())
         return api.Description(
-            model=self.config.model,
+            model=config.model,
             tokenizer=self._tokenizer(),
             chat_template=CHAT_TEMPLATE,
             context_limit=self.book.limits.context,
             kv_tokens=self.config.kv_tokens,
             max_running=self.config.max_running,
             device="simulated",
-            step_profile=self._profile() if self.config.bounds else (),
+            step_profile=self._profile() if config.bounds else (),
+            kv_costs=api.KvCosts(
+                step_s=config.cost.step_s,
+                fill_s=config.cost.fill_s,
+                chunk=config.step_tokens,
+                copy_s=config.cost.copy_s,
+                host_tokens=config.host_tokens,
+            ),
         )
 
     def _tokenizer(self) -> str:
@@ -147,7 +199,12 @@ class SimulatedEngine:
         if self.config.any_words:
             return f"{api.WORDS}{words}"
         self._folder = tempfile.mkdtemp(prefix="weftline-simulated-")
-        return str(words_tokenizer(Path(self._folder), words))
+        return str(words_tokenizer(Path(self._folder), words, self.config.tools))
+
+    def _more_words(self) -> int:
+        """Token ids beyond those of the plain words."""
+        assert not (self.config.any_words and self.config.tools), "their ids would be the same"
+        return api.OTHER_WORDS if self.config.any_words else 2 * len(self.config.tools)
 
     def _profile(self) -> tuple[tuple[int, float], ...]:
         """Of sequences of 512 tokens: one, and as many as fit."""
@@ -209,8 +266,9 @@ class SimulatedEngine:
                     await asyncio.sleep(0)
 
     def _seconds(self, plan: StepPlan) -> float:
+        copied = self._copies.take_blocks() * self.config.block_size * self.config.cost.copy_s
         if not plan.chunks:
-            return 0.0
+            return copied
         decoding = tokens = fill = attended = 0
         for chunk in plan.chunks:
             tokens += chunk.stop
@@ -221,18 +279,25 @@ class SimulatedEngine:
                 fill += size
                 attended += size * chunk.start + size * (size + 1) // 2
         self.computed += fill
-        return self.config.cost.seconds(fill, decoding, tokens, attended)
+        return copied + self.config.cost.seconds(fill, decoding, tokens, attended)
 
     def _sampled(self, live: Live) -> Sampled:
-        """The next word, which depends on the last eight and on how many there are."""
-        tokens = live.sequence.tokens
+        """The next word, which depends on the last eight and on how many there are. The last word
+        of an answer may be the call of a tool."""
+        sequence, words, count = live.sequence, self.config.words, len(self.config.tools)
+        tokens, asked = sequence.tokens, sequence.tokens[sequence.prompt - 1] - words - count
+        is_last = sequence.output == live.params.max_tokens - 1
+        if is_last and 0 <= asked < count and live.params.pause_on:
+            return Sampled(words + asked, {}, ended=True)
         said = array("q", tokens[-8:]).tobytes()
         return Sampled(zlib.crc32(said, len(tokens)) % self.config.words, {})
 
 
-def words_tokenizer(folder: Path, words: int) -> Path:
+def words_tokenizer(folder: Path, words: int, tools: Sequence[str] = ()) -> Path:
     """A tokenizer.json that splits at white space; any other word counts as w0."""
-    model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}
+    known = [*(f"w{i}" for i in range(words)), *map(calling, tools), *map(asking, tools)]
+    vocabulary = {word: id for id, word in enumerate(known)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
     text: dict[str, object] = {
         "version": "1.0",

@@ -22,6 +22,7 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "prefill_early",
     "retention",
     "speculate",
+    "tool_pauses",
     "tree_attention",
 }
 

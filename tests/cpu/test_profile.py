@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from weftline_engine.api import KvCosts
+from weftline_engine.embedded.budget import StepCost
 from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_engine.embedded.costs import kv_costs
 from weftline_engine.embedded.step import step_profile
 from weftline_engine.transport.process import ProcessEngine
 
@@ -45,6 +48,28 @@ def test_it_changes_no_answer(
 async def test_the_child_announces_it(tiny_directory: Path) -> None:
     """The profile comes through the socket with the rest of the description."""
     engine = ProcessEngine(EmbeddedConfig(model=tiny_directory, dtype="float64", kv_tokens=2048))
-    profile = (await engine.start()).step_profile
+    description = await engine.start()
     await engine.close()
-    assert [tokens for tokens, _ in profile] == [512, 2048]
+    assert [tokens for tokens, _ in description.step_profile] == [512, 2048]
+    costs = description.kv_costs
+    assert costs is not None and costs.fill_s > 0 < costs.copy_s
+    assert costs.host_tokens == 0  # on a CPU
+
+
+def test_the_costs_of_the_cache(make_bench: Callable[..., Any]) -> None:
+    """16 blocks of 16 tokens take 2 s for both ways: 1/256 s a token. The blocks do not change."""
+    core = make_bench(blocks=32).core
+    core.cache.normal_()
+    before = core.cache.clone()
+    times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 25.0])
+    found = kv_costs(StepCost(0.5, 0.25), core.cache, core.config, 100, lambda: next(times))
+    size = core.config.block_size
+    assert found == KvCosts(
+        step_s=0.5,
+        fill_s=0.25,
+        chunk=core.config.step_tokens,
+        copy_s=1 / (16 * size),
+        host_tokens=100,
+    )
+    assert core.cache.equal(before)
+    assert kv_costs(None, core.cache, core.config) is None

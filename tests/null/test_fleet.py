@@ -126,11 +126,18 @@ class Bench:
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         self.told.append((id.primitive, outcome))
 
+    @property
+    def outlook(self) -> Bench:
+        return self
+
     def want(self, id: PrimitiveId) -> Want | None:
         return None
 
     def goes_on(self, application: str) -> bool:
         return False
+
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
+        return ()
 
     def restarts(self, id: PrimitiveId) -> bool:
         return id.primitive not in self.read

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from weftline_engine.api import Hints, Kind, Op, Retention, SamplingParams, Usage
+from weftline_engine.api import Hints, Kind, KvCosts, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.admission import PATIENCE_S, Pool, admit, peak
 from weftline_server.schedule.memory.applications import (
@@ -45,6 +45,7 @@ class World:
 
     def __init__(self, *without: str) -> None:
         self.wants: dict[str, Want | None] = {}
+        self.tools: dict[str, tuple[str, ...]] = {}
         self.moves_on = False  # by itself, after the call that ends next
         self.memory = Memory(self, frozenset(without))
         self.memory.has_pool("e", 1000)
@@ -54,6 +55,9 @@ class World:
 
     def goes_on(self, application: str) -> bool:
         return self.moves_on
+
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
+        return self.tools.get(id.primitive, ())
 
     def call(
         self, application: str, name: str, tokens: int, now: float, *, cached: int = 0
@@ -492,3 +496,44 @@ def test_a_lost_engine_keeps_nothing() -> None:
     world.call("a", "x", 100, 0.0)
     world.memory.lost("e")
     assert world.memory.closed("a") == []
+
+
+def test_a_pause_is_expected_by_its_tool() -> None:
+    """A turn that calls a slow tool is expected later than one that calls a fast one."""
+    world = World()
+    for number, (tool, seconds) in enumerate([("fast", 0.1), ("slow", 30.0)] * 20):
+        application, began = f"a{number}", 100.0 * number
+        world.tools["p"] = (tool,)
+        pause(world, application, "p", 100, began)
+        world.memory.queued(make_op(application, "goes on", 130), "m", True, began + seconds)
+        world.memory.closed(application)
+    world.tools["p"] = ("fast",)
+    [advice, *_] = pause(world, "x", "p", 100, 9000.0)
+    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(0.15, rel=0.3)
+    world.tools["p"] = ("fast", "slow")
+    [advice, *_] = pause(world, "y", "p", 100, 9000.0)
+    assert isinstance(advice, Advise) and advice.pause_s == pytest.approx(30.0, rel=0.5)
+
+
+@pytest.mark.parametrize(("fill_s", "stays"), [(0.0001, False), (1.0, True)])
+def test_an_application_leaves_during_a_pause_that_costs_more_than_computing_again(
+    fill_s: float, stays: bool
+) -> None:
+    """The pause is expected to last 5 s. Where computing the context again is cheap, another
+    application gets the room, and the first waits when it comes back. Of one that has left, no
+    growth beyond its present call is expected."""
+    world = World()
+    costs = KvCosts(step_s=0.01, fill_s=fill_s, chunk=384)
+    world.memory.has_pool("e", 1000, costs=costs)
+    world.tools["p"] = ("look",)
+    pause(world, "a", "p", 500, 1.0)
+    assert world.memory.gate.is_inside("a") is stays
+    first = world.memory._applications.find("a")
+    assert first is not None and (first.growth > 0) is stays
+    world.memory.queued(make_op("b", "other", 600), "m", True, 2.0)
+    world.memory.gate.admit("m", 1000, 2.0)
+    assert world.memory.gate.may_start("b") is not stays
+    if not stays:
+        world.memory.queued(make_op("a", "goes on", 520), "m", True, 3.0)
+        world.memory.gate.admit("m", 1000, 3.0)
+        assert not world.memory.gate.may_start("a")

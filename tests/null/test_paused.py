@@ -13,6 +13,7 @@ import pytest
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.tools import Function, Tool
 from weftline_engine import api
+from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry, RegistryConfig
 from weftline_server.schedule.dispatcher import Dispatcher
@@ -101,6 +102,8 @@ async def test_a_call_pauses_where_its_session_may_go_on(
         assert called["function"] == {"name": "look", "arguments": '{"at": "loom"}'}
         step = session.primitives[session.graph.producer["x"]].step
         assert step is not None and step.reason is api.FinishReason.STOP
+        producer = session.graph.producer["x"]
+        assert driver.outlook.called_tools(PrimitiveId(session.id, producer)) == ("look",)
     finally:
         await driver.shut_down()
         await dispatcher.close()

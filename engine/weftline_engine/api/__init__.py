@@ -9,7 +9,14 @@ own queue, and never waits for the server inside a step. This package imports ne
 server, so every engine and both ends of every transport can share it.
 """
 
-from weftline_engine.api.description import LACKING, OTHER_WORDS, WORDS, Capability, Description
+from weftline_engine.api.description import (
+    LACKING,
+    OTHER_WORDS,
+    WORDS,
+    Capability,
+    Description,
+    KvCosts,
+)
 from weftline_engine.api.engine import (
     Engine,
     EngineDied,
@@ -76,6 +83,7 @@ __all__ = [
     "Hints",
     "Items",
     "Kind",
+    "KvCosts",
     "Op",
     "Part",
     "Paused",

@@ -57,6 +57,22 @@ OTHER_WORDS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvCosts:
+    """What it costs to compute KV cache again, and to copy it, measured when the engine starts.
+
+    A step of a prompt takes `step_s` seconds and `fill_s` for each of its tokens, of which it has
+    at most `chunk`. A token is copied to host memory, or back, in `copy_s` seconds. `host_tokens`
+    fit there; 0 means that contexts are not copied.
+    """
+
+    step_s: float
+    fill_s: float
+    chunk: int
+    copy_s: float = 0.0
+    host_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """The model and the abilities of an engine, announced once when it is ready.
 
@@ -69,7 +85,8 @@ class Description:
     (Parrot's Figure 10): ascending pairs of the tokens in flight and the seconds of a step in which
     all their sequences decode. It is empty if unknown. `batch_profile` is measured at start by
     engines that work on items: the items of a batch, their tokens in all, and its seconds. An
-    engine that `drafts` verifies guesses of several tokens in one step. `tools` are those that an
+    engine that `drafts` verifies guesses of several tokens in one step. `kv_costs` is None where
+    nothing was measured. `tools` are those that an
     engine of kind "tool" runs: the name, description and parameters that models see, the effects,
     the seconds that a call may take, and whether the tool takes its call piece by piece.
     """
@@ -93,6 +110,7 @@ class Description:
     step_profile: tuple[tuple[int, float], ...] = ()
     batch_profile: tuple[tuple[int, int, float], ...] = ()
     drafts: bool = False
+    kv_costs: KvCosts | None = None
     tools: tuple[Mapping[str, object], ...] = ()
 
     def efficient_items(self, kind: str) -> int:

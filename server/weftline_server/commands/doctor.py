@@ -42,10 +42,21 @@ _RETRIEVAL = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="start the embedded engine and measure what its KV cache costs",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the machine and print the report."""
+    """Examine the machine and print the report, or measure an engine."""
+    if args.calibrate is not None:
+        from weftline_server.commands import calibrate  # it needs the engine's packages
+
+        return calibrate.run(args.calibrate)
     report = examine()
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["can_serve"] else 1

@@ -26,14 +26,13 @@ from weftline_server.runtime.containment import Containment
 from weftline_server.runtime.early_fill import EarlyFill
 from weftline_server.runtime.early_items import EarlyItems
 from weftline_server.runtime.elsewhere import Elsewhere
-from weftline_server.runtime.future import want
+from weftline_server.runtime.future import Foresight
 from weftline_server.runtime.kinds import Attempt, Kinds, ToolKind, Where
 from weftline_server.runtime.lowered import lowered
 from weftline_server.runtime.readers import Readers
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.replanned import Replanned
 from weftline_server.schedule.dispatcher import Dispatcher
-from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
@@ -238,15 +237,10 @@ class Driver:
             work = kind.work(session, primitive, payload, attempt, self._now())
             self.dispatcher.enqueue(work)
 
-    def want(self, id: PrimitiveId) -> Want | None:
-        """The future use of a finished primitive's context; None without a future reader."""
-        session = self.registry.by_id(id.session)
-        return None if session is None else want(session, id.primitive)
-
-    def goes_on(self, application: str) -> bool:
-        """Whether a primitive of the session is on an engine or on its way to one."""
-        session = self.registry.by_id(application)
-        return session is not None and session.execution.under_way > 0
+    @property
+    def outlook(self) -> Foresight:
+        """What memory asks about the future."""
+        return Foresight(self.registry, self.dispatcher.prompter)
 
     def restarts(self, id: PrimitiveId) -> bool:
         """Forget the text of a primitive that is to run again; False if a client has some of it."""

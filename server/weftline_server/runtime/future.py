@@ -5,7 +5,14 @@ It says which primitive reads the context next, how much of it, and when.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.lowering.call import PromptBody
+from weftline_server.prompt.prompter import Prompter
+from weftline_server.prompt.tool_format import ToolFormat
+from weftline_server.prompt.tool_parser import Called, parser_of
+from weftline_server.runtime.registry import Registry
 from weftline_server.schedule.memory.keeper import Want
 from weftline_server.session.session import Session
 from weftline_server.session.task import PrimitiveRun, RunState
@@ -14,6 +21,32 @@ from weftline_server.session.task import PrimitiveRun, RunState
 MIN_SHARED = 32
 # The longest row of primitives between now and a reader that is looked at.
 _MOST_HOPS = 8
+
+
+class Foresight:
+    """Memory's `Outlook`. `prompter` is that of a served model."""
+
+    def __init__(self, registry: Registry, prompter: Callable[[str], Prompter]) -> None:
+        self._registry = registry
+        self._prompter = prompter
+
+    def want(self, id: PrimitiveId) -> Want | None:
+        """The future use of a finished primitive's context; None without a future reader."""
+        session = self._registry.by_id(id.session)
+        return None if session is None else want(session, id.primitive)
+
+    def goes_on(self, application: str) -> bool:
+        """Whether a primitive of the session is on an engine or on its way to one."""
+        session = self._registry.by_id(application)
+        return session is not None and session.execution.under_way > 0
+
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
+        """The names of the tools that the output of a primitive calls."""
+        session = self._registry.by_id(id.session)
+        if session is None or id.primitive not in session.graph.primitives:
+            return ()
+        resource = session.graph.primitives[id.primitive].resource
+        return called_tools(session, id.primitive, self._prompter(resource).tool_format)
 
 
 def want(session: Session, id: str) -> Want | None:
@@ -40,6 +73,17 @@ def want(session: Session, id: str) -> Want | None:
             hops = min(_hops(session, reader, _MOST_HOPS) for reader in readers)
             return Want(tokens, max(0.0, hops * lasted))
     return Want() if session.stays else None
+
+
+def called_tools(session: Session, id: str, format: ToolFormat) -> tuple[str, ...]:
+    """The names of the tools that the output of primitive `id` calls, in its order."""
+    body = session.graph.primitives[id].body
+    variable = body.output.semantic_var_id if isinstance(body, PromptBody) else None
+    if variable is None or not isinstance(body, PromptBody):
+        return ()
+    parser, text = parser_of(body.call, id, format), session.variables[variable].text
+    deltas = (*parser.feed(text), *parser.end())
+    return tuple(delta.name for delta in deltas if isinstance(delta, Called))
 
 
 def _tokens(session: Session, run: PrimitiveRun, count: int) -> int | None:

@@ -11,6 +11,7 @@ from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import Member, Work
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.memory.verbs import Free, perform
+from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.queue import Queue
 from weftline_server.schedule.sessions import Sessions
 
@@ -44,7 +45,8 @@ class Delivery:
         assert member.description is not None, "a ready engine has described itself"
         if member.takes_prompts:
             counts = api.Capability.USAGE in member.description.capabilities
-            self._memory.has_pool(member.name, member.description.kv_tokens, counts)
+            told = member.description
+            self._memory.has_pool(member.name, told.kv_tokens, counts, told.kv_costs)
         self._place_soon()
 
     def heard(self, member: Member, events: Sequence[api.Event]) -> None:
@@ -115,7 +117,9 @@ class Delivery:
         self._sessions.outcome(work.primitive, event)
         memory, id, op, now = self._memory, work.primitive, work.op, self._now()
         if isinstance(event, api.Paused):
-            verbs = memory.paused(member.name, id, op, event.usage, now, written)
+            beside = member.load()
+            load = Load(beside.running, beside.held)
+            verbs = memory.paused(member.name, id, op, event.usage, now, written, load)
         else:
             verbs = memory.finished(member.name, id, op, event.usage, now)
         perform(verbs, self._fleet.members)

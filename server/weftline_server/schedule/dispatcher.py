@@ -71,7 +71,7 @@ class Dispatcher:
         """
         fleet, queue, now = self._fleet, self._queue, self._now
         self._sessions = sessions
-        self._memory = memory = Memory(sessions, self._without)
+        self._memory = memory = Memory(sessions.outlook, self._without)
         self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now)
         await fleet.start(self._delivery)

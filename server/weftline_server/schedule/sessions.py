@@ -25,8 +25,13 @@ class Sent:
 Outcome = Sent | api.Part | api.Items | api.Paused | api.Finished | api.Failed
 
 
-class Sessions(Outlook, Protocol):
+class Sessions(Protocol):
     """The sessions as the dispatcher sees them. Every call is answered at once."""
+
+    @property
+    def outlook(self) -> Outlook:
+        """The sessions' knowledge about the future of contexts and applications."""
+        ...
 
     def outcome(self, id: PrimitiveId, outcome: Outcome) -> None:
         """Take a report about a primitive."""

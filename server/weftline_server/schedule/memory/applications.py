@@ -22,6 +22,8 @@ GROWTH = 3.0
 ALIKE = 1.5
 # Kinds remembered for each tenant and model. With this many, every context length is near one.
 MOST_KINDS = 32
+# A kind whose applications give their room up in more than this share of their pauses does so.
+MOSTLY = 0.5
 # The weight of the newest observation in a running mean.
 _NEWEST = 0.3
 
@@ -32,13 +34,18 @@ class Habits:
 
     `first` counts the tokens of the first call that was seen of the kind. `pause_s` are the seconds
     between two calls. `size` counts an application's tokens at its end, and `shared` those of them
-    that other applications had computed before.
+    that other applications had computed before. `released` is the share of its pauses in which it
+    gave its room up.
     """
 
     first: int = 0
     pause_s: float | None = None
     size: float | None = None
     shared: float = 0.0
+    released: float | None = None
+
+    def learn_release(self, gives_up: bool) -> None:
+        self.released = _mean(self.released, float(gives_up))
 
     def learn_pause(self, seconds: float) -> None:
         self.pause_s = _mean(self.pause_s, seconds)
@@ -120,7 +127,13 @@ class Application:
 
     @property
     def growth(self) -> float:
-        """How many more tokens it will hold at its end, if it is like others of its kind."""
+        """How many more tokens it will hold at its end, if it is like others of its kind.
+
+        One that gives its room up in its pauses is admitted again after each of them, so it will
+        hold no more than its present call.
+        """
+        if (self.habits.released or 0.0) > MOSTLY:
+            return 0.0
         last = GROWTH * self.first if self.habits.size is None else self.habits.size
         return max(0.0, last - self.size)
 

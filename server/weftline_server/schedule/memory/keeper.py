@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from weftline_engine.api import Op, Retention, Usage
+from weftline_engine.api import KvCosts, Op, Retention, Usage
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.applications import (
     Application,
@@ -21,15 +21,13 @@ from weftline_server.schedule.memory.applications import (
     prefix_hash,
 )
 from weftline_server.schedule.memory.gate import Gate
-from weftline_server.schedule.memory.host import HostCopies
+from weftline_server.schedule.memory.pausing import LONG_S, Paused, Pausing
 from weftline_server.schedule.memory.verbs import Advise, Free, Retain, Verb
+from weftline_server.schedule.memory.waste import Load
 from weftline_server.schedule.placement import PROMPT_KINDS
 
 # At most this share of an engine's pool is pinned. The rest is for the calls that run.
 MOST_PINNED = 0.5
-# The expected pause of an application that waits for admission, in seconds. It will be read after
-# everything that is inside.
-LONG_S = 3600.0
 # At most this many contexts of one application are kept on a guess. The newest are the likeliest.
 MOST_GUESSED = 4
 
@@ -54,6 +52,10 @@ class Outlook(Protocol):
 
     def goes_on(self, application: str) -> bool:
         """Return whether a call of the application is on an engine or on its way to one."""
+        ...
+
+    def called_tools(self, id: PrimitiveId) -> tuple[str, ...]:
+        """Return the names of the tools that the output of primitive `id` calls."""
         ...
 
 
@@ -106,7 +108,7 @@ class Pools:
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
-    `without` may name `retention` and `admission`, to switch them off.
+    `without` may name `retention`, `admission` and `tool_pauses`, to switch them off.
     """
 
     def __init__(self, outlook: Outlook, without: Collection[str] = frozenset()) -> None:
@@ -116,25 +118,33 @@ class Memory:
         self._admits = "admission" not in without
         self._applications = Applications()
         self._pools = Pools()
-        self._host = HostCopies()
+        self._pausing = Pausing(learns="tool_pauses" not in without)
         self._made: dict[str, PrimitiveId] = {}  # kept context → the primitive that left it
 
-    def has_pool(self, engine: str, kv_tokens: int | None, counts: bool = True) -> None:
-        """Take note of an engine that takes work.
+    def has_pool(
+        self,
+        engine: str,
+        kv_tokens: int | None,
+        counts: bool = True,
+        costs: KvCosts | None = None,
+    ) -> None:
+        """Take note of an engine that takes work, with what its KV cache `costs`, if measured.
 
         `counts` says that it announces how much of a prompt it found in its cache. A vLLM that
         others have started does not announce this, and may show it only later.
         """
         self._pools.add(engine, kv_tokens, counts)
+        self._pausing.add(engine, kv_tokens, costs)
 
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
-        self._host.lose(engine)
+        self._pausing.lose(engine)
         for one in self._applications:
             for context in [c for c, kept in one.kept.items() if kept.engine == engine]:
                 del one.kept[context]
                 self._made.pop(context, None)
+                self._pausing.freed(engine, context)
 
     def queued(self, op: Op, model: str, stays: bool, now: float) -> list[Verb]:
         """Take note of a call that waits. The context that it continues is pinned until it ends."""
@@ -147,6 +157,9 @@ class Memory:
             if one.is_dormant(now):
                 self.gate.leave(one.id)
         one.queued(tokens, now)
+        for context, kept in one.kept.items():
+            if kept.paused and kept.begins(op.tokens or ()):
+                self._pausing.resumed(context, now)
         gated = self._admits and stays and self._pools.tokens and op.tokens is not None
         if gated and not self.gate.is_inside(one.id):
             self.gate.wait(one)
@@ -194,10 +207,11 @@ class Memory:
         usage: Usage,
         now: float,
         written: tuple[int, ...] = (),
+        load: Load | None = None,
     ) -> list[Verb]:
         """Keep the context of a call that stopped for a tool, after it had `written` these tokens.
 
-        The tool's time counts as a pause of the application.
+        The tool's time counts as a pause of the application. `load` is what else runs there.
         """
         one = self._applications.find(op.hints.application)
         if one is None:
@@ -212,23 +226,24 @@ class Memory:
         kept.paused = True
         if len(op.tokens) + len(written) == kept.tokens:
             kept.ids = (*op.tokens, *written)
-        found.append(Advise(engine, op.context, one.expected_pause_s, None))
-        return [*found, *self._put_aside(one, engine, op.context, kept.tokens)]
-
-    def _put_aside(self, one: Application, engine: str, context: str, tokens: int) -> list[Verb]:
-        """Let the engine use the room of a paused context.
-
-        Where an application waits for room, the context will be evicted during the pause. Copying
-        it back is cheaper than computing it, so it goes to host memory. The copies of one engine
-        have the size of its pool at most: the oldest are dropped, and these contexts computed anew.
-        """
-        gone = None
-        if self.gate.is_waited_for(one.model):
-            gone = self._host.add(engine, context, tokens, self._pools.tokens.get(engine, 0))
-        if gone is None:
-            return [Retain(engine, context, Retention.EVICTABLE)]
-        dropped = [Retain(engine, old, Retention.DROP) for old in gone]
-        return [Retain(engine, context, Retention.SWAP), *dropped]
+        tools = self._outlook.called_tools(id)
+        pause_s = self._pausing.expect(op.salt, tools)
+        paused = Paused(
+            engine=engine,
+            context=op.context,
+            tokens=kept.tokens,
+            tenant=op.salt,
+            tools=tools,
+            pause_s=one.expected_pause_s if pause_s is None else pause_s,
+            since=now,
+            load=load or Load(),
+        )
+        gives_up = self._pausing.gives_up(paused)
+        one.habits.learn_release(gives_up)
+        if gives_up:
+            self.gate.leave(one.id)
+        found += self._pausing.begin(paused, self.gate.is_waited_for(one.model))
+        return found
 
     def continuing(self, engine: str, op: Op) -> Op:
         """Return the op as `engine` gets it: after a paused context, with what follows it alone.
@@ -318,6 +333,6 @@ class Memory:
             kept = one.kept.pop(context)
             self._made.pop(context, None)
             self._pools.unpin(kept)
-            self._host.forget(kept.engine, context)
+            self._pausing.freed(kept.engine, context)
             found.append(Free(kept.engine, context))
         return found

@@ -1,0 +1,1 @@
+"""Requests that pause for tools on one KV cache: LAMPS's example, its baselines, and our policy."""

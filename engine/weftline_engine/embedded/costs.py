@@ -1,0 +1,43 @@
+"""What KV cache costs on this machine: to compute it again, and to copy it to the host and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from weftline_engine.api import KvCosts
+from weftline_engine.bookkeeping.schedule.scheduler import SchedulerConfig
+from weftline_engine.embedded.budget import StepCost
+from weftline_engine.embedded.memory import restore_blocks, save_blocks
+
+# Blocks of a measured copy, and how often it is repeated. The fastest counts.
+BLOCKS = 16
+REPEATS = 3
+
+
+def kv_costs(
+    step: StepCost | None,
+    cache: Tensor,
+    config: SchedulerConfig,
+    host_tokens: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> KvCosts | None:
+    """The costs, if those of a `step` are known. Copies blocks onto themselves: nothing changes."""
+    if step is None:
+        return None
+    blocks = range(min(BLOCKS, config.blocks))
+    pairs = [(block, block) for block in blocks]
+    seconds = []
+    for _ in range(REPEATS):
+        began = clock()
+        restore_blocks(cache, save_blocks(cache, blocks), pairs)
+        seconds.append(clock() - began)
+    return KvCosts(
+        step_s=step.base_s,
+        fill_s=step.row_s,
+        chunk=config.step_tokens,
+        copy_s=min(seconds) / 2 / (len(blocks) * config.block_size),
+        host_tokens=host_tokens,
+    )

@@ -1,0 +1,133 @@
+"""What happens to the context of a paused call: it stays, it is copied to host memory, or it goes.
+
+A context that may be evicted costs nothing until its room is needed. So a strategy is chosen only
+where an application waits for room, and by the waste of each. A context that is to be discarded is
+then the first to be evicted. The code is synchronous and is told the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from weftline_engine.api import KvCosts, Retention
+from weftline_server.schedule.memory.host import HostCopies
+from weftline_server.schedule.memory.pauses import Pauses
+from weftline_server.schedule.memory.verbs import Advise, Retain, Verb
+from weftline_server.schedule.memory.waste import Load, Strategy, Waste, waste
+
+log = logging.getLogger("weftline.memory")
+
+# The expected pause of a context whose room others need more, in seconds. It is read after
+# everything that is inside.
+LONG_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A context of `tokens` tokens whose call stopped for `tools` and goes on in `pause_s`."""
+
+    engine: str
+    context: str
+    tokens: int
+    tenant: str
+    tools: tuple[str, ...]
+    pause_s: float
+    since: float
+    load: Load
+
+
+class Pausing:
+    """The paused contexts of all applications, and what was learned from them.
+
+    Engines that announce no costs get copies up to the size of their pool.
+    """
+
+    def __init__(self, learns: bool = True) -> None:
+        self.pauses = Pauses()
+        self._learns = learns
+        self._host = HostCopies()
+        self._costs: dict[str, KvCosts] = {}
+        self._pools: dict[str, int] = {}
+        self._open: dict[str, tuple[Paused, Waste | None, Strategy]] = {}  # by context
+
+    def add(self, engine: str, kv_tokens: int | None, costs: KvCosts | None) -> None:
+        """Take note of an engine that takes work."""
+        self._pools[engine] = kv_tokens or 0
+        self._costs.pop(engine, None)
+        if costs is not None:
+            self._costs[engine] = costs
+
+    def lose(self, engine: str) -> None:
+        """Forget an engine that is gone with all its contexts and their copies."""
+        self._host.lose(engine)
+        self._pools.pop(engine, None)
+        self._costs.pop(engine, None)
+
+    def expect(self, tenant: str, tools: tuple[str, ...]) -> float | None:
+        """The seconds of a pause for these tools; None where nothing tells it."""
+        return self.pauses.expect(tenant, tools) if self._learns else None
+
+    def gives_up(self, paused: Paused) -> bool:
+        """Whether others make better use of its room than the context itself during the pause."""
+        costs = self._costs.get(paused.engine)
+        if costs is None:
+            return False
+        found = waste(paused.tokens, paused.pause_s, costs, paused.load)
+        return found.best is not Strategy.PRESERVE
+
+    def begin(self, paused: Paused, pressed: bool) -> list[Verb]:
+        """Decide about a context; `pressed` says that an application waits for room."""
+        costs = self._costs.get(paused.engine)
+        found: Waste | None = None
+        strategy = Strategy.PRESERVE
+        if pressed and costs is not None:
+            found = waste(paused.tokens, paused.pause_s, costs, paused.load)
+            strategy = found.best
+        elif pressed:
+            strategy = Strategy.SWAP
+        verbs = self._verbs(paused, strategy)
+        self._open[paused.context] = paused, found, strategy
+        return verbs
+
+    def resumed(self, context: str, now: float) -> None:
+        """A call continues the context: learn from its pause, and log what was wasted."""
+        found = self._open.pop(context, None)
+        if found is None:
+            return
+        paused, predicted, strategy = found
+        lasted = now - paused.since
+        self.pauses.learn(paused.tenant, paused.tools, lasted)
+        if predicted is not None and (costs := self._costs.get(paused.engine)) is not None:
+            true = waste(paused.tokens, lasted, costs, paused.load)
+            log.info(
+                "pause of %.3f s (predicted %.3f s), %d tokens: %s for %.1f token-seconds "
+                "(predicted %.1f), best was %s for %.1f",
+                lasted,
+                paused.pause_s,
+                paused.tokens,
+                strategy.value,
+                true.of(strategy),
+                predicted.of(strategy),
+                true.best.value,
+                true.of(true.best),
+            )
+
+    def freed(self, engine: str, context: str) -> None:
+        """The context was freed, and its copy with it."""
+        self._open.pop(context, None)
+        self._host.forget(engine, context)
+
+    def _verbs(self, paused: Paused, strategy: Strategy) -> list[Verb]:
+        engine, context = paused.engine, paused.context
+        pause_s = LONG_S if strategy is Strategy.DISCARD else paused.pause_s
+        advice = Advise(engine, context, pause_s, None)
+        gone = None
+        if strategy is Strategy.SWAP:
+            costs = self._costs.get(engine)
+            most = self._pools.get(engine, 0) if costs is None else costs.host_tokens
+            gone = self._host.add(engine, context, paused.tokens, most)
+        if gone is None:
+            return [advice, Retain(engine, context, Retention.EVICTABLE)]
+        dropped = [Retain(engine, old, Retention.DROP) for old in gone]
+        return [advice, Retain(engine, context, Retention.SWAP), *dropped]
