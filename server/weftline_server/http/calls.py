@@ -14,12 +14,13 @@ from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
+from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view, value_view
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import Service, earlier_submit
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
@@ -37,22 +38,22 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
         raise InvalidRequest(
             f"a submit has at most {config.max_calls} calls and steps", param="calls"
         )
-    named, runs = body.session_id, state_of(request.app).runs
-    if named is None:
-        session = service.open(tenant, stays=not body.close)
-    elif body.open:
-        session = runs.enter(tenant, named, opens=True)
-    else:
-        session = service.find(tenant, named)
+    runs, key = state_of(request.app).runs, key_of(request)
+    earlier = earlier_submit(service, key)
+    session = _session(service, runs, tenant, body) if earlier is None else earlier[0]
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
-    close, leaves = body.close or named is None, body.open
+    close, leaves = body.close or body.session_id is None, body.open and earlier is None
     try:
-        response = _submitted(session, await service.submit(session, body))
+        tasks = await service.submit(session, body, key) if earlier is None else earlier[1]
+        response = _submitted(session, tasks)
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
                 session.watch.check(variable, wait=body.wait)
             close = leaves = False
-            return EventStream(sse_or_error(_whole_run(service, runs, session, body, response)))
+            events = _whole_run(service, runs, session, body, response)
+            if earlier is None:
+                return EventStream(sse_or_error(events))
+            return EventStream(sse_or_error(events), {"Weftline-Resumed": "true"})
         if body.get:
             response["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
@@ -65,6 +66,15 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
             runs.leave(session)
         if close:
             service.close(session)
+
+
+def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session:
+    """The session that a submit names, or a new one."""
+    if body.session_id is None:
+        return service.open(tenant, stays=not body.close, alias="")
+    if body.open:
+        return runs.enter(tenant, body.session_id, opens=True)
+    return service.find(tenant, body.session_id)
 
 
 async def _whole_run(

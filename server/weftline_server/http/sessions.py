@@ -35,7 +35,9 @@ async def list_sessions(
 @router.post("", dependencies=[ACCEPTING])
 async def open_session(service: ServiceDep, tenant: Tenant) -> dict[str, str]:
     """Open a session: one run of an application."""
-    return {"session_id": service.open(tenant).id, "protocol": PROTOCOL_VERSION}
+    session = service.open(tenant, alias="")
+    await service.registry.kept(session, strict=True)
+    return {"session_id": session.id, "protocol": PROTOCOL_VERSION}
 
 
 @router.delete("/{session_id}")
@@ -43,7 +45,9 @@ async def close_session(
     session_id: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
     """Cancel what the session runs, and close it. A client may use the id that it chose."""
-    service.close(state_of(request.app).runs.find(tenant, session_id))
+    session = state_of(request.app).runs.find(tenant, session_id)
+    service.close(session)
+    await service.registry.kept(session, strict=True)
     return {"session_id": session_id}
 
 
@@ -92,6 +96,7 @@ async def set_variable(
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
     service.set(session, variable, body)
+    await service.registry.kept(session, strict=True)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
@@ -102,6 +107,7 @@ async def cancel_variable(
     """Cancel the call that produces the variable; one that is ready stays."""
     session = service.find(tenant, session_id)
     service.cancel_variable(session, variable)
+    await service.registry.kept(session, strict=True)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
@@ -112,6 +118,7 @@ async def cancel_call(
     """Cancel a call and every call that waits for it; one that has ended stays as it is."""
     session = service.find(tenant, session_id)
     service.cancel(session, call_id)
+    await service.registry.kept(session, strict=True)
     return {"call_id": call_id, "state": session.tasks[call_id].state.value}
 
 
@@ -122,6 +129,7 @@ async def read_variable(
     """The present state of a variable, without waiting."""
     session = service.registry.look(tenant, session_id)
     found = service.read(session, variable)
+    await service.registry.kept(session)
     error = None if found.error is None else found.error.to_body()["error"]
     return {
         "semantic_var_id": variable,
