@@ -66,14 +66,16 @@ def known() -> tuple[int, int, int, int]:
     return len(LISTENER.runs), len(LISTENER.pieces), feeds, followed
 
 
-async def ends(url: str, before: tuple[int, int, int, int]) -> bool:
-    """Whether the server becomes idle and this process is back to `before`."""
+async def left(url: str, before: tuple[int, int, int, int]) -> dict[str, int]:
+    """What the server and this process still have beyond `before`, once that is nothing."""
+    names = ("runs", "prompts", "feeds", "followed sessions")
     deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if await sessions(url) == 0 and all(map(operator.le, known(), before)):
-            return True
+    while True:
+        more = dict(zip(names, map(operator.sub, known(), before), strict=True))
+        found = {"sessions": await sessions(url), **more}
+        if all(count <= 0 for count in found.values()) or time.monotonic() > deadline:
+            return {name: count for name, count in found.items() if count > 0}
         await asyncio.sleep(0.05)
-    return False
 
 
 async def test_five_hundred_graphs_do_not_mix() -> None:
@@ -83,7 +85,7 @@ async def test_five_hundred_graphs_do_not_mix() -> None:
         chain = two_calls("T3", url)
         made = await asyncio.gather(*(chain.ainvoke({"x": f"soup {n}"}) for n in range(500)))
         assert made == [answer(f"soup {n}") for n in range(500)]
-        assert await ends(url, before)
+        assert await left(url, before) == {}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ async def test_cancelled_runs_leave_nothing(tier: str, slow_url: str) -> None:
     assert all(isinstance(one, asyncio.CancelledError) for one in made[::2])
     assert made[1::2] == [answer(f"soup {n}") for n in range(1, 50, 2)]
     del tasks, made, task
-    assert await ends(slow_url, before)
+    assert await left(slow_url, before) == {}
 
 
 @tiers
@@ -128,4 +130,4 @@ async def test_abandoned_streams_leave_nothing(tier: str, slow_url: str) -> None
     while not next(stream):
         pass
     del stream, parts
-    assert await ends(slow_url, before)
+    assert await left(slow_url, before) == {}

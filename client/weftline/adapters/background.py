@@ -52,18 +52,21 @@ class Background:
 
     async def client(self, server: Server) -> AsyncClient:
         """The client of `server`. Only work on the loop may use it."""
-        client = self._clients.get(server)
+        client = self._clients.pop(server, None)
+        oldest = None
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
-                oldest = next(iter(self._clients))
-                await self._clients.pop(oldest).close()
-            client = self._clients[server] = AsyncClient(
+                oldest = self._clients.pop(next(iter(self._clients)))
+            client = AsyncClient(
                 server.base_url,
                 server.api_key,
                 headers=dict(server.headers),
                 timeout_s=server.timeout_s,
                 max_retries=server.max_retries,
             )
+        self._clients[server] = client  # the least recently used comes first
+        if oldest is not None:
+            await oldest.close()  # other work may ask for this server's client meanwhile
         return client
 
     def forget(self) -> None:
