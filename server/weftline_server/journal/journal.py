@@ -128,7 +128,7 @@ class Journal:
     def note(self, session: Session, event: ev.SessionEvent, actions: list[ev.Action]) -> None:
         """Record an event that the session has handled, if it is of those that are recorded."""
         track = self._tracks.get(session)
-        if track is None or track.closed:
+        if track is None or track.closed or self._writer is None:
             return
         found = noted(session, event, actions)
         if found is None:

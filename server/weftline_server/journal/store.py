@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,20 +235,27 @@ class Store:
         """Delete what is too old, or too much. Return whether the file is within its bounds."""
         with self._db:
             self._db.execute("DELETE FROM keys WHERE made < ?", (now - keys_s,))
-        while self._expire_some(f"closed < {now - self._config.keep_s!r}"):
+        oldest = now - self._config.keep_s
+        while self._expire_some(lambda closed: closed < oldest):
             pass
-        while self._size() > self._config.max_bytes and self._expire_some("closed IS NOT NULL"):
+        while self._expire_some(lambda closed: self._size() > self._config.max_bytes):
             pass
-        self._db.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
+        # A script, because `execute` would give back one page only.
+        self._db.executescript(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})")
         return self._size() <= self._config.max_bytes
 
-    def _expire_some(self, which: str) -> bool:
-        """Delete some of the closed sessions, the oldest first; False if there are none."""
-        sql = f"SELECT number FROM sessions WHERE {which} ORDER BY closed LIMIT {EXPIRED_AT_ONCE}"
-        found = [number for (number,) in self._db.execute(sql)]
+    def _expire_some(self, is_due: Callable[[float], bool]) -> bool:
+        """Delete some closed sessions that are due, the oldest first. Return whether any were."""
+        sql = "SELECT number, closed FROM sessions WHERE closed IS NOT NULL ORDER BY closed LIMIT ?"
+        found = self._db.execute(sql, (EXPIRED_AT_ONCE,)).fetchall()
+        deleted = False
         with self._db:
-            self._delete(found)
-        return bool(found)
+            for number, closed in found:
+                if not is_due(closed):
+                    break
+                self._delete([number])
+                deleted = True
+        return deleted
 
     def _delete(self, sessions: Iterable[int]) -> None:
         rows = [(session,) for session in sessions]
