@@ -250,8 +250,9 @@ class Driver:
         if journal is not None and runs_once(session.execution, id):
             try:
                 await journal.begin(session, id)
-            except StorageFull as full:
-                self.apply(session, ev.PrimitiveFailed(now=self._now(), primitive=id, error=full))
+            except StorageFull as error:
+                failed = ev.PrimitiveFailed(now=self._now(), primitive=id, error=error)
+                self.apply(session, failed)
             if not run.live:
                 return
         number = self._early.prompts.complete(full, payload)
