@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import read, schema
@@ -33,10 +34,11 @@ async def list_sessions(
 
 
 @router.post("", dependencies=[ACCEPTING])
-async def open_session(service: ServiceDep, tenant: Tenant) -> dict[str, str]:
+async def open_session(response: Response, service: ServiceDep, tenant: Tenant) -> dict[str, str]:
     """Open a session: one run of an application."""
     session = service.open(tenant, alias="")
     await service.registry.kept(session, strict=True)
+    response.headers.update(durability(service))
     return {"session_id": session.id, "protocol": PROTOCOL_VERSION}
 
 
