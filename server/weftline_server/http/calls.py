@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,7 @@ from weftline_server.session.session import Session
 router = APIRouter(prefix="/v1", tags=["calls"])
 
 RESUME_S = 2.0  # seconds that work continues after a stream was cut off
+_NUMBER = re.compile("[0-9]+")
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
@@ -163,7 +165,8 @@ def _since(last_event_id: str | None) -> tuple[int, int]:
     if last_event_id is None:
         return 0, 0
     attempt, _, offset = last_event_id.rpartition(".")
-    if not offset.isdecimal() or not (attempt or "0").isdecimal() or len(last_event_id) > 32:
+    fits = len(offset) <= 12 and len(attempt) <= 19
+    if not (fits and _NUMBER.fullmatch(offset) and _NUMBER.fullmatch(attempt or "0")):
         raise InvalidRequest(
             "Last-Event-ID must be the id of an earlier event", param="Last-Event-ID"
         )

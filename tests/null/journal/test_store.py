@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from weftline.errors import InvalidRequest
+from weftline_server.cli import main
 from weftline_server.journal.cipher import Cipher
 from weftline_server.journal.replay import Opened
 from weftline_server.journal.store import (
@@ -173,3 +175,44 @@ def test_a_bad_key_file(tmp_path: Path, text: str) -> None:
         Cipher.of(str(tmp_path / "key"))
     with pytest.raises(InvalidRequest, match="No such file"):
         Cipher.of(str(tmp_path / "none"))
+
+
+def main_of(*argv: str) -> int:
+    return main(list(argv))
+
+
+def test_sessions_move_from_one_store_to_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Export and import give the same sessions; those that are there already are left alone."""
+    with opened(tmp_path / "f") as store:
+        store.write([session(1), Append(1, b'{"v":1}'), Append(1, b'{"v":2}')])
+        store.write([session(2, "other"), Append(2, b'{"v":3}'), Close(2, 9.0)])
+    assert main_of("sessions", "export", "--store", str(tmp_path / "f")) == 0
+    lines = capsys.readouterr().out
+    for added in ("2 sessions added, 0 were", "0 sessions added, 2 were"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        assert main_of("sessions", "import", "--store", str(tmp_path / "g")) == 0
+        assert added in capsys.readouterr().out
+    with opened(tmp_path / "g") as store:
+        (first,), (second,) = store.sessions(closed=False), store.sessions(closed=True)
+        assert (first.opened, second.opened) == (session(1).opened, session(2, "other").opened)
+        assert second.closed == 9.0
+        assert list(store.records(first.number)) == [b'{"v":1}', b'{"v":2}']
+    monkeypatch.setattr("sys.stdin", io.StringIO("[]"))
+    assert main_of("sessions", "import", "--store", str(tmp_path / "g")) == 1
+    assert "line 1 holds no session" in capsys.readouterr().err
+    assert main_of("sessions", "export", "--store", str(tmp_path / "none")) == 1
+
+
+def test_doctor_checks_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f"
+    with opened(path) as store:
+        store.write([session(1), *(Append(1, b"x" * 1000) for _ in range(100))])
+    assert main_of("doctor", "--store", str(path)) == 0
+    assert "sound: 1 sessions, 0 of them closed" in capsys.readouterr().out
+    data = bytearray(path.read_bytes())
+    data[8192:16384] = bytes(8192)
+    path.write_bytes(data)
+    assert main_of("doctor", "--store", str(path)) == 1
+    assert main_of("doctor", "--store", str(tmp_path / "none")) == 1
