@@ -103,7 +103,7 @@ def returning(attempt: int, result: httpx.Response | httpx.TransportError) -> fl
         result.status_code != 503 or _is_of_a_call(result) or "retry-after" not in result.headers
     ):
         return None
-    return min(FIRST_PAUSE_S * 2 ** min(attempt, 8), MAX_RETURN_S)
+    return min(FIRST_PAUSE_S * float(1 << min(attempt, 8)), MAX_RETURN_S)
 
 
 def pause(

@@ -38,12 +38,9 @@ class StreamedRequest:
         self._max_retries = max_retries
         self._known = known
         self._had = Had()
-        self._is_lost = False  # what the caller has had cannot be continued
         self._attempt = 0  # attempts since the last new event
         self._ends, self._left = _ends(body)
         self._last_id = ""
-        self._seen = 0  # events that the caller has had
-        self._passed = 0  # those of them that came again in this attempt
 
     @property
     def headers(self) -> dict[str, str]:
@@ -64,11 +61,11 @@ class StreamedRequest:
             return False
         if self._key and RESUMED in response.headers:
             self._had.again = True
-        elif self._seen and self._key and "idempotency-replayed" not in response.headers:
-            self._is_lost = True
+        elif self._had.seen and self._key and "idempotency-replayed" not in response.headers:
+            self._had.is_lost = True
             raise httpx.RemoteProtocolError("the server has begun anew")
         self.began = True
-        self._passed = 0
+        self._had.passed = 0
         return True
 
     def new(self, event: ServerSentEvent) -> ServerSentEvent | None:
@@ -81,18 +78,18 @@ class StreamedRequest:
             return None
         if self._key and self._had.again:
             if self._had.is_anew(event):
-                self._is_lost = True
+                self._had.is_lost = True
                 raise httpx.RemoteProtocolError("the text was made anew")
             event_left = self._had.left_of(event)
             if event_left is None:
                 return None
             event = event_left
-        elif self._key and self._passed < self._seen:
-            self._passed += 1
+        elif self._key and self._had.passed < self._had.seen:
+            self._had.passed += 1
             return None
         self._had.note(event)
-        self._seen += 1
-        self._passed = self._seen
+        self._had.seen += 1
+        self._had.passed = self._had.seen
         self._attempt = 0
         self._last_id = event.id
         self._left -= event.event in self._ends or event.data == "[DONE]"
@@ -108,7 +105,7 @@ class StreamedRequest:
 
     def pause(self, result: httpx.Response | httpx.TransportError) -> float | None:
         """Seconds to wait before another attempt; None if `result` is final."""
-        if self._is_lost:
+        if self._had.is_lost:
             return None
         most = self._max_retries
         wait = pause(self._attempt, "POST", self.path, result, most, self._known)
@@ -124,6 +121,9 @@ class Had:
 
     def __init__(self) -> None:
         self.again = False  # the server was restarted, and gives all of it again
+        self.is_lost = False  # it cannot be continued
+        self.seen = 0  # events that the caller has had
+        self.passed = 0  # those of them that came again in this attempt
         self._begun = False
         self._texts: dict[str, tuple[str, int]] = {}  # variable → attempt, end
         self._ended: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,18 @@ async def test_gets_of_both_clients_wait_for_the_server(server: Killed) -> None:
         await session.submit(CHAIN)
         first = asyncio.create_task(session.get("c"))
 
+        learnt = threading.Event()
+
         def blocking() -> str:
             with Client(server.url) as other:
                 body = get_body(session.id, "a", None, None, False)
                 other._request("POST", "/v1/get", body)  # it learns what the server does
+                learnt.set()
                 body = get_body(session.id, "c", None, None, False)
                 return str(other._request("POST", "/v1/get", body)["value"])
 
         second = asyncio.create_task(asyncio.to_thread(blocking))
-        await session.get("a")
+        assert await asyncio.to_thread(learnt.wait, 20)
         await server.kill()
         await asyncio.sleep(0.3)  # it is refused for a while
         await server.start()
