@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import settings
+from hypothesis.stateful import rule
 
-from tests.null.test_session_machine import SessionMachine
+from tests.null.test_session_machine import NAMES, SessionMachine
+from weftline.protocol import Call, InOut, Placeholder, Segment
 from weftline_server.journal.records import Clock, encode, noted
 from weftline_server.journal.replay import Opened, replay, resumed
+from weftline_server.lowering.call import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState
@@ -27,6 +30,11 @@ class RecordedMachine(SessionMachine):
     def __init__(self) -> None:
         super().__init__()
         self.records: list[bytes] = []
+
+    @rule(writes=NAMES)
+    def start(self, writes: str) -> None:
+        """Submit a call that waits for nothing; without it hardly any call would end."""
+        self.submit("", writes, False)
 
     def tell(self, event: ev.SessionEvent) -> None:
         super().tell(event)
@@ -74,3 +82,30 @@ def lasting(session: Session) -> dict[str, Any]:
         "work_left": session.execution.work_left,
         "ended": session.ended,
     }
+
+
+def test_the_departure_of_a_reader_is_recorded_as_what_it_ended() -> None:
+    """Two calls, the second reads the first. Their only reader leaves: both are cancelled, in a
+    replay too, which knows no readers.
+    """
+    session = made("s", "t", 0.0, True)
+    records: list[bytes] = []
+
+    def tell(event: ev.SessionEvent) -> None:
+        found = noted(session, event, session.handle(event))
+        if found is not None:
+            records.append(encode(found, CLOCK))
+
+    holder = Placeholder(name="y", in_out=InOut.OUT, semantic_var_id="a")
+    reader = Placeholder(name="x", in_out=InOut.IN, semantic_var_id="a")
+    last = Placeholder(name="y", in_out=InOut.OUT, semantic_var_id="b")
+    first = Call(name="1", prompt=(Segment(text="t"), Segment(output="y")), placeholders=(holder,))
+    prompt = (Segment(input="x"), Segment(output="y"))
+    second = Call(name="2", prompt=prompt, placeholders=(reader, last))
+    tell(ev.TasksSubmitted(now=0.0, tasks=(task_of("c1", first), task_of("c2", second))))
+    tell(ev.ReaderOpened(now=0.0, variable="b"))
+    tell(ev.ReaderClosed(now=1.0, variable="b", served=False))
+    assert [run.state for run in session.tasks.values()] == ["cancelled", "cancelled"]
+    again = replay(OPENED, records, CLOCK, made)
+    again.validate()
+    assert lasting(again) == lasting(session)
