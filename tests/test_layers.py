@@ -1,7 +1,7 @@
 """The import rules of the tree: which layer may import which, and what the core may need.
 
-    adapter → SDK → HTTP → http → observe → runtime → lowering → session → schedule → passes
-    → prompt → graph → weftline.protocol
+    adapter → SDK → HTTP → http → observe → runtime → journal → lowering → session → schedule
+    → passes → prompt → graph → weftline.protocol
 
 Each layer of the server imports those to its right, and the modules of the client that hold the
 contract. Engines are reached by weftline_engine.api; only the composition root, which decides
@@ -52,6 +52,7 @@ _LAYERS = (
     "schedule",
     "session",
     "lowering",
+    "journal",
     "runtime",
     "observe",
     "http",
@@ -60,6 +61,7 @@ _ENGINES = (
     "schedule",
     "session",
     "lowering",
+    "journal",
     "runtime",
     "observe",
     "http",

@@ -2,12 +2,13 @@
 
     make bench-server [ARGS="--sessions 1000 --agents 32 --folder out/server"]
 
-It writes server.json below bench/results, with four parts. The first two are curves: a placement
+It writes server.json below bench/results, with five parts. The first two are curves: a placement
 round over 16 engines by the length of the queue, and the addition of a call to a session by its
 size. The third is the CPU time of the server process per call, for many sessions at once on the
-null engine, and the number of values that are wrong or missing. The fourth, in simulated time, is
-many agents on a KV pool that holds a third of them. It compares our policy, LRU that admits all,
-and LRU behind the best semaphore in the client.
+null engine, and the number of values that are wrong or missing. The fourth is the same with
+sessions on disk, in turns with a server that keeps none. The fifth, in simulated time, is many
+agents on a KV pool that holds a third of them. It compares our policy, LRU that admits all, and LRU
+behind the best semaphore in the client.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.harness import machine
@@ -40,6 +43,8 @@ from weftline_server.session.session import Session
 CALLS_PER_SESSION = 5
 FEW_AT_ONCE = 64
 ENGINES = 16
+CHAINS = 32  # at once, with and without a store
+DURABLE_TURNS = 5
 LENGTHS = (10, 100, 1000, 10_000)
 ROUNDS = 15
 # Sizes of the client's semaphore, as shares of the agents; the best one lies between them.
@@ -144,10 +149,10 @@ def _call(writes: str, reads: str | None, text: str) -> Call:
     return Call(name="step", prompt=tuple(prompt), placeholders=tuple(holders))
 
 
-async def whole_path(sessions: int, at_once: int) -> dict[str, float | int]:
+async def whole_path(sessions: int, at_once: int, *arguments: str) -> dict[str, float | int]:
     """Run chains of calls on the echoing engine, a request a session, `at_once` of them
-    together."""
-    with local_server("--engine", "null") as url:
+    together. The server gets `arguments` besides."""
+    with local_server("--engine", "null", *arguments) as url:
         async with AsyncClient(url) as client:
             room = asyncio.Semaphore(at_once)
             names = [f"v{i}" for i in range(CALLS_PER_SESSION)]
@@ -174,6 +179,36 @@ async def whole_path(sessions: int, at_once: int) -> dict[str, float | int]:
         "cpu_ms_per_call": round(cpu / calls * 1e3, 3),
         "calls_per_s": round(calls / wall, 1),
     }
+
+
+def durable(sessions: int) -> dict[str, Any]:
+    """What `--store` costs: CPU of a call and calls a second, in turns with and without it."""
+    found: dict[str, list[dict[str, float | int]]] = {"none": [], "full": [], "batch": []}
+    for _ in range(DURABLE_TURNS):
+        for name, rows in found.items():
+            with TemporaryDirectory() as folder:
+                store = ["--store", f"{folder}/sessions.db", "--durability", name]
+                arguments = [] if name == "none" else store
+                rows.append(asyncio.run(whole_path(sessions, CHAINS, *arguments)))
+    middle = {
+        name: {
+            what: median(row[what] for row in rows) for what in ("cpu_ms_per_call", "calls_per_s")
+        }
+        for name, rows in found.items()
+    }
+    return {
+        "chains_at_once": CHAINS,
+        "turns": DURABLE_TURNS,
+        "lost_or_wrong": sum(row["lost_or_wrong"] for rows in found.values() for row in rows),
+        **middle,
+        "cpu_over_none": _over(middle, "cpu_ms_per_call"),
+        "rate_over_none": _over(middle, "calls_per_s"),
+    }
+
+
+def _over(middle: Mapping[str, Mapping[str, float]], what: str) -> dict[str, float]:
+    none = middle["none"][what]
+    return {name: round(row[what] / none, 2) for name, row in middle.items() if name != "none"}
 
 
 def _server_pid() -> int:
@@ -225,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--agents", type=int, default=32)
+    parser.add_argument("--only", help="comma-separated parts (default: all)")
     about = machine.describe()
     parser.add_argument("--folder", type=Path, default=dated(about))
     args = parser.parse_args()
@@ -236,9 +272,12 @@ def main() -> None:
             asyncio.run(whole_path(args.sessions, at_once))
             for at_once in (FEW_AT_ONCE, args.sessions)
         ],
+        "durable": lambda: durable(args.sessions),
         "agents": lambda: agents(args.agents),
     }
     for name, measure in parts.items():
+        if args.only and name not in args.only.split(","):
+            continue
         found[name] = measure()
         print(f"{name}: {dumps(found[name])}", flush=True)
     print(write(args.folder, "server", found))

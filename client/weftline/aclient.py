@@ -21,6 +21,7 @@ from weftline.http import (
     PINGS_S,
     TIMEOUT,
     Endpoint,
+    Known,
     OnGraph,
     body_of,
     certificates,
@@ -58,6 +59,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._endpoint = Endpoint.find(base_url, api_key)
+        self._known = Known()
         self._max_retries = max_retries
         self._timeout = (
             TIMEOUT if timeout_s is None else httpx.Timeout(timeout_s, connect=CONNECT_S)
@@ -177,11 +179,12 @@ class AsyncClient:
             try:
                 answer = await self._http.request(method, path, json=content, headers=headers)
             except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error, self._max_retries)
+                wait = pause(attempt, method, path, error, self._max_retries, self._known)
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             else:
-                wait = pause(attempt, method, path, answer, self._max_retries)
+                self._known.hear(answer)
+                wait = pause(attempt, method, path, answer, self._max_retries, self._known)
                 if wait is None:
                     return body_of(answer)
             await sleep(wait)
@@ -201,7 +204,7 @@ class AsyncClient:
         max_retries: int | None = None,
     ) -> AsyncGenerator[ServerSentEvent, None]:
         most = self._max_retries if max_retries is None else max_retries
-        request = StreamedRequest(path, body, most)
+        request = StreamedRequest(path, body, most, self._known)
         timeout = self._timeout
         if isinstance(body, Submit) and timeout.read is not None:
             # What runs for long has nothing to say, but pings.
@@ -218,8 +221,8 @@ class AsyncClient:
                 ) as source:
                     if request.goes_on(source.response):
                         async for event in source.aiter_sse():
-                            if request.is_new(event):
-                                yield event
+                            if (new := request.new(event)) is not None:
+                                yield new
                         request.check_whole()
                         return
                     wait = request.pause(source.response)

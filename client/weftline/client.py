@@ -16,6 +16,7 @@ from weftline.abandoned import TextStream
 from weftline.http import (
     TIMEOUT,
     Endpoint,
+    Known,
     OnGraph,
     body_of,
     certificates,
@@ -47,6 +48,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._endpoint = Endpoint.find(base_url, api_key)
+        self._known = Known()
         self._http = httpx.Client(
             base_url=self._endpoint.base_url,
             headers=self._endpoint.headers,
@@ -118,11 +120,12 @@ class Client:
             try:
                 answer = self._http.request(method, path, json=content, headers=headers)
             except httpx.TransportError as error:
-                wait = pause(attempt, method, path, error)
+                wait = pause(attempt, method, path, error, known=self._known)
                 if wait is None:
                     raise self._endpoint.unreachable(error) from error
             else:
-                wait = pause(attempt, method, path, answer)
+                self._known.hear(answer)
+                wait = pause(attempt, method, path, answer, known=self._known)
                 if wait is None:
                     return body_of(answer)
             sleep(wait)
@@ -141,7 +144,7 @@ class Client:
                     yield text
 
     def _events(self, path: str, body: Get | Submit) -> Generator[ServerSentEvent, None, None]:
-        request = StreamedRequest(path, body)
+        request = StreamedRequest(path, body, known=self._known)
         while True:
             try:
                 with connect_sse(
@@ -149,8 +152,8 @@ class Client:
                 ) as source:
                     if request.goes_on(source.response):
                         for event in source.iter_sse():
-                            if request.is_new(event):
-                                yield event
+                            if (new := request.new(event)) is not None:
+                                yield new
                         request.check_whole()
                         return
                     wait = request.pause(source.response)

@@ -27,10 +27,12 @@
     ├── ClientGone                     410  the client left before it computed its step
     ├── BudgetExceeded                 422  the session has used up its budget
     ├── Cancelled                      409  the call, its session or its last reader went away
+    ├── Interrupted                    409  the server ended while a call with an effect ran
     ├── Skipped                        409  a branch took another side
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
     ├── EngineFailed                   502  the engine gave up on the call
     ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)
+    ├── StorageFull                    503  the server cannot write its store of sessions
     └── ConnectionFailed               503  (client side) the server cannot be reached
 
 A message says what is wrong and what to do. It never holds a path or a stack trace of the server.
@@ -286,6 +288,12 @@ class Skipped(WeftlineError):
     status = HTTPStatus.CONFLICT
 
 
+class Interrupted(WeftlineError):
+    """The server ended while a call ran that must not run twice. Its effect may have happened."""
+
+    status = HTTPStatus.CONFLICT
+
+
 class Overloaded(WeftlineError):
     """A limit is reached. Retry after `retry_after_s` seconds."""
 
@@ -300,6 +308,12 @@ class EngineFailed(WeftlineError):
 
 class EngineUnavailable(WeftlineError):
     """No engine is ready: all are starting, restarting or draining."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class StorageFull(WeftlineError):
+    """The server keeps its sessions on disk and cannot write there now. Nothing was accepted."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -329,7 +343,12 @@ def _tree(cls: type[WeftlineError]) -> dict[str, type[WeftlineError]]:
 _BY_NAME = _tree(WeftlineError)
 
 # OpenAI clients compare these codes. The other types have none.
-_CODES = {"ContextTooLong": "context_length_exceeded", "UnknownModel": "model_not_found"}
+_CODES = {
+    "ContextTooLong": "context_length_exceeded",
+    "UnknownModel": "model_not_found",
+    "StorageFull": "storage_full",
+    "Interrupted": "interrupted",
+}
 
 _BY_STATUS: dict[int, type[WeftlineError]] = {
     400: InvalidRequest,

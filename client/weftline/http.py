@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from httpx_sse import ServerSentEvent
 
-from weftline.errors import ConnectionFailed, Timeout, WeftlineError
+from weftline.errors import ConnectionFailed, EngineFailed, Timeout, WeftlineError
 from weftline.protocol import Criterion, Get
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8600"
@@ -78,19 +78,56 @@ def idempotency(method: str, path: str) -> dict[str, str]:
     return {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" and path in _KEYED else {}
 
 
+DURABLE = "weftline-durable"  # the header of a server that goes on with its sessions
+RETURNS = 64  # attempts to reach such a server: for about a minute
+MAX_RETURN_S = 1.0  # the longest pause between two of them
+
+
+@dataclass(slots=True)
+class Known:
+    """What a client has learnt of its server: whether it goes on with its sessions when it ends."""
+
+    durable: bool = False
+
+    def hear(self, response: httpx.Response) -> None:
+        self.durable |= DURABLE in response.headers
+
+
+def returning(attempt: int, result: httpx.Response | httpx.TransportError) -> float | None:
+    """Seconds to wait for a server that was reached and goes on with its sessions; None if `result`
+    says nothing of its end.
+    """
+    if attempt >= RETURNS or isinstance(result, httpx.ReadTimeout):
+        return None
+    if isinstance(result, httpx.Response) and (
+        result.status_code != 503 or _is_of_a_call(result) or "retry-after" not in result.headers
+    ):
+        return None
+    return min(FIRST_PAUSE_S * float(1 << min(attempt, 8)), MAX_RETURN_S)
+
+
 def pause(
     attempt: int,
     method: str,
     path: str,
     result: httpx.Response | httpx.TransportError,
     max_retries: int = MAX_RETRIES,
+    known: Known | None = None,
 ) -> float | None:
     """Seconds to wait before the request is sent again, or None if `result` is final.
 
     `attempt` is 0 for the first. After a broken connection a request is sent again only where
     sending it twice does no harm. After a refusal it is always sent again, after the seconds that
-    the refusal names, or after increasing pauses.
+    the refusal names, or after increasing pauses. A server that is `known` to go on with its
+    sessions is waited for, for about a minute, also by a client that does not retry.
     """
+    unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
+    harmless = method == "GET" or path in _KEYED or path == "/v1/get"
+    answered = isinstance(result, httpx.Response)
+    if known is not None and known.durable and (unsent or harmless or answered):
+        wait = returning(attempt, result)
+        if wait is not None:
+            return wait
     if attempt >= max_retries or isinstance(result, httpx.ReadTimeout):
         return None  # the user has set how long to wait
     if isinstance(result, httpx.Response):
@@ -101,8 +138,6 @@ def pause(
             backoff = min(FIRST_BACKOFF_S * (1 << min(attempt, 10)), MAX_BACKOFF_S)
             return backoff * random.uniform(1 - JITTER, 1)
         return float(wanted) if float(wanted) <= MAX_PAUSE_S else None
-    unsent = isinstance(result, (httpx.ConnectError, httpx.ConnectTimeout))
-    harmless = method == "GET" or path in _KEYED or path == "/v1/get"
     return FIRST_PAUSE_S * 4 ** min(attempt, 4) if unsent or harmless else None
 
 
@@ -157,6 +192,8 @@ def text_of_event(event: ServerSentEvent, on_graph: OnGraph | None) -> str:
     data = json.loads(event.data)
     if event.event == "error":
         raise WeftlineError.from_body(data, 0)
+    if event.event == "restarted":
+        raise EngineFailed("the text was lost with an engine or a server, and is made anew: get it")
     if event.event == "graph" and on_graph is not None:
         on_graph(data)
     return str(data["text"]) if event.event == "part" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
+from weftline_server.journal.journal import Journal
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
 from weftline_server.passes.plugins import UnknownPass
@@ -74,7 +76,8 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
         plugins = plugins_named(config.passes)
     except UnknownPass as error:
         raise InvalidRequest(str(error), param="passes") from None
-    registry = Registry(config.registry, config.without, plugins)
+    journal = Journal(config.sessions, time.monotonic) if config.sessions.path else None
+    registry = Registry(config.registry, config.without, plugins, journal)
     return Driver(registry, dispatcher, config.without)
 
 
@@ -82,6 +85,7 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service = state_of(app).service
     await service.start()
+    state_of(app).runs.adopt()
     try:
         yield
     finally:

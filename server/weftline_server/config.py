@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
 from weftline_server.http.responses import ResponsesConfig
+from weftline_server.journal.store import StoreConfig
 from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
@@ -51,6 +52,7 @@ class ServerConfig:
     ui: bool = True  # serve the page /ui
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
+    sessions: StoreConfig = field(default_factory=StoreConfig)  # on disk
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
 

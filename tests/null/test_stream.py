@@ -65,7 +65,7 @@ async def test_a_failure_is_an_event_that_names_its_call(serve: Serve) -> None:
     assert (data["error"]["type"], data["error"]["call"]) == ("TransformFailed", "say")
 
 
-@pytest.mark.parametrize("id", ["-1", "x", "1.5", "9" * 13, "\u00b2"])
+@pytest.mark.parametrize("id", ["-1", "x", "1.2.5", ".5.", "9" * 13, "\u00b2"])
 async def test_an_invalid_last_event_id(serve: Serve, id: str) -> None:
     """A superscript digit is Latin-1 and so may be in a header, but it is not a number."""
     server, session = await made(serve)

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="start the embedded engine and measure what its KV cache costs",
     )
+    parser.add_argument(
+        "--store", metavar="FILE", help="examine this file of serve --store, and nothing else"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the machine and print the report, or measure an engine."""
+    """Examine the machine and print the report, or measure an engine, or examine a file."""
     if args.calibrate is not None:
         from weftline_server.commands import calibrate  # it needs the engine's packages
 
         return calibrate.run(args.calibrate)
+    if args.store is not None:
+        return _examined(args.store)
     report = examine()
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["can_serve"] else 1
+
+
+def _examined(path: str) -> int:
+    """Print what is wrong with a store of sessions; 1 if anything is."""
+    if not Path(path).exists():
+        print(f"there is no file {path}")
+        return 1
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        faults = [str(row[0]) for row in db.execute("PRAGMA integrity_check(20)")]
+        counts = db.execute("SELECT count(*), count(closed) FROM sessions").fetchone()
+    except sqlite3.Error as error:
+        print(f"{path} is no sound store: {error}")
+        return 1
+    finally:
+        db.close()
+    if faults != ["ok"]:
+        print("\n".join([f"{path} is damaged:", *faults]))
+        return 1
+    print(f"{path} is sound: {counts[0]} sessions, {counts[1]} of them closed")
+    return 0
 
 
 def examine() -> dict[str, Any]:

@@ -183,10 +183,22 @@ def from_arguments(args: argparse.Namespace) -> tuple[Spec, ...]:
     if args.embedder is not None:
         name = MINILM if args.embedder == MINILM else Path(args.embedder).name
         found.append(EmbedderSpec(name=name, model=args.embedder))
-    if args.store is not None:
-        library, _, path = args.store.partition(":")
+    for named in filter(_is_of_vectors, args.store):
+        library, _, path = named.partition(":")
         found.append(StoreSpec(store=library, path=path or None))
     return tuple(found)
+
+
+def sessions_file(args: argparse.Namespace) -> str | None:
+    """The file of --store that keeps sessions. Raises InvalidRequest for two."""
+    found = [named for named in args.store if not _is_of_vectors(named)]
+    if len(found) > 1:
+        raise InvalidRequest("sessions are kept in one file: name one", param="store")
+    return found[0] if found else None
+
+
+def _is_of_vectors(named: str) -> bool:
+    return named.partition(":")[0] in tuple(Store)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,8 +211,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--store",
-        metavar="LIBRARY[:PATH]",
-        help="keep vectors in this store, for example sqlite:docs.db (default: none)",
+        action="append",
+        default=[],
+        metavar="FILE|LIBRARY[:PATH]",
+        help="FILE keeps sessions, so that a restart loses none (default: in memory only); "
+        f"with one of {', '.join(Store)} before it, it keeps vectors, for example sqlite:docs.db "
+        "(default: none). May be given for both",
     )
 
 

@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, help="port to listen on; 0 takes a free one (default: 8600)"
     )
     _add_session_arguments(parser)
+    _add_store_arguments(parser)
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",
@@ -126,6 +127,21 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--durability",
+        choices=("full", "batch"),
+        help="what a power cut may cost of the sessions in --store FILE: full nothing that was "
+        "acknowledged, batch the last second (default: full)",
+    )
+    parser.add_argument(
+        "--store-key-file",
+        metavar="FILE",
+        help="file with 64 hex digits that encrypt the sessions in --store FILE (default: not "
+        "encrypted)",
+    )
+
+
 def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", choices=LEVELS, help="least severe level to log (default: warning)"
@@ -158,6 +174,9 @@ def run(args: argparse.Namespace) -> int:
         "log_format": args.log_format,
         "drain_s": args.drain_s,
         "registry.closed.keep_s": args.keep_closed,
+        "sessions.path": retrieval.sessions_file(args),
+        "sessions.durability": args.durability,
+        "sessions.key_file": args.store_key_file,
         "ui": args.ui,
     }
     settings = load(args.config, flags)

@@ -1,14 +1,23 @@
-"""`weftline sessions`: lists the sessions that a server still knows, the newest first."""
+"""`weftline sessions`: lists the sessions that a server still knows, the newest first.
+
+`weftline sessions export` and `import` move sessions between the files of `serve --store`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from weftline import Client
+from weftline.errors import InvalidRequest
 from weftline_server.commands.tables import aligned, printable
+from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.store import Store, StoreConfig
+from weftline_server.journal.transfer import exported, imported
 
 _SHOWN = 20
 HEADS = ("session", "state", "name", "age", "calls", "tokens in", "cached", "out", "error")
@@ -16,6 +25,15 @@ HEADS = ("session", "state", "name", "age", "calls", "tokens in", "cached", "out
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("export", "import"),
+        help="write the sessions of --store to standard output, a line of JSON each and not "
+        "encrypted, or read them from standard input; no server may use the file",
+    )
+    parser.add_argument("--store", metavar="FILE", help="the file of serve --store")
+    parser.add_argument("--store-key-file", metavar="FILE", help="the key file of serve")
     parser.add_argument(
         "--base-url", help="the server's URL (default: WEFTLINE_BASE_URL, else this machine)"
     )
@@ -27,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each session."""
+    if args.action is not None:
+        return _moved(args)
     with Client(args.base_url) as client:
         rows = client.sessions(limit=args.limit)
     if args.json:
@@ -36,6 +56,26 @@ def run(args: argparse.Namespace) -> int:
         print(table(rows))
     else:
         print("no session is open, and none was closed a short time ago")
+    return 0
+
+
+def _moved(args: argparse.Namespace) -> int:
+    """Export or import."""
+    if args.store is None:
+        raise InvalidRequest(f"sessions {args.action} needs --store FILE", param="store")
+    if args.action == "export" and not Path(args.store).exists():
+        raise InvalidRequest(f"there is no file {args.store}", param="store")
+    cipher = Cipher.of(args.store_key_file or "")
+    store = Store(StoreConfig(path=args.store), cipher)
+    try:
+        if args.action == "export":
+            for line in exported(store):
+                print(line)
+        else:
+            added, there = imported(store, sys.stdin)
+            print(f"{added} sessions added, {there} were there already")
+    finally:
+        store.close()
     return 0
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from weftline.protocol import Call, Criterion
+from weftline.steps import Step
 from weftline_server.graph.record import record
 
 
@@ -153,7 +154,7 @@ class Task:
     All primitives of a task succeed or all fail. `primitives` are as lowered; the graph holds the
     form that the passes have given them since. `reads` are the variables that its text names,
     including those that no primitive needs. `constant_bytes` is the size of the text and values
-    that came with it. `call` is the submitted call, None for any other step.
+    that came with it. `call` is the submitted call, `step` the submitted step.
 
     A task that a step has added names it as its `owner`, and ends when the owner fails. The failure
     of a variable in `tolerates` does not fail the task.
@@ -168,6 +169,7 @@ class Task:
     priority: int = 0
     constant_bytes: int = 0
     call: Call | None = None
+    step: Step | None = None
     owner: str = ""
     tolerates: frozenset[str] = frozenset()
 

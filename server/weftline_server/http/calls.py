@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -10,21 +11,23 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import EngineUnavailable, InvalidRequest, WeftlineError
 from weftline.protocol import Get, Submit
 from weftline_server.graph.primitive import Task
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
+from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view, value_view
-from weftline_server.runtime.service import Service
+from weftline_server.runtime.service import Service, earlier_submit
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
 RESUME_S = 2.0  # seconds that work continues after a stream was cut off
+_NUMBER = re.compile("[0-9]+")
 MAX_UNSENT = 256  # events of a watch; a slow reader must not fill the server's memory
 
 
@@ -37,34 +40,48 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
         raise InvalidRequest(
             f"a submit has at most {config.max_calls} calls and steps", param="calls"
         )
-    named, runs = body.session_id, state_of(request.app).runs
-    if named is None:
-        session = service.open(tenant, stays=not body.close)
-    elif body.open:
-        session = runs.enter(tenant, named, opens=True)
-    else:
-        session = service.find(tenant, named)
+    runs, key = state_of(request.app).runs, key_of(request)
+    earlier = earlier_submit(service, key)
+    headers = durability(service)
+    session = _session(service, runs, tenant, body) if earlier is None else earlier[0]
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
-    close, leaves = body.close or named is None, body.open
+    close, leaves = body.close or body.session_id is None, body.open and earlier is None
     try:
-        response = _submitted(session, await service.submit(session, body))
+        tasks = await service.submit(session, body, key) if earlier is None else earlier[1]
+        response = _submitted(session, tasks)
         if watched := body.watch if body.stream is None else (body.stream,):
             for variable in watched:
                 session.watch.check(variable, wait=body.wait)
             close = leaves = False
-            return EventStream(sse_or_error(_whole_run(service, runs, session, body, response)))
+            events = _whole_run(service, runs, session, body, response)
+            resumed = {} if earlier is None else {"Weftline-Resumed": "true"}
+            return EventStream(sse_or_error(events), {**headers, **resumed})
         if body.get:
             response["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
             response["graph"] = graph_view(session, service.engines)
         close = body.close
         runs.responded(session)
-        return JSONResponse(response)
+        return JSONResponse(response, headers=headers)
     finally:
         if leaves:
             runs.leave(session)
         if close:
             service.close(session)
+
+
+def durability(service: Service) -> dict[str, str]:
+    """The header by which clients know that a server goes on with its sessions when it ends."""
+    return {} if service.registry.journal is None else {"Weftline-Durable": "true"}
+
+
+def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session:
+    """The session that a submit names, or a new one."""
+    if body.session_id is None:
+        return service.open(tenant, stays=not body.close, alias="")
+    if body.open:
+        return runs.enter(tenant, body.session_id, opens=True)
+    return service.find(tenant, body.session_id)
 
 
 async def _whole_run(
@@ -128,8 +145,9 @@ async def get(request: Request, service: ServiceDep, tenant: Tenant) -> Response
     if body.stream or "text/event-stream" in request.headers.get("accept", ""):
         # A variable that will not come is an error status, not an event after a status of 200.
         session.watch.check(body.semantic_var_id, body.wait)
-        offset = _offset(request.headers.get("last-event-id"))
-        return EventStream(sse_or_error(_events(service, session, body, offset)))
+        since = _since(request.headers.get("last-event-id"))
+        events = _events(service, session, body, *since)
+        return EventStream(sse_or_error(events), durability(service))
     waiting = service.get(
         session,
         body.semantic_var_id,
@@ -138,26 +156,41 @@ async def get(request: Request, service: ServiceDep, tenant: Tenant) -> Response
         wait=body.wait,
     )
     variable = await or_disconnect(request, waiting)
-    return JSONResponse(
-        {"semantic_var_id": variable.id, "status": "ready", "value": variable.value}
-    )
+    found = {"semantic_var_id": variable.id, "status": "ready", "value": variable.value}
+    return JSONResponse(found, headers=durability(service))
 
 
-def _offset(last_event_id: str | None) -> int:
-    """The offset to resume from: the id of an event is the character offset after its part."""
+def _since(last_event_id: str | None) -> tuple[int, int]:
+    """The offset to resume from, and the attempt whose text the client has: see `_id`."""
     if last_event_id is None:
-        return 0
-    if not last_event_id.isdecimal() or len(last_event_id) > 12:
+        return 0, 0
+    attempt, _, offset = last_event_id.rpartition(".")
+    fits = len(offset) <= 12 and len(attempt) <= 19
+    if not (fits and _NUMBER.fullmatch(offset) and _NUMBER.fullmatch(attempt or "0")):
         raise InvalidRequest(
             "Last-Event-ID must be the id of an earlier event", param="Last-Event-ID"
         )
-    return int(last_event_id)
+    return int(offset), int(attempt or 0)
+
+
+def _id(attempt: int, end: int) -> str:
+    """The id of an event: the character offset after its part, behind the attempt that made the
+    text. Most texts are made in one attempt, number 0.
+    """
+    return f"{attempt}.{end}" if attempt else str(end)
 
 
 async def _events(
-    service: Service, session: Session, body: Get, offset: int
+    service: Service, session: Session, body: Get, offset: int, attempt: int = 0
 ) -> AsyncGenerator[bytes, None]:
-    """`part` events with the text as it is generated, then one `value` event."""
+    """`part` events with the text as it is generated, then one `value` event.
+
+    A client that has the text of an attempt that was lost gets `restarted`, and all of it anew.
+    """
+    variable = session.variables.get(body.semantic_var_id)
+    if offset and variable is not None and variable.attempt != attempt:
+        yield sse("restarted", {"semantic_var_id": variable.id}, id=_id(variable.attempt, 0))
+        offset = 0
     chunks = service.stream(
         session,
         body.semantic_var_id,
@@ -167,11 +200,26 @@ async def _events(
         grace_s=RESUME_S,
     )
     end = offset
-    async for chunk in chunks:
-        end = chunk.end
-        yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=str(end))
+    try:
+        async for chunk in chunks:
+            end = chunk.end
+            made = session.variable(body.semantic_var_id).attempt
+            yield sse("part", {"offset": chunk.offset, "text": chunk.text}, id=_id(made, end))
+    except WeftlineError as error:
+        if _leaves(service, error):
+            return
+        raise
     variable = session.variable(body.semantic_var_id)
-    yield sse("value", {"value": variable.value}, id=str(end))
+    yield sse("value", {"value": variable.value}, id=_id(variable.attempt, end))
+
+
+def _leaves(service: Service, error: WeftlineError) -> bool:
+    """Whether the server ends and goes on with the session later.
+
+    The stream then ends without its last event, as it does when the server is killed, and the
+    client comes back.
+    """
+    return service.draining and isinstance(error, EngineUnavailable)
 
 
 async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
@@ -187,12 +235,17 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
             if body.parts:
                 async for chunk in service.stream(session, variable, wait=body.wait):
                     text = {"semantic_var_id": variable, "offset": chunk.offset, "text": chunk.text}
-                    await events.put((sse("part", text), False))
+                    place = _id(session.variable(variable).attempt, chunk.end)
+                    await events.put((sse("part", text, id=f"{variable} {place}"), False))
             else:
                 await service.get(session, variable, wait=body.wait)
-            last = sse("value", value_view(session, variable))
+            last = sse("value", value_view(session, variable), id=f"{variable} ")
         except WeftlineError as error:
-            last = sse("failed", {"semantic_var_id": variable, **error.to_body()})
+            if _leaves(service, error):
+                await events.put((b"", True))
+                return
+            failed = {"semantic_var_id": variable, **error.to_body()}
+            last = sse("failed", failed, id=f"{variable} ")
         await events.put((last, True))
 
     followers = [asyncio.create_task(follow(variable)) for variable in body.watch]
@@ -201,7 +254,8 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
         while left:
             event, is_last = await events.get()
             left -= is_last
-            yield event
+            if event:
+                yield event
     finally:
         for follower in followers:
             follower.cancel()

@@ -18,12 +18,14 @@ from weftline.errors import InvalidRequest, KeyReused, WeftlineError
 from weftline_server.http.responses import Entry, Responses, ResponsesConfig
 from weftline_server.http.state import tenant_of
 from weftline_server.http.wire import disconnect, error_response
+from weftline_server.journal.journal import Key
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ROUTES = frozenset({"/v1/session", "/v1/submit"})
 MAX_KEY_CHARS = 255
+KEY = "weftline.key"  # where the routes find the key of a request
 
 
 class Idempotency:
@@ -58,6 +60,7 @@ class Idempotency:
             return
         responses = self._tenants.setdefault(tenant, Responses(self._config))
         digest = hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
+        scope[KEY] = Key(tenant, key, digest)  # a submit is found by it after a restart
         while True:
             entry = responses.find(key, digest, time.monotonic())
             if entry is None:
@@ -100,6 +103,12 @@ class Idempotency:
             await self._app(scope, until_abandoned, recorded)
         finally:
             responses.end(key, abandoned=abandoned)
+
+
+def key_of(request: Request) -> Key | None:
+    """The idempotency key of a request, with its digest."""
+    found = request.scope.get(KEY)
+    return found if isinstance(found, Key) else None
 
 
 def _key(scope: Scope) -> str | None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
+from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import read, schema
@@ -33,9 +34,12 @@ async def list_sessions(
 
 
 @router.post("", dependencies=[ACCEPTING])
-async def open_session(service: ServiceDep, tenant: Tenant) -> dict[str, str]:
+async def open_session(response: Response, service: ServiceDep, tenant: Tenant) -> dict[str, str]:
     """Open a session: one run of an application."""
-    return {"session_id": service.open(tenant).id, "protocol": PROTOCOL_VERSION}
+    session = service.open(tenant, alias="")
+    await service.registry.kept(session, strict=True)
+    response.headers.update(durability(service))
+    return {"session_id": session.id, "protocol": PROTOCOL_VERSION}
 
 
 @router.delete("/{session_id}")
@@ -43,7 +47,9 @@ async def close_session(
     session_id: str, request: Request, service: ServiceDep, tenant: Tenant
 ) -> dict[str, str]:
     """Cancel what the session runs, and close it. A client may use the id that it chose."""
-    service.close(state_of(request.app).runs.find(tenant, session_id))
+    session = state_of(request.app).runs.find(tenant, session_id)
+    service.close(session)
+    await service.registry.kept(session, strict=True)
     return {"session_id": session_id}
 
 
@@ -92,6 +98,7 @@ async def set_variable(
     check_id(variable, "semantic_var_id")
     body = await read(request, SetVariable)
     service.set(session, variable, body)
+    await service.registry.kept(session, strict=True)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
@@ -102,6 +109,7 @@ async def cancel_variable(
     """Cancel the call that produces the variable; one that is ready stays."""
     session = service.find(tenant, session_id)
     service.cancel_variable(session, variable)
+    await service.registry.kept(session, strict=True)
     return {"semantic_var_id": variable, "status": session.variable(variable).state.value}
 
 
@@ -112,6 +120,7 @@ async def cancel_call(
     """Cancel a call and every call that waits for it; one that has ended stays as it is."""
     session = service.find(tenant, session_id)
     service.cancel(session, call_id)
+    await service.registry.kept(session, strict=True)
     return {"call_id": call_id, "state": session.tasks[call_id].state.value}
 
 
@@ -122,6 +131,7 @@ async def read_variable(
     """The present state of a variable, without waiting."""
     session = service.registry.look(tenant, session_id)
     found = service.read(session, variable)
+    await service.registry.kept(session)
     error = None if found.error is None else found.error.to_body()["error"]
     return {
         "semantic_var_id": variable,

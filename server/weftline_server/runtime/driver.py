@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from weftline.errors import ClientStepFailed, EngineFailed, WeftlineError
+from weftline.errors import ClientStepFailed, EngineFailed, StorageFull, WeftlineError
 from weftline.errors import from_name as error_named
 from weftline.protocol import SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
 from weftline_server.graph.primitive import Primitive, PrimitiveId, Task
+from weftline_server.journal.journal import Journal
 from weftline_server.lowering.bounds import costly_specs
 from weftline_server.lowering.call import PromptBody
 from weftline_server.lowering.control.sides import gated
@@ -36,6 +37,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
+from weftline_server.session.resumed import runs_once
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -77,7 +79,7 @@ class Driver:
     ) -> None:
         self.registry = registry
         self.dispatcher = dispatcher
-        self.readers = Readers(self.apply, clock)
+        self.readers = Readers(self.apply, clock, registry.kept)
         self.observers: tuple[TaskObserver, ...] = ()
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
@@ -91,15 +93,24 @@ class Driver:
         self._contained = Containment(self.close)
         self._replanned = Replanned(self._contained)
 
-    def open(self, tenant: str, *, stays: bool = True) -> Session:
+    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
         """Open a session; one that `stays` may get more calls than the first submit has.
 
-        Raises Overloaded at the registry's limit.
+        With an `alias` it is kept on disk, if this server keeps any; "" is no other name.
+        Raises Overloaded at the registry's limit, and StorageFull.
         """
-        return self.registry.open(tenant, self._now(), stays=stays)
+        journal = None if alias is None else self.registry.journal
+        if journal is not None:
+            journal.admit()
+        session = self.registry.open(tenant, self._now(), stays=stays)
+        if journal is not None:
+            journal.opened(session, alias or "")
+        return session
 
     def close(self, session: Session, reason: str = "the session was closed") -> None:
         """Cancel what the session still runs, and forget it."""
+        if session.ended is not None:
+            return
         try:
             self.apply(session, ev.SessionClosed(now=self._now(), reason=reason))
         finally:
@@ -116,6 +127,8 @@ class Driver:
         for session in self.registry.aged(self._now()):
             self.close(session, "the session expired: it used up its budget of seconds")
         self.registry.expire(self._now())
+        if self.registry.journal is not None:
+            self.registry.journal.sweep()
 
     async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
         """Lower and start all calls and steps of `submit`, or raise and change nothing."""
@@ -184,7 +197,10 @@ class Driver:
     def apply(self, session: Session, event: ev.SessionEvent) -> None:
         """Tell the session an event, and perform the actions that follow from it."""
         fills = "prefill_early" not in self.without
-        for action in session.handle(event):
+        actions = session.handle(event)
+        if self.registry.journal is not None:
+            self.registry.journal.note(session, event, actions)
+        for action in actions:
             match action:
                 case ev.Notify(variable):
                     self.readers.wake(session, variable)
@@ -231,6 +247,15 @@ class Driver:
         if primitive.items is not None and primitive.items.streams:
             self._early.items.complete(session, primitive, payload)
             return
+        journal = self.registry.journal
+        if journal is not None and runs_once(session.execution, id):
+            try:
+                await journal.begin(session, id)
+            except StorageFull as error:
+                failed = ev.PrimitiveFailed(now=self._now(), primitive=id, error=error)
+                self.apply(session, failed)
+            if not run.live:
+                return
         number = self._early.prompts.complete(full, payload)
         if number is not None:
             attempt = Attempt(number)
@@ -319,11 +344,20 @@ class Driver:
         self._contained.spawn(session, later())
 
     async def shut_down(self) -> None:
-        """Close every session and wait for the tasks that this leaves."""
+        """Close every session and wait for the tasks that this leaves. On disk they stay open."""
+        if self.registry.journal is not None:
+            await self.registry.journal.close()
         for session in list(self.registry):
             self.close(session, "the server is shutting down")
         await self._kinds.workers.close()
         await self._contained.settle()
+
+
+def resume(driver: Driver, journal: Journal) -> None:
+    """Go on with the sessions that are on disk."""
+    for session in driver.registry.restore():
+        with driver._contained.inside(session):
+            driver.apply(session, journal.resumed())
 
 
 def _pieces(

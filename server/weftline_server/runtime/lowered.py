@@ -36,7 +36,8 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterato
         if isinstance(step, Each | Loop):
             step = replace(step, body=resolved(step.body, named, resource))
         found = resource(step)
-        return lower_step(step, found, batch=efficient_batch(dispatcher.members, step.kind, found))
+        batch = efficient_batch(dispatcher.members, step.kind, found)
+        return replace(lower_step(step, found, batch=batch), step=step)
 
     for call in map(named, submit.calls):
         yield lower_call(call, call.model or "")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -31,11 +31,16 @@ class Chunk:
 
 class Readers:
     """The open gets and streams of every session; `apply` tells a session of those that come and
-    go, at the time of `clock`."""
+    go, at the time of `clock`. A value is given once it is `kept`, so that no later run of the
+    server can make another one."""
 
     def __init__(
-        self, apply: Callable[[Session, ev.SessionEvent], None], clock: Callable[[], float]
+        self,
+        apply: Callable[[Session, ev.SessionEvent], None],
+        clock: Callable[[], float],
+        kept: Callable[[Session], Awaitable[None]],
     ) -> None:
+        self._kept = kept
         self._apply = apply
         self._now = clock
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
@@ -73,6 +78,7 @@ class Readers:
                 f"variable {variable!r} was not ready after {timeout_s} s; it may be ready later",
                 param=variable,
             ) from None
+        await self._kept(session)
         if found.error is not None:
             raise found.error
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
@@ -106,6 +112,7 @@ class Readers:
                 else:
                     await signal.wait()
                     signal.clear()
+        await self._kept(session)
         if found.error is not None:
             raise found.error
 

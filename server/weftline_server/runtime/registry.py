@@ -8,9 +8,11 @@ import re
 import secrets
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-from weftline.errors import Overloaded, ServerRestarted, UnknownSession
+from weftline.errors import Overloaded, ServerRestarted, StorageFull, UnknownSession
+from weftline_server.journal.journal import Journal
 from weftline_server.passes import Plugin
 from weftline_server.runtime.closed import ClosedConfig, ClosedSessions
 from weftline_server.session.budget import Budget
@@ -44,17 +46,19 @@ class Registry:
         config: RegistryConfig,
         without: frozenset[str] = frozenset(),
         plugins: Sequence[Plugin] = (),
+        journal: Journal | None = None,
     ) -> None:
         self._config = config
         self._without = without
         self._plugins = plugins
+        self.journal = journal
         self._sessions: dict[tuple[str, str], Session] = {}
         self._closed = ClosedSessions(config.closed)
         self._by_id: dict[str, Session] = {}  # for events of engines, which know no tenant
         self._count: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
         self._charged: dict[str, int] = {}  # of each session
-        self._incarnation = secrets.token_hex(4)
+        self._incarnation = secrets.token_hex(4) if journal is None else journal.incarnation
         self._salt_key = secrets.token_bytes(32)
 
     def __len__(self) -> int:
@@ -71,13 +75,33 @@ class Registry:
                 "ones expire",
                 retry_after_s=1.0,
             )
-        budget = self._config.budget
         id = f"s_{self._incarnation}_{uuid.uuid4().hex}"
-        session = Session(id, tenant, now, self._without, budget, stays, self._plugins)
-        self._sessions[tenant, id] = self._by_id[id] = session
+        session = self._made(id, tenant, now, stays)
+        self._enter(session)
+        return session
+
+    def restore(self) -> list[Session]:
+        """The open sessions of earlier runs of the server, which are found again from now on. The
+        closed ones can be looked at.
+        """
+        found = [] if self.journal is None else list(self.journal.stored(self._made))
+        for session in found:
+            if session.ended is None:
+                self._enter(session)
+        for session in reversed(found):  # the first to be dropped is the one that was closed first
+            if session.ended is not None:
+                self._closed.keep(session, session.ended)
+        return [session for session in found if session.ended is None]
+
+    def _made(self, id: str, tenant: str, now: float, stays: bool) -> Session:
+        budget = self._config.budget
+        return Session(id, tenant, now, self._without, budget, stays, self._plugins)
+
+    def _enter(self, session: Session) -> None:
+        tenant = session.tenant
+        self._sessions[tenant, session.id] = self._by_id[session.id] = session
         self._count[tenant] = self._count.get(tenant, 0) + 1
         self._bytes.setdefault(tenant, 0)
-        return session
 
     def find(self, tenant: str, id: str) -> Session:
         """The tenant's session. Raises UnknownSession, also for a session of another tenant.
@@ -151,6 +175,15 @@ class Registry:
         now, before = session.spent.value_bytes, self._charged.get(session.id, 0)
         self._charged[session.id] = now
         self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
+
+    async def kept(self, session: Session, *, strict: bool = False) -> None:
+        """Return when what the session has so far is on disk, if this server keeps any.
+
+        While the disk cannot be written, what runs goes on in memory; `strict` raises StorageFull.
+        """
+        if self.journal is not None:
+            with nullcontext() if strict else suppress(StorageFull):
+                await self.journal.kept(session)
 
     def busy(self) -> bool:
         """Whether a call of any session is on an engine, or on its way there."""

@@ -7,12 +7,13 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from weftline.errors import WeftlineError
+from weftline.errors import StorageFull, WeftlineError
 from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
+from weftline_server.journal.journal import Key
 from weftline_server.prompt.tool_format import ToolFormat
-from weftline_server.runtime.driver import Driver, TaskObserver
+from weftline_server.runtime.driver import Driver, TaskObserver, resume
 from weftline_server.runtime.readers import Chunk
 from weftline_server.runtime.tool_loop import ServerTools
 from weftline_server.schedule.engines.member import EngineState, Member
@@ -111,7 +112,12 @@ class Service:
         except (api.EngineDied, WeftlineError) as error:
             self.start_error = error
             await self._driver.dispatcher.close()
+            if self.registry.journal is not None:
+                await self.registry.journal.close()
             raise
+        if self.registry.journal is not None:
+            self.registry.journal.start()
+            resume(self._driver, self.registry.journal)
         self._sweeper = asyncio.create_task(_sweep_forever(self._driver))
 
     async def drain(self, within_s: float) -> None:
@@ -141,12 +147,13 @@ class Service:
         """Tell `observers` about every task that ends from now on."""
         self._driver.observers += observers
 
-    def open(self, tenant: str, *, stays: bool = True) -> Session:
+    def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
         """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
 
-        `stays` says that more calls may be added later.
+        `stays` says that more calls may be added later. With an `alias`, which may be "", the
+        session is kept on disk, if this server keeps any.
         """
-        return self._driver.open(tenant, stays=stays)
+        return self._driver.open(tenant, stays=stays, alias=alias)
 
     def find(self, tenant: str, id: str) -> Session:
         """The tenant's session `id`. Raises UnknownSession or ServerRestarted."""
@@ -156,9 +163,29 @@ class Service:
         """Cancel what the session still runs, and forget it."""
         self._driver.close(session)
 
-    async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
-        """Add all calls of `submit` to the session, or raise and change nothing."""
-        return await self._driver.submit(session, submit)
+    async def submit(
+        self, session: Session, submit: Submit, key: Key | None = None
+    ) -> tuple[Task, ...]:
+        """Add all calls of `submit` to the session, or raise and change nothing.
+
+        On a server that keeps sessions on disk they are there at the return. Where the disk is full
+        only now, the calls that were added are cancelled.
+        """
+        journal = self.registry.journal
+        if journal is None:
+            return await self._driver.submit(session, submit)
+        if submit.calls or submit.steps:
+            journal.admit()
+        tasks = await self._driver.submit(session, submit)
+        if key is not None and tasks:
+            journal.keyed(session, key, [task.id for task in tasks])
+        try:
+            await journal.kept(session)
+        except StorageFull:
+            for task in tasks:
+                self._driver.cancel(session, task.id)
+            raise
+        return tasks
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value or its error. Raises AlreadySet."""
@@ -238,6 +265,19 @@ class Service:
             queued=dispatcher.queued,
             engines=self.engines,
         )
+
+
+def earlier_submit(service: Service, key: Key | None) -> tuple[Session, tuple[Task, ...]] | None:
+    """What a submit with this key has added in an earlier run of the server, if any.
+
+    Raises KeyReused, and UnknownSession where its session is gone.
+    """
+    journal = service.registry.journal
+    found = None if journal is None or key is None else journal.earlier(key)
+    if key is None or found is None:
+        return None
+    session = service.registry.look(key.tenant, found.session)
+    return session, tuple(session.tasks[id].task for id in found.tasks)
 
 
 async def _sweep_forever(driver: Driver) -> None:

@@ -174,7 +174,12 @@ class ItemsMade(PrimitiveEvent):
 
 @record
 class PrimitiveRestarted(PrimitiveEvent):
-    """Its engine was lost. It runs again from the start, and what it generated is forgotten."""
+    """Its engine was lost. It runs again from the start, and what it generated is forgotten.
+
+    A replay names the `attempt` that its text comes from.
+    """
+
+    attempt: int | None = None
 
 
 @record
@@ -225,6 +230,27 @@ class TaskCancelled(SessionEvent):
     @property
     def about(self) -> str:
         return self.task
+
+
+@record
+class TasksAbandoned(SessionEvent):
+    """Tasks ended because their last reader went away. Only a journal has this event: it stands for
+    the departure of the reader, which a replay does not know of.
+    """
+
+    tasks: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        return " ".join(self.tasks)
+
+
+@record
+class SessionResumed(SessionEvent):
+    """Another run of the server goes on with the session; `attempt` is larger in each run."""
+
+    by_client: ClassVar[bool] = True  # its clients get their full time to come back
+    attempt: int
 
 
 @record

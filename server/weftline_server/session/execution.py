@@ -132,6 +132,7 @@ class Execution:
             self._spent.take_tokens(event.tokens)
         except BudgetExceeded as error:
             return self.fail(run.task, error)
+        run.tokens += event.tokens
         return []
 
     def sent(self, event: ev.PrimitiveSent) -> list[ev.Action]:
@@ -343,5 +344,5 @@ def restarted(execution: Execution, event: ev.PrimitiveRestarted) -> list[ev.Act
         return []
     run.step.logprobs.clear()
     for var in execution.graph.primitives[run.id].writes:
-        execution.variables[var].restart()
+        execution.variables[var].restart(event.attempt)
     return []

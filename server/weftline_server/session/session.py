@@ -20,6 +20,7 @@ from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.control import finish, take_items
 from weftline_server.session.execution import Execution, IllegalMove, restarted
 from weftline_server.session.given import give, refuse
+from weftline_server.session.resumed import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
 from weftline_server.session.variable import Variable
 from weftline_server.session.watch import Watch
@@ -232,6 +233,8 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
             ev.TextTaken: lambda session, event: session.variable(event.variable).passed_on(),
             ev.VariableCancelled: Session._cancel_variable,
             ev.TaskCancelled: Session._cancel,
+            ev.TasksAbandoned: lambda session, event: abandon(session.execution, event),
+            ev.SessionResumed: lambda session, event: resume(session.execution, event),
             ev.SessionClosed: Session._close,
             ev.ReaderOpened: lambda session, event: session.watch.open(event),
             ev.ReaderClosed: lambda session, event: session.watch.close(event),

@@ -111,6 +111,7 @@ class PrimitiveRun:
     step: Step | None = None
     ready: int = 0  # the reads, from the first on, that have a value in the form `looked_at`
     looked_at: Primitive | None = field(default=None, repr=False)
+    tokens: int = 0  # charged to the budget: those of its prompt and of its longest output
 
     @property
     def live(self) -> bool:

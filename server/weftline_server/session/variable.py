@@ -54,6 +54,7 @@ class Variable:
     items: list[Any] = field(default_factory=list)  # of a list that is not complete
     reads: int = 0  # how often a client was given the value or a part of it
     taken: bool = False  # a client has text of it that was not complete
+    attempt: int = 0  # the run whose text it has; texts of two runs may differ
 
     @property
     def text(self) -> str:
@@ -85,10 +86,11 @@ class Variable:
         self.taken = True
         return []
 
-    def restart(self) -> None:
-        """Forget the text: it will be generated again."""
+    def restart(self, attempt: int | None) -> None:
+        """Forget the text: it will be generated again, in the next attempt or in this one."""
         assert not self.taken, f"a client has text of variable {self.id}"
         self.parts, self.streamed = [], 0
+        self.attempt = self.attempt + 1 if attempt is None else attempt
 
     def set(self, value: Any) -> None:
         self.move_to(VariableState.READY)

@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tests.null.asgi import call
+from tests.null.journal.test_replay import CLOCK, lasting
 from tests.null.steps.wire import branch, each, loop
 from tests.null.test_session_machine import state_of
 from weftline import predicates
 from weftline.errors import WeftlineError
 from weftline.protocol import SetVariable, Submit
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_server.journal.records import encode, noted
+from weftline_server.journal.replay import Opened, replay, resumed
 from weftline_server.passes import PASSES
 from weftline_server.prompt.render import value_text
 from weftline_server.runtime.driver import Driver
@@ -263,11 +266,30 @@ async def outcomes(program: Program, without: frozenset[str], random: Random) ->
 def check_replay(session: Session, without: frozenset[str]) -> None:
     """Every event again, through a new session that is checked after each."""
     again = Session(session.id, session.tenant, session.opened, without)
+    records: list[bytes] = []
     for event in session._remembered:
-        again.handle(event)
+        record = noted(again, event, again.handle(event))
+        if record is not None:
+            records.append(encode(record, CLOCK))
         again.validate()
     found, wanted = state_of(again), state_of(session)
     assert found == wanted
+    check_records(session, records, without)
+
+
+def check_records(session: Session, records: list[bytes], without: frozenset[str]) -> None:
+    """What a store would hold gives the same session; cut off anywhere, one that can go on."""
+
+    def made(id: str, tenant: str, now: float, stays: bool) -> Session:
+        return Session(id, tenant, now, without, stays=stays)
+
+    opened = Opened(session.tenant, session.id, "", CLOCK.wall(session.opened), session.stays)
+    assert lasting(replay(opened, records, CLOCK, made)) == lasting(session)
+    for count in range(0, len(records), 1 + len(records) // 8):
+        cut = replay(opened, records[:count], CLOCK, made)
+        cut.validate()
+        cut.handle(resumed(session.opened, 2))
+        cut.validate()
 
 
 @settings(max_examples=120, deadline=None, derandomize=True, phases=[Phase.generate])

@@ -31,6 +31,13 @@ class Runs:
         self._sessions: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
         self._guests: WeakKeyDictionary[Session, _Guests] = WeakKeyDictionary()
 
+    def adopt(self) -> None:
+        """Find the sessions of an earlier run of the server by the ids that clients chose."""
+        journal = self._service.registry.journal
+        for (tenant, alias), id in () if journal is None else journal.aliases.items():
+            with suppress(UnknownSession):  # it could not be restored
+                self._sessions[tenant, alias] = self._service.find(tenant, id)
+
     def enter(self, tenant: str, id: str, *, opens: bool) -> Session:
         """The session for one request, which must `leave` it. Opens one if the request may.
 
@@ -41,7 +48,7 @@ class Runs:
         except UnknownSession:
             if not opens:
                 raise
-            session = self._service.open(tenant)
+            session = self._service.open(tenant, alias=id)
             self._sessions[tenant, id] = session
             self._guests[session] = _Guests()
         if (guests := self._guests.get(session)) is not None:

@@ -1,0 +1,1 @@
+"""The same kill of a server under load, for weftline with a store and for `langgraph dev`."""

@@ -1,0 +1,277 @@
+"""The journal of this server's sessions, on the event loop: what is on disk, and who waits for it.
+
+A request is acknowledged, and a value is given to a client, only when all that led to it is on
+disk. While the disk cannot be written nothing new is accepted; what runs goes on in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from weftline.errors import EngineUnavailable, KeyReused, StorageFull
+from weftline_server.journal.cipher import Cipher
+from weftline_server.journal.records import Clock, Noted, noted
+from weftline_server.journal.replay import Opened, Unreadable, replay, resumed
+from weftline_server.journal.store import Close, Drop, Keyed, Open, Store, StoreConfig
+from weftline_server.journal.writer import Item, Progress, Said, Sweep, Writer
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+
+log = logging.getLogger("weftline.journal")
+
+ACK_S = 10.0  # the longest wait for a disk that does not answer
+KEYS_S = 600.0  # idempotency keys are kept as long as responses are
+
+
+@dataclass(slots=True)
+class _Track:
+    """A session that is recorded: its number in the store, and how many items lead up to its last
+    record.
+    """
+
+    number: int
+    mark: int = 0
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A request's idempotency key, and the digest of what it asks for."""
+
+    tenant: str
+    key: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a request with this key did in an earlier run of the server."""
+
+    session: str
+    tasks: tuple[str, ...]
+    digest: bytes
+
+
+class Journal:
+    """Records sessions in a store. All methods belong to the event loop."""
+
+    def __init__(self, config: StoreConfig, now: Callable[[], float]) -> None:
+        self._store = Store(config, Cipher.of(config.key_file))
+        self._now = now
+        self.clock = Clock(time.time() - now(), now())
+        self.run = self._store.next_run()
+        self.incarnation = self._store.meta("incarnation", secrets.token_hex(4))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: Writer | None = None
+        self._tracks: WeakKeyDictionary[Session, _Track] = WeakKeyDictionary()
+        self._number = self._store.last_number()
+        self._earlier = self._keys()
+        # The ids of open sessions by tenant and the id that the client chose.
+        opened = [one.opened for one in self._store.sessions(closed=False)]
+        self.aliases = {(one.tenant, one.alias): one.id for one in opened if one.alias}
+        self._ledger = _Ledger()
+
+    def _keys(self) -> dict[tuple[str, str], Earlier]:
+        since = self.clock.wall(self._now()) - KEYS_S
+        return {
+            (one.tenant, one.key): Earlier(id, tuple(one.tasks.split()), one.digest)
+            for one, id in self._store.keys(since)
+        }
+
+    def start(self) -> None:
+        """Write from now on. What is read from the store is read before."""
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(self._store, self.clock, self._tell)
+
+    async def close(self) -> None:
+        """Record nothing more, and write what is there."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await asyncio.to_thread(writer.close)
+        elif self._loop is None:
+            self._store.close()
+
+    def stored(self, make: Callable[[str, str, float, bool], Session]) -> Iterator[Session]:
+        """Every session in the store as it was, the open ones first. Those that cannot be read are
+        logged and left out.
+        """
+        for closed in (False, True):
+            for one in self._store.sessions(closed=closed):
+                try:
+                    records = self._store.records(one.number)
+                    session = replay(one.opened, records, self.clock, make)
+                except Unreadable:
+                    log.exception("a session cannot be restored")
+                    continue
+                if not closed:
+                    self._tracks[session] = _Track(one.number)
+                yield session
+
+    def resumed(self) -> ev.SessionResumed:
+        """The event with which a restored session goes on."""
+        return resumed(self._now(), self.run)
+
+    def opened(self, session: Session, alias: str) -> None:
+        """Record a session from now on."""
+        self._number += 1
+        self._tracks[session] = track = _Track(self._number)
+        at = self.clock.wall(session.opened)
+        opened = Opened(session.tenant, session.id, alias, at, session.stays)
+        self._put(track, Open(track.number, opened))
+
+    def note(self, session: Session, event: ev.SessionEvent, actions: list[ev.Action]) -> None:
+        """Record an event that the session has handled, if it is of those that are recorded."""
+        track = self._tracks.get(session)
+        if track is None or track.closed or self._writer is None:
+            return
+        found = noted(session, event, actions)
+        if found is None:
+            return
+        self._put(track, Said(track.number, found))
+        if isinstance(event, ev.SessionClosed):
+            track.closed = True
+            at = self.clock.wall(event.now)
+            end = Close(track.number, at) if session.tasks else Drop(track.number)
+            self._put(track, end)
+
+    def keyed(self, session: Session, key: Key, tasks: list[str]) -> None:
+        """Record that the request with this key added these tasks."""
+        track = self._tracks.get(session)
+        if track is not None:
+            made = self.clock.wall(self._now())
+            one = (track.number, key.tenant, key.key, key.digest, " ".join(tasks), made)
+            self._put(track, Keyed(*one))
+
+    def earlier(self, key: Key) -> Earlier | None:
+        """What an earlier run of the server did for this key. Raises KeyReused."""
+        found = self._earlier.get((key.tenant, key.key))
+        if found is not None and found.digest != key.digest:
+            raise KeyReused(
+                f"Idempotency-Key {key.key[:64]!r} was sent with another request: use a new key "
+                "for each request",
+                param="Idempotency-Key",
+            )
+        return found
+
+    async def begin(self, session: Session, primitive: str) -> None:
+        """Record that an engine may have begun a primitive that must not run twice."""
+        track = self._tracks.get(session)
+        if track is not None:
+            sent = ev.PrimitiveSent(now=self._now(), primitive=primitive, engine="")
+            self._put(track, Said(track.number, Noted(sent)))
+            await self.kept(session)
+
+    def admit(self) -> None:
+        """Raise StorageFull while nothing can be written."""
+        self._ledger.admit()
+
+    async def kept(self, session: Session) -> None:
+        """Return when all of the session so far is on disk. Raises StorageFull.
+
+        Raises EngineUnavailable where the session has ended only because the server does.
+        """
+        track = self._tracks.get(session)
+        if track is None:
+            return
+        if self._writer is None and session.ended is not None and not track.closed:
+            raise EngineUnavailable(
+                "the server is shutting down, and goes on with the session when it runs again: "
+                "ask again then",
+                retry_after_s=1.0,
+            )
+        await self._ledger.reached(track.mark, track.number)
+
+    def sweep(self) -> None:
+        """Delete what is too old."""
+        if self._writer is not None:
+            self._ledger.put += 1
+            self._writer.put(Sweep(self.clock.wall(self._now()), KEYS_S))
+            self._writer.wake()
+
+    def _put(self, track: _Track, item: Item) -> None:
+        if self._writer is None or self._loop is None:
+            return  # the server ends: its sessions go on in its next run
+        self._ledger.put += 1
+        track.mark = self._ledger.put
+        self._writer.put(item)
+        if not self._ledger.woken:
+            self._ledger.woken = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """All records of one turn of the loop go to the thread together."""
+        self._ledger.woken = False
+        if self._writer is not None:
+            self._writer.wake()
+
+    def _tell(self, progress: Progress) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ledger.hear, progress)
+
+
+class _Ledger:
+    """How many items were put and how many are on disk, and who waits for which."""
+
+    def __init__(self) -> None:
+        self.put = 0
+        self.woken = False
+        self.error = ""
+        self._done = 0
+        self._lost: frozenset[int] = frozenset()
+        self._full = False
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def admit(self) -> None:
+        if self.error or self._full:
+            raise self._failed()
+
+    async def reached(self, mark: int, session: int) -> None:
+        """Return when `mark` items are on disk. Raises StorageFull."""
+        if session in self._lost:
+            raise StorageFull("the session could not be kept while the disk was full: open another")
+        if mark <= self._done:
+            return
+        if self.error:
+            raise self._failed()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((mark, future))
+        try:
+            async with asyncio.timeout(ACK_S):
+                await future
+        except TimeoutError:
+            raise StorageFull(
+                "the disk of the server does not answer: try again later", retry_after_s=5.0
+            ) from None
+
+    def hear(self, progress: Progress) -> None:
+        if progress.error and not self.error:
+            log.error("sessions cannot be stored: %s", progress.error)
+        elif self.error and not progress.error:
+            log.warning("sessions are stored again")
+        self._done, self.error = progress.done, progress.error
+        self._lost, self._full = progress.lost, progress.full
+        still = []
+        for mark, future in self._waiting:
+            if future.done():
+                continue
+            if mark <= self._done:
+                future.set_result(None)
+            elif self.error:
+                future.set_exception(self._failed())
+            else:
+                still.append((mark, future))
+        self._waiting = still
+
+    def _failed(self) -> StorageFull:
+        return StorageFull(
+            "the server cannot write its store of sessions, so it accepts nothing new: try again "
+            "later",
+            retry_after_s=2.0,
+        )

@@ -1,0 +1,60 @@
+"""What a session does when another run of the server goes on with it, and when readers are gone.
+
+The journal has put the session back into its state at its last event. Nothing of it runs yet.
+"""
+
+from __future__ import annotations
+
+from weftline.errors import Cancelled, Interrupted
+from weftline_server.graph.primitive import Effects
+from weftline_server.session import events as ev
+from weftline_server.session.execution import Execution
+from weftline_server.session.task import PrimitiveRun, RunState
+
+TOOL = "tool"  # the kind of the calls that an answer of a chat completion asked for
+
+
+def abandon(execution: Execution, event: ev.TasksAbandoned) -> list[ev.Action]:
+    """End tasks as the departure of their last reader did."""
+    actions: list[ev.Action] = []
+    for id in event.tasks:
+        gone = Cancelled("its last reader went away")
+        actions += execution.fail(execution.tasks[id], gone, RunState.CANCELLED)
+    return actions
+
+
+def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
+    """Run again what had not ended. What may have had its effect, and must not twice, fails.
+
+    A primitive whose effects are `once` is running, for the session, from before it was sent.
+    """
+    for variable in execution.variables.values():
+        if not variable.settled:
+            variable.attempt = event.attempt
+    runs = tuple(execution.primitives.values())
+    queued = [run for run in runs if run.state is RunState.QUEUED]
+    filling = [run for run in runs if run.state is RunState.WAITING and run.filling]
+    actions: list[ev.Action] = []
+    for run in runs:  # first, so that what a failure starts is not started twice
+        if run.state is RunState.RUNNING or (run.live and _is_orphan(execution, run)):
+            actions += execution.fail(run.task, _interrupted(run), RunState.FAILED)
+    actions += [ev.Run(run.id) for run in queued if run.live]
+    actions += [ev.Fill(run.id) for run in filling if run.state is RunState.WAITING]
+    return actions
+
+
+def _is_orphan(execution: Execution, run: PrimitiveRun) -> bool:
+    """Whether the request that waited for a tool's result ended with the server."""
+    return execution.graph.primitives[run.id].kind == TOOL
+
+
+def _interrupted(run: PrimitiveRun) -> Interrupted:
+    return Interrupted(
+        f"the server ended while {run.task.task.name!r} ran, and it must not run twice: find out "
+        "whether it had its effect, and submit it again if it had none"
+    )
+
+
+def runs_once(execution: Execution, primitive: str) -> bool:
+    """Whether the primitive must not run again once an engine may have begun it."""
+    return execution.graph.primitives[primitive].effects is Effects.ONCE

@@ -1,0 +1,169 @@
+"""A store that cannot be written: nothing new is accepted, and what runs goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null.asgi import Server, call
+from tests.null.journal.test_restart import running
+from weftline.errors import InvalidRequest
+from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_server.journal import writer
+from weftline_server.journal.store import Store, StoreConfig
+
+SLOW = NullConfig(latency=LatencyProfile(step_s=0.05))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until `holds`, for at most 20 s."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 - a thread changes it
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def files_of(most: int) -> AsyncIterator[None]:
+    """No file of this process may become larger than `most` bytes: the disk is full.
+
+    The error is EFBIG, which SQLite reports as a full disk. A signal would come with it.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def is_broken(server: Server) -> bool:
+    journal = server.service.registry.journal
+    assert journal is not None
+    return bool(journal._ledger.error)
+
+
+async def check_refusal_and_recovery(
+    server: Server, break_it: Callable[[], Any], mend_it: Callable[[], Any]
+) -> list[str]:
+    """A session runs while the disk breaks. It ends in memory; nothing new is accepted. When the
+    disk is mended new work is accepted, and what happened in memory is on disk.
+    """
+    id = await server.session()
+    await server.submit(
+        id,
+        call("one", "one {{output:x}}", x="a"),
+        call("two", "{{input:x}}two and some more {{output:y}}", x="a", y="b"),
+    )
+    break_it()
+    await until(lambda: is_broken(server))
+    refused = await server.http.post("/v1/session")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_full")
+    assert refused.headers["retry-after"] == "2"
+    more = await server.submit(id, call("three", "three {{output:x}}", x="c"))
+    assert (more.status_code, more.json()["error"]["type"]) == (503, "StorageFull")
+    assert (await server.get(id, "b")).json()["value"] == "one two and some more "
+    mend_it()
+    await until(lambda: not is_broken(server))
+    other = await server.session()
+    answer = await server.submit(other, call("four", "four {{output:x}}", x="a"))
+    assert answer.status_code == 200
+    return [id, other]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "RETRY_S", 0.05)
+
+
+async def test_a_full_disk_and_space_again(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands for the disk: the write-ahead log may not grow."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "store"
+
+    def full() -> None:
+        size = Path(f"{path}-wal").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+
+    def space() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    try:
+        async with running(path, SLOW) as server:
+            first, second = await check_refusal_and_recovery(server, full, space)
+    finally:
+        space()
+    async with running(path) as server:
+        assert (await server.get(first, "b")).json()["value"] == "one two and some more "
+        assert (await server.get(second, "a")).json()["value"] == "four "
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_locked_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program holds a write lock on the file. After a bounded wait it is as a full disk."""
+    monkeypatch.setattr("weftline_server.journal.store.BUSY_MS", 50)
+    path = tmp_path / "store"
+    async with running(path, SLOW) as server:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            first, _ = await check_refusal_and_recovery(
+                server, lambda: other.execute("BEGIN EXCLUSIVE"), lambda: other.execute("COMMIT")
+            )
+    async with running(path) as server:
+        assert (await server.get(first, "b")).json()["value"] == "one two and some more "
+
+
+async def test_too_much_for_memory_gives_up_the_sessions_that_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session whose records were given up ends in memory, takes no more calls, and is not found
+    after a restart. Half a session is never found.
+    """
+    monkeypatch.setattr("weftline_server.journal.store.BUSY_MS", 50)
+    monkeypatch.setattr(writer, "MOST_HELD", 1000)
+    path = tmp_path / "store"
+    async with running(path, SLOW) as server:
+        id = await server.session()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            await server.submit(id, call("one", "x" * 2000 + "{{output:x}}", x="a"))
+            other.execute("BEGIN EXCLUSIVE")
+            assert len((await server.get(id, "a")).json()["value"]) == 2000
+            await until(lambda: is_broken(server))
+            await asyncio.sleep(0.2)
+            other.execute("COMMIT")
+        await until(lambda: not is_broken(server))
+        more = await server.submit(id, call("two", "two {{output:x}}", x="b"))
+        assert (more.status_code, more.json()["error"]["type"]) == (503, "StorageFull")
+        other_id = await server.session()
+    async with running(path) as server:
+        assert (await server.get(id, "a")).status_code == 404
+        assert [one.id for one in server.service.registry] == [other_id]
+
+
+def test_a_file_has_one_server(tmp_path: Path) -> None:
+    store = Store(StoreConfig(path=str(tmp_path / "f")))
+    with pytest.raises(InvalidRequest, match="another program uses"):
+        Store(StoreConfig(path=str(tmp_path / "f")))
+    store.close()
+    Store(StoreConfig(path=str(tmp_path / "f"))).close()
+
+
+async def test_a_damaged_session_does_not_keep_the_others_away(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with running(path) as server:
+        ids = [await server.session() for _ in range(3)]
+        for id in ids:
+            await server.submit(id, call("one", "one {{output:x}}", x="a"))
+            await server.get(id, "a")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE records SET body = X'00' WHERE session = 2")
+        db.commit()
+    async with running(path) as server:
+        found = [(await server.get(id, "a")).status_code for id in ids]
+        assert found == [200, 404, 200]

@@ -1,0 +1,111 @@
+"""The records of a session, read back from JSON, give the same session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis.stateful import rule
+
+from tests.null.test_session_machine import NAMES, SessionMachine
+from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline_server.journal.records import Clock, encode, noted
+from weftline_server.journal.replay import Opened, replay, resumed
+from weftline_server.lowering.call import task_of
+from weftline_server.session import events as ev
+from weftline_server.session.session import Session
+from weftline_server.session.task import RunState
+
+CLOCK = Clock(1000.0)
+OPENED = Opened(tenant="t", id="s", alias="", at=1000.0, stays=True)
+
+
+def made(id: str, tenant: str, now: float, stays: bool) -> Session:
+    return Session(id, tenant, now, stays=stays)
+
+
+class RecordedMachine(SessionMachine):
+    """Writes down what a store would hold; at the end another run reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[bytes] = []
+
+    @rule(writes=NAMES)
+    def start(self, writes: str) -> None:
+        """Submit a call that waits for nothing; without it hardly any call would end."""
+        self.submit("", writes, False)
+
+    def tell(self, event: ev.SessionEvent) -> None:
+        super().tell(event)
+        found = noted(self.session, event, self.heard[-1][1])
+        if found is not None:
+            self.records.append(encode(found, CLOCK))
+
+    def teardown(self) -> None:
+        again = replay(OPENED, self.records, CLOCK, made)
+        again.validate()
+        assert lasting(again) == lasting(self.session)
+        live = {id for id, run in again.primitives.items() if run.state is RunState.QUEUED}
+        actions = again.handle(resumed(0.0, 2))
+        again.validate()
+        assert [one.primitive for one in actions if isinstance(one, ev.Run)] == sorted(
+            live, key=list(again.primitives).index
+        )
+        assert {one.attempt for one in again.variables.values() if not one.settled} <= {2 << 20}
+
+
+RecordedMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestRecorded = RecordedMachine.TestCase
+
+
+def lasting(session: Session) -> dict[str, Any]:
+    """What a session is, apart from its readers and the calls that run."""
+    graph = session.graph
+    named = {*graph.producer, *graph.consumers}
+    ended = {id: run for id, run in session.primitives.items() if not run.live}
+    return {
+        "tasks": {
+            id: ("live" if run.live else run.state, run.detached, str(run.error))
+            for id, run in session.tasks.items()
+        },
+        "steps": {id: (run.state, run.step) for id, run in ended.items() if run.state == "done"},
+        "variables": {
+            id: (one.state, one.text, one.value, str(one.error)) if one.settled else "open"
+            for id, one in session.variables.items()
+            if one.settled or id in named
+        },
+        "graph": (sorted(graph.primitives), graph.producer, graph.consumers),
+        "spent": (session.spent.calls, session.spent.edges, session.spent.value_bytes),
+        "work_left": session.execution.work_left,
+        "ended": session.ended,
+    }
+
+
+def test_the_departure_of_a_reader_is_recorded_as_what_it_ended() -> None:
+    """Two calls, the second reads the first. Their only reader leaves: both are cancelled, in a
+    replay too, which knows no readers.
+    """
+    session = made("s", "t", 0.0, True)
+    records: list[bytes] = []
+
+    def tell(event: ev.SessionEvent) -> None:
+        found = noted(session, event, session.handle(event))
+        if found is not None:
+            records.append(encode(found, CLOCK))
+
+    holder = Placeholder(name="y", in_out=InOut.OUT, semantic_var_id="a")
+    reader = Placeholder(name="x", in_out=InOut.IN, semantic_var_id="a")
+    last = Placeholder(name="y", in_out=InOut.OUT, semantic_var_id="b")
+    first = Call(name="1", prompt=(Segment(text="t"), Segment(output="y")), placeholders=(holder,))
+    prompt = (Segment(input="x"), Segment(output="y"))
+    second = Call(name="2", prompt=prompt, placeholders=(reader, last))
+    tell(ev.TasksSubmitted(now=0.0, tasks=(task_of("c1", first), task_of("c2", second))))
+    tell(ev.ReaderOpened(now=0.0, variable="b"))
+    tell(ev.ReaderClosed(now=1.0, variable="b", served=False))
+    assert [run.state for run in session.tasks.values()] == ["cancelled", "cancelled"]
+    again = replay(OPENED, records, CLOCK, made)
+    again.validate()
+    assert lasting(again) == lasting(session)

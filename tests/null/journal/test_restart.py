@@ -1,0 +1,218 @@
+"""A server that keeps its sessions in a file: what the next run of the server finds and does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+
+from tests.null.asgi import Server, call
+from weftline_engine.api import Engine
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_server.app import create_app
+from weftline_server.commands.retrieval import factories, from_tables
+from weftline_server.config import ServerConfig
+from weftline_server.journal.store import StoreConfig
+
+
+@asynccontextmanager
+async def running(
+    path: Path,
+    engine: NullConfig = NullConfig(),  # noqa: B008 - frozen
+    also: Mapping[str, Callable[[], Engine]] = MappingProxyType({}),
+) -> AsyncIterator[Server]:
+    """One run of a server with a store."""
+    config = ServerConfig(sessions=StoreConfig(path=str(path)))
+    app = create_app(config, {"null": lambda: NullEngine(engine), **also})
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://t")
+        )
+        yield Server(app, http)
+
+
+async def test_values_and_errors_of_an_earlier_run_are_found(tmp_path: Path) -> None:
+    async with running(tmp_path / "store") as server:
+        id = await server.session()
+        answer = await server.submit(
+            id,
+            call("one", "hello {{output:x}}", x="a"),
+            call("two", "{{input:x}} again {{output:y}}", x="a", y="b"),
+            call(
+                "bad",
+                "no json {{output:z}}",
+                z={"in_out": "out", "semantic_var_id": "c", "transforms": [{"op": "json"}]},
+            ),
+        )
+        assert answer.status_code == 200
+        value = (await server.get(id, "b")).json()["value"]
+        failed = (await server.get(id, "c")).json()
+    async with running(tmp_path / "store") as server:
+        assert (await server.get(id, "b")).json()["value"] == value
+        assert (await server.get(id, "c")).json() == failed
+        answer = await server.submit(id, call("more", "{{input:x}}{{output:y}}", x="b", y="d"))
+        assert answer.status_code == 200
+        assert (await server.get(id, "d")).json()["value"] == value
+
+
+async def status(server: Server, session: str, variable: str) -> str:
+    """The state of a variable, without waiting."""
+    answer = await server.http.get(f"/v1/session/{session}/variable/{variable}")
+    return str(answer.json()["status"])
+
+
+async def cut(server: Server) -> None:
+    """End a run as a kill would, for the store: nothing is recorded from now on."""
+    journal = server.service.registry.journal
+    assert journal is not None
+    await journal.close()
+
+
+async def test_what_had_not_ended_runs_again(tmp_path: Path) -> None:
+    """The first call has its value on disk, the second runs, the third waits. The next run keeps
+    the first value and makes the others.
+    """
+    calls = [
+        call("one", "one {{output:x}}", x="a"),
+        call("two", "{{input:x}}two words more {{output:y}}", x="a", y="b"),
+        call("three", "{{input:x}}{{output:y}}", x="b", y="c"),
+    ]
+    slow = NullConfig(latency=LatencyProfile(step_s=0.05))
+    async with running(tmp_path / "store", slow) as server:
+        id = await server.session()
+        await server.submit(id, *calls)
+        assert (await server.get(id, "a")).json()["value"] == "one "
+        await cut(server)
+    async with running(tmp_path / "store") as server:
+        assert await status(server, id, "a") == "ready"
+        assert (await server.get(id, "c")).json()["value"] == "one two words more "
+        (journal,) = [server.service.registry.journal]
+        assert journal is not None and journal.run == 2
+
+
+async def test_a_submit_that_is_sent_again_finds_its_calls(tmp_path: Path) -> None:
+    """Its answer was lost with the server. With another body the key is refused."""
+    body = {"calls": [call("one", "one {{output:x}}", x="a")], "get": ["a"], "close": True}
+    key = {"Idempotency-Key": "k"}
+    slow = NullConfig(latency=LatencyProfile(step_s=0.5))
+    async with running(tmp_path / "store", slow) as server:
+        first = asyncio.create_task(server.http.post("/v1/submit", json=body, headers=key))
+        while not any(session.tasks for session in server.service.registry):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (lost,) = server.service.registry
+        await server.service.registry.kept(lost)
+        await cut(server)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    async with running(tmp_path / "store") as server:
+        assert [session.id for session in server.service.registry] == [lost.id]
+        again = await server.http.post("/v1/submit", json=body, headers=key)
+        assert again.status_code == 200, again.text
+        assert again.json()["session_id"] == lost.id
+        assert again.json()["values"] == {"a": "one "}
+        assert len(server.service.registry) == 0  # it was closed
+        other = await server.http.post("/v1/submit", json=body | {"graph": True}, headers=key)
+        assert (other.status_code, other.json()["error"]["type"]) == (409, "KeyReused")
+    async with running(tmp_path / "store") as server:  # and it can be looked at
+        assert await status(server, lost.id, "a") == "ready"
+        again = await server.http.post("/v1/submit", json=body, headers=key)
+        assert again.json()["values"] == {"a": "one "}
+
+
+async def test_an_id_that_the_client_chose_still_names_its_session(tmp_path: Path) -> None:
+    async with running(tmp_path / "store") as server:
+        body = {"calls": [call("one", "one {{output:x}}", x="a")]}
+        first = await server.http.post("/v1/submit", json={**body, "session_id": "r", "open": True})
+    async with running(tmp_path / "store") as server:
+        body = {"calls": [call("two", "{{input:x}}two {{output:y}}", x="a", y="b")], "get": ["b"]}
+        again = await server.http.post("/v1/submit", json={**body, "session_id": "r", "open": True})
+        assert again.json()["session_id"] == first.json()["session_id"]
+        assert again.json()["values"] == {"b": "one two "}
+
+
+async def test_a_request_that_waits_at_the_end_is_told_to_come_back(tmp_path: Path) -> None:
+    """SIGTERM closes no session of a store. Its reader gets 503, and the next run has the value."""
+    slow = NullConfig(latency=LatencyProfile(step_s=0.5))
+    async with running(tmp_path / "store", slow) as server:
+        id = await server.session()
+        await server.submit(id, call("one", "a long text {{output:x}}", x="a"))
+        waiting = asyncio.create_task(server.get(id, "a"))
+        await asyncio.sleep(0.05)
+        await server.service.drain(0.0)
+        answer = await waiting
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+    async with running(tmp_path / "store") as server:
+        assert (await server.get(id, "a")).json()["value"] == "a long text "
+
+
+async def test_a_closed_session_stays_closed(tmp_path: Path) -> None:
+    async with running(tmp_path / "store") as server:
+        id = await server.session()
+        await server.submit(id, call("one", "one {{output:x}}", x="a"))
+        await server.get(id, "a")
+        assert (await server.http.delete(f"/v1/session/{id}")).status_code == 200
+        unused = await server.session()
+        await server.http.delete(f"/v1/session/{unused}")
+    async with running(tmp_path / "store") as server:
+        assert (await server.get(id, "a")).status_code == 404
+        assert await status(server, id, "a") == "ready"
+        listed = (await server.http.get("/v1/sessions")).json()["sessions"]
+        assert [(row["session_id"], row["state"]) for row in listed] == [(id, "closed")]
+
+
+async def test_a_function_with_effects_runs_once(tmp_path: Path) -> None:
+    """It was sent to its engine and had not ended: it fails, and is not run again. What only had to
+    wait runs.
+    """
+    (tmp_path / "ours.py").write_text(MODULE)
+    table = {"name": "work", "call": "ours:work", "path": str(tmp_path), "timeout_s": 30.0}
+    also = factories(from_tables({"function": [table]}))
+    mark, go = tmp_path / "mark", tmp_path / "go"
+    run_once = {"name": "once", "effects": "once"}
+    steps = [
+        function("a", mark=str(mark), go=str(go)) | run_once,
+        function("b", mark="", go=str(go)) | run_once,
+        function("c", mark=str(mark), go=str(go), after=["set"]) | run_once,
+    ]
+    async with running(tmp_path / "store", also=also) as server:
+        id = await server.session()
+        answer = await server.submit(id, steps=steps)
+        assert answer.status_code == 200, answer.text
+        while not mark.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+        await cut(server)
+    assert mark.read_text() == "x"
+    go.touch()
+    async with running(tmp_path / "store", also=also) as server:
+        failed = await server.get(id, "a")
+        assert (failed.status_code, failed.json()["error"]["code"]) == (409, "interrupted")
+        assert mark.read_text() == "x"
+        await server.http.put(f"/v1/session/{id}/variable/set", json={"value": 1})
+        assert (await server.get(id, "c")).json()["value"] == "done"
+        assert mark.read_text() == "xx"
+
+
+MODULE = """
+import os, time
+
+def work(mark, go):
+    with open(mark or os.devnull, "a") as file:
+        file.write("x")
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    return "done"
+"""
+
+
+def function(out: str, after: Sequence[str] = (), **args: str) -> dict[str, Any]:
+    """A step that calls the operator's function with these values."""
+    sources = {name: {"value": value} for name, value in args.items()}
+    step = {"kind": "function", "function": "work", "args": sources, "out": out}
+    return step | {"after": list(after)}
