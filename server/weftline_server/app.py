@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,12 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from weftline.errors import InvalidRequest, WeftlineError
+from weftline.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions
+from weftline_server.http.reference.document import describe
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.observe.logs import CallLog
@@ -41,7 +44,14 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     metrics = Metrics(service)
     service.observe(metrics, CallLog(config.log_prompts))
 
-    app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
+    app = _Application(
+        title="weftline",
+        version=PROTOCOL_VERSION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.state = ServerState(config, service, metrics)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
@@ -53,6 +63,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         completions.router,
         retrieval.router,
         health.router,
+        page.docs,
     ):
         app.include_router(router)
     if config.ui:
@@ -89,12 +100,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 class _Application(FastAPI):
-    """FastAPI whose OpenAPI document also defines the parts of our routes' bodies."""
+    """FastAPI whose OpenAPI document is complete."""
 
     def openapi(self) -> dict[str, Any]:
-        made = super().openapi()
-        made.setdefault("components", {}).setdefault("schemas", {}).update(DEFINITIONS)
-        return made
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi(), copy.deepcopy(DEFINITIONS))
+        return self.openapi_schema
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
