@@ -20,7 +20,7 @@ from weftline_server.config import ServerConfig
 from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
-from weftline_server.http.openai import completions
+from weftline_server.http.openai import completions, models, responses
 from weftline_server.http.reference.document import describe
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
@@ -61,6 +61,8 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         sessions.lists,
         calls.router,
         completions.router,
+        responses.router,
+        models.router,
         retrieval.router,
         health.router,
         page.docs,

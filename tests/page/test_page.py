@@ -183,14 +183,16 @@ def test_pictures_for_the_documentation(
 
 
 def test_the_routes_are_described_and_can_be_tried(page: Page, url: str) -> None:
-    """/docs shows every route from this server alone, and sends a request that its reader writes."""
+    """/docs shows every route from this server alone, and sends what its reader writes."""
     hosts: set[str] = set()
     page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
     page.goto(f"{url}/docs")
     route = page.locator("details").filter(has_text="POST /v1/completions")
     route.locator("summary").click()
     expect(route.get_by_role("row").filter(has_text="max_tokens").first).to_contain_text("integer")
-    route.get_by_role("textbox", name="request body").fill('{"prompt": "<b>x</b>", "max_tokens": 2}')
+    route.get_by_role("textbox", name="request body").fill(
+        '{"prompt": "<b>x</b>", "max_tokens": 2}'
+    )
     route.get_by_role("button", name="Send POST").click()
     expect(route.locator("output")).to_contain_text("text_completion")
     page.get_by_role("link", name="Placeholder", exact=True).first.click(force=True)

@@ -11,6 +11,8 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
+from weftline_server.prompt.prompter import Payload
+from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver
 from weftline_server.runtime.readers import Chunk
@@ -222,6 +224,10 @@ class Service:
         found = dispatcher.model(name)
         prompter = dispatcher.prompter(found)
         return ServedModel(found, prompter.description.context_limit, prompter.tool_format)
+
+    def payload(self, model: ServedModel, prompt: PromptBefore) -> Payload:
+        """`prompt` as an engine of the model would get it. Any thread may ask."""
+        return self._driver.dispatcher.prompter(model.name).payload(prompt)
 
     @property
     def engines(self) -> tuple[EngineStatus, ...]:

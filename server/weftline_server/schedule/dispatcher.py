@@ -11,6 +11,7 @@ from typing import Any
 from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.schedule import model_names
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
@@ -124,12 +125,13 @@ class Dispatcher:
         if name in (None, "", "default"):
             return models[0]
         assert name is not None
-        if name not in models:
+        found = model_names.find(name, models)
+        if found is None:
             served = ", ".join(models)
             raise UnknownModel(
-                f"no engine serves model {name!r}: use one of {served}", param="model"
+                f"no engine serves model {name[:256]!r}: use one of {served}", param="model"
             )
-        return name
+        return found
 
     def resource(self, kind: str, name: str | None) -> str:
         """Return the embedder, reranker or store that runs ops of `kind`; None means the first.

@@ -72,7 +72,7 @@ Body = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class Running:
     """A submitted request: a call for each choice, and whether the session is its own.
 
     A request that names a session leaves it open, and its calls in the session's graph.
@@ -87,9 +87,9 @@ class _Running:
     reply: Reply
 
     @property
-    def choices(self) -> list[_Choice]:
+    def choices(self) -> list[Choice]:
         """The choices of the response, of which nothing has been sent."""
-        return [_Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
+        return [Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
 
     def usage(self) -> dict[str, Any]:
         """The usage of all choices, which have ended."""
@@ -109,10 +109,10 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Choice:
+class Choice:
     """One choice of a response, and how much of it has been sent."""
 
-    running: _Running
+    running: Running
     index: int
     task: Task
     parser: ToolParser | None
@@ -120,7 +120,7 @@ class _Choice:
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
-    def of(running: _Running, index: int, task: Task) -> _Choice:
+    def of(running: Running, index: int, task: Task) -> Choice:
         """Choice number `index`, which `node` generates."""
         parser = None
         if call_of(task).offered_tools:
@@ -128,7 +128,7 @@ class _Choice:
             parser = parser_of(
                 call_of(task), key, running.service.model(call_of(task).model).tool_format
             )
-        return _Choice(running, index, task, parser)
+        return Choice(running, index, task, parser)
 
     @property
     def step(self) -> Step | None:
@@ -195,7 +195,7 @@ class _Choice:
         return body
 
 
-async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> _Running:
+async def start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> Running:
     """Submit the calls of `body`, in a session of the request's own or in the one that it names."""
     body.check()
     said = body.weftline or Provenance()
@@ -218,7 +218,7 @@ async def _start(service: Service, runs: Runs, tenant: str, body: Body, shape: S
         raise
     ours = None if body.weftline is None else _ids(session, tasks[0])
     reply = Reply.new(shape, service.model(body.model).name, ours)
-    return _Running(service, runs, session, tasks, own, body, reply)
+    return Running(service, runs, session, tasks, own, body, reply)
 
 
 def _ids(session: Session, task: Task) -> dict[str, str]:
@@ -230,7 +230,7 @@ async def _complete(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
     """The response to `body`, whole or as a stream."""
-    running = await _start(service, state_of(request.app).runs, tenant, body, shape)
+    running = await start(service, state_of(request.app).runs, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))
@@ -243,7 +243,7 @@ async def _complete(
         running.end()
 
 
-async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
         streams = [choice.chunks() for choice in running.choices]

@@ -82,6 +82,18 @@ _ROW = {
 }  # fmt: skip
 _MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftline",
           "max_model_len": 8192}  # fmt: skip
+_RESPONSE = {
+    "id": "resp_1", "object": "response", "created_at": 1800000000, "model": "default",
+    "instructions": None, "max_output_tokens": 64, "temperature": None, "top_p": None,
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
+    "status": "completed", "error": None, "incomplete_details": None,
+    "output": [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": "The Rhine.", "annotations": [],
+                             "logprobs": []}]}],
+    "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 8},
+              "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0},
+              "total_tokens": 17},
+}  # fmt: skip
 _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 
 ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
@@ -166,6 +178,13 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         "Prometheus's text format.", "weftline_queue_length 0.0\n", ("Forbidden",), (TEXT,)),
     ("GET", "/v1/models"): Answer(
         "The models.", {"object": "list", "data": [_MODEL]}, OF_WORK),
+    ("GET", "/v1/models/{model}"): Answer("The model.", _MODEL, (*OF_WORK, "UnknownModel")),
+    ("POST", "/tokenize"): Answer(
+        "The tokens.",
+        {"model": "default", "count": 2, "max_model_len": 8192, "tokens": [19556, 28]},
+        (*OF_BODY, *OF_WORK, "UnknownModel", "ContextTooLong")),
+    ("POST", "/v1/responses"): Answer(
+        "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
 })  # fmt: skip
 
 _SUBMIT = {
@@ -189,6 +208,8 @@ REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
     ("PUT", "/v1/session/{session_id}/variable/{variable}"): {"value": "rivers"},
     ("POST", "/v1/chat/completions"): {
         "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 16},
+    ("POST", "/v1/responses"): {"input": "Name a river.", "max_output_tokens": 64},
+    ("POST", "/tokenize"): {"prompt": "Name a river."},
     ("POST", "/v1/completions"): {"prompt": "The longest river of Europe is", "max_tokens": 16},
     ("POST", "/v1/embeddings"): {"input": "Where does the Rhine rise?"},
     ("POST", "/v1/rerank"): {"query": "Where does the Rhine rise?",
