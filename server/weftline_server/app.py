@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from weftline.errors import InvalidRequest, WeftlineError
@@ -22,8 +23,10 @@ from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions, models, responses
 from weftline_server.http.reference.document import describe
+from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
 from weftline_server.passes.plugins import UnknownPass
@@ -41,7 +44,7 @@ EngineMakers = Mapping[str, Callable[[], Engine]]
 def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     """The application. `engines` makes each engine by name, and again after it has died."""
     service = Service(_driver(config, engines))
-    metrics = Metrics(service)
+    metrics = Metrics(service, Prices(config.price))
     service.observe(metrics, CallLog(config.log_prompts))
 
     app = _Application(
@@ -56,6 +59,15 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
+    if config.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors,
+            allow_methods=("GET", "POST", "PUT", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    app.add_middleware(RequestIds)
     for router in (
         sessions.router,
         sessions.lists,

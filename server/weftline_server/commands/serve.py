@@ -119,6 +119,13 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not serve the page /ui, which shows sessions while they run",
     )
     parser.add_argument(
+        "--cors",
+        action="append",
+        metavar="ORIGIN",
+        help="origin of web pages that may send requests, such as https://app.example.com; may be "
+        "given several times (default: none)",
+    )
+    parser.add_argument(
         "--keep-closed",
         type=float,
         metavar="SECONDS",
@@ -158,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
         "log_format": args.log_format,
         "drain_s": args.drain_s,
         "registry.closed.keep_s": args.keep_closed,
+        "cors": args.cors,
         "ui": args.ui,
     }
     settings = load(args.config, flags)
@@ -209,7 +217,7 @@ async def _serve(
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
-            app if config.keys else LoopbackOnly(app, config.host),
+            app if config.keys else LoopbackOnly(app, config.host, config.cors),
             http=LimitedConnection,
             log_level=settings.process.log_level,
             log_config=None,  # use our logging

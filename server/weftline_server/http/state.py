@@ -13,6 +13,7 @@ from starlette.datastructures import State
 from weftline.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.runs import Runs
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
 from weftline_server.runtime.service import Service
 
@@ -25,6 +26,7 @@ class ServerState(State):
     config: ServerConfig
     service: Service
     metrics: Metrics
+    prices: Prices
     runs: Runs
 
     def __init__(self, config: ServerConfig, service: Service, metrics: Metrics) -> None:
@@ -32,6 +34,7 @@ class ServerState(State):
         self.config = config
         self.service = service
         self.metrics = metrics
+        self.prices = Prices(config.price)
         self.runs = Runs(service)
 
 
@@ -74,6 +77,11 @@ async def _accepting(request: Request) -> None:
         raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
 
 
+async def _prices(request: Request) -> Prices:
+    return state_of(request.app).prices
+
+
 Tenant = Annotated[str, Depends(_tenant)]
 ServiceDep = Annotated[Service, Depends(_service)]
+PricesDep = Annotated[Prices, Depends(_prices)]
 ACCEPTING = Depends(_accepting)

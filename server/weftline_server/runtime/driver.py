@@ -36,6 +36,7 @@ from weftline_server.schedule.memory.keeper import Want
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
+from weftline_server.session.origin import ORIGIN
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -148,7 +149,9 @@ class Driver:
                     await asyncio.sleep(0)
         self._prepared |= prepared
         try:
-            event = ev.TasksSubmitted(now=self._now(), tasks=tuple(tasks), detach=detach)
+            event = ev.TasksSubmitted(
+                now=self._now(), tasks=tuple(tasks), detach=detach, origin=ORIGIN.get()
+            )
             self.apply(session, event)
         finally:
             for id in prepared:

@@ -52,11 +52,13 @@ class EngineStatus:
     last_error: str
     running: int
     tokens: int
+    kv_tokens: int | None  # the size of its KV cache; None where the engine does not say
+    kept: int  # tokens in it that are kept for calls to come
     kv_bytes: int | None  # of its KV cache; None where the engine does not say
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
     @staticmethod
-    def of(member: Member) -> EngineStatus:
+    def of(member: Member, kept: int = 0) -> EngineStatus:
         """The status of the engine in `member`."""
         description = member.description
         engine = None if member.state is EngineState.DOWN else member.engine
@@ -69,6 +71,8 @@ class EngineStatus:
             last_error=member.last_error,
             running=len(member.ops.works),
             tokens=sum(work.tokens for work in member.ops.works.values()),
+            kv_tokens=None if description is None else description.kv_tokens,
+            kept=kept,
             kv_bytes=_kv_bytes(description),
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
@@ -85,13 +89,16 @@ class Status:
     """The server at this moment.
 
     `healthy` means that every served model has an engine that takes work. `sessions` counts open
-    sessions, `queued` the primitives that wait for an engine.
+    sessions, `queued` the primitives that wait for an engine,
+    `admitted` the applications in the KV caches and `waiting` those that wait for that.
     """
 
     draining: bool
     healthy: bool
     sessions: int
     queued: int
+    admitted: int
+    waiting: int
     engines: tuple[EngineStatus, ...]
 
 
@@ -232,16 +239,21 @@ class Service:
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
         """The status of every engine, the configured ones first."""
-        return tuple(EngineStatus.of(member) for member in self._driver.dispatcher.members)
+        dispatcher = self._driver.dispatcher
+        kept = dispatcher.kept_tokens
+        return tuple(EngineStatus.of(one, kept.get(one.name, 0)) for one in dispatcher.members)
 
     def status(self) -> Status:
         """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
+        admitted, waiting = dispatcher.admission
         return Status(
             draining=self.draining,
             healthy=dispatcher.healthy,
             sessions=len(self._driver.registry),
             queued=dispatcher.queued,
+            admitted=admitted,
+            waiting=waiting,
             engines=self.engines,
         )
 

@@ -108,6 +108,16 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
+    @property
+    def admission(self) -> tuple[int, int]:
+        """How many applications are admitted to the KV caches, and how many wait for that."""
+        return self._memory.gate.counts
+
+    @property
+    def kept_tokens(self) -> dict[str, int]:
+        """How many tokens each engine keeps for calls to come."""
+        return self._memory.kept_tokens()
+
     def queued_of(self, salt: str) -> int:
         """How many primitives of the tenant with this salt wait for an engine."""
         return self._queue.of(salt)

@@ -29,9 +29,10 @@ from weftline_server.http.openai.replies import (
 )
 from weftline_server.http.openai.requests import ChatRequest, CompletionRequest
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
+from weftline_server.http.state import ACCEPTING, ServerState, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import call_of
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import ToolParser, parser_of
 from weftline_server.runtime.service import Service
@@ -85,6 +86,7 @@ class Running:
     own: bool
     body: Body
     reply: Reply
+    prices: Prices
 
     @property
     def choices(self) -> list[Choice]:
@@ -95,7 +97,8 @@ class Running:
         """The usage of all choices, which have ended."""
         steps = (output_step(self.session, task.writes[0]) for task in self.tasks)
         usages = [step.usage for step in steps if step is not None and step.usage is not None]
-        return usage_body(usages, self.body.n or 1)
+        cost = self.prices.of_usages(self.reply.model, usages)
+        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
 
     def end(self) -> None:
         """Cancel the calls that still run, or close the session if it is the request's own."""
@@ -195,9 +198,12 @@ class Choice:
         return body
 
 
-async def start(service: Service, runs: Runs, tenant: str, body: Body, shape: Shape) -> Running:
+async def start(
+    service: Service, state: ServerState, tenant: str, body: Body, shape: Shape
+) -> Running:
     """Submit the calls of `body`, in a session of the request's own or in the one that it names."""
     body.check()
+    runs = state.runs
     said = body.weftline or Provenance()
     if body.session_id is not None:
         said = replace(said, session_id=body.session_id)
@@ -218,7 +224,7 @@ async def start(service: Service, runs: Runs, tenant: str, body: Body, shape: Sh
         raise
     ours = None if body.weftline is None else _ids(session, tasks[0])
     reply = Reply.new(shape, service.model(body.model).name, ours)
-    return Running(service, runs, session, tasks, own, body, reply)
+    return Running(service, runs, session, tasks, own, body, reply, state.prices)
 
 
 def _ids(session: Session, task: Task) -> dict[str, str]:
@@ -230,7 +236,7 @@ async def _complete(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
     """The response to `body`, whole or as a stream."""
-    running = await start(service, state_of(request.app).runs, tenant, body, shape)
+    running = await start(service, state_of(request.app), tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))

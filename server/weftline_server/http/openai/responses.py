@@ -39,7 +39,7 @@ async def respond(request: Request, service: ServiceDep, tenant: Tenant) -> Resp
     chat = body.chat()
     if chat.weftline is not None and chat.weftline.run_tools:
         raise InvalidRequest("run_tools goes with chat completions", param="weftline")
-    running = await start(service, state_of(request.app).runs, tenant, chat, CHAT)
+    running = await start(service, state_of(request.app), tenant, chat, CHAT)
     made = Made.new(running.reply.model, body)
     if body.stream:
         return EventStream(_events(running, made))
@@ -188,6 +188,7 @@ class Made:
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
+                **{name: usage[name] for name in ("cost", "saved") if name in usage},
             },
         }
 

@@ -127,6 +127,14 @@ class Memory:
         """
         self._pools.add(engine, kv_tokens, counts)
 
+    def kept_tokens(self) -> dict[str, int]:
+        """How many tokens of contexts each engine keeps for calls to come."""
+        found: dict[str, int] = {}
+        for one in self._applications:
+            for kept in one.kept.values():
+                found[kept.engine] = found.get(kept.engine, 0) + kept.tokens
+        return found
+
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""
         self._pools.lose(engine)
