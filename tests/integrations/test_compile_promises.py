@@ -16,6 +16,7 @@ from langchain_core.runnables import (
     RunnableBranch,
     RunnableLambda,
     RunnableParallel,
+    RunnablePassthrough,
 )
 
 from langchain_weftline import ChatWeftline, compile_chain
@@ -196,6 +197,27 @@ async def test_as_many_at_once_as_the_config_allows(echo_url: str) -> None:
     joined = ask(llm, " ".join("{" + name + "}" for name in parts))
     await compile_chain(RunnableParallel(parts) | joined).ainvoke("soup", {"max_concurrency": 2})
     assert most == 2
+
+
+def test_the_first_failure_of_the_chain_is_raised(echo_url: str) -> None:
+    """The later of two steps fails first. The plain chain runs only the earlier one."""
+    later_failed = Event()
+
+    def earlier(text: str) -> str:
+        assert later_failed.wait(WAIT_S)
+        raise LookupError("earlier")
+
+    def later(text: str) -> str:
+        later_failed.set()
+        raise LookupError("later")
+
+    llm = model(echo_url)
+    first = RunnablePassthrough.assign(v=ask(llm) | earlier)
+    chain = first | RunnablePassthrough.assign(w=ask(llm, "Say {x}") | later)
+    for ending in (chain, chain | ask(llm, "{v} and {w}")):
+        later_failed.clear()
+        with pytest.raises(LookupError, match="earlier"):
+            compile_chain(ending).invoke({"x": "soup"})
 
 
 async def test_a_cancel_ends_the_step_and_the_session(echo_url: str) -> None:

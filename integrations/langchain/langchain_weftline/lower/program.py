@@ -175,9 +175,21 @@ class Program:
 
     @property
     def lost(self) -> Outcome | None:
-        """The outcome of the first promised step that has failed, and that no part deals with."""
-        left = (job.outcome for job in self._promised.values() if not job.is_answered_for)
-        return next((end for end in left if end is not None and end.error is not None), None)
+        """The outcome of the first promised step that has failed, and that no part deals with.
+
+        None while an earlier step still runs: the plain chain raises the error of that one.
+        """
+        for job in self._promised.values():  # in the order of the chain
+            if job.is_answered_for:
+                continue
+            if job.outcome is None or job.outcome.error is not None:
+                return job.outcome
+        return None
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether `error` is that of a promised step."""
+        ends = (job.outcome for job in self._promised.values())
+        return any(end is not None and end.error is error for end in ends)
 
     def is_own(self, name: str) -> bool:
         """Whether the client itself makes this variable."""

@@ -237,10 +237,12 @@ class Execution:
 
     def _over(self, settled: Settled) -> Outcome | None:
         """The run's outcome. It has failed if one of its steps has, though nothing reads it."""
-        outcome = settled()
-        if outcome is None or outcome.error is not None:
-            return outcome
-        return self._program.lost or (outcome if self._program.is_served else None)
+        program, outcome = self._program, settled()
+        if outcome is None:
+            return None
+        if outcome.error is None:
+            return program.lost or (outcome if program.is_served else None)
+        return program.lost if program.raised(outcome.error) else outcome
 
     def _steps_over(self) -> Outcome | None:
         """A first outcome for a run that is streamed: all steps of the client have run."""
