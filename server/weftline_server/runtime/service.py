@@ -11,7 +11,7 @@ from weftline.errors import WeftlineError
 from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
-from weftline_server.prompt.prompter import Payload
+from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver
@@ -34,6 +34,11 @@ class ServedModel:
     name: str
     context_limit: int
     tool_format: ToolFormat
+    prompter: Prompter
+
+    def payload(self, prompt: PromptBefore) -> Payload:
+        """`prompt` as an engine would get it. Any thread may ask."""
+        return self.prompter.payload(prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class EngineStatus:
     running: int
     tokens: int
     kv_tokens: int | None  # the size of its KV cache; None where the engine does not say
-    kept: int  # tokens in it that are kept for calls to come
+    kept: int  # tokens in it that are kept for calls to come; of `Service.status` only
     kv_bytes: int | None  # of its KV cache; None where the engine does not say
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
@@ -230,31 +235,30 @@ class Service:
         dispatcher = self._driver.dispatcher
         found = dispatcher.model(name)
         prompter = dispatcher.prompter(found)
-        return ServedModel(found, prompter.description.context_limit, prompter.tool_format)
-
-    def payload(self, model: ServedModel, prompt: PromptBefore) -> Payload:
-        """`prompt` as an engine of the model would get it. Any thread may ask."""
-        return self._driver.dispatcher.prompter(model.name).payload(prompt)
+        return ServedModel(
+            found, prompter.description.context_limit, prompter.tool_format, prompter
+        )
 
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
         """The status of every engine, the configured ones first."""
-        dispatcher = self._driver.dispatcher
-        kept = dispatcher.kept_tokens
-        return tuple(EngineStatus.of(one, kept.get(one.name, 0)) for one in dispatcher.members)
+        return tuple(EngineStatus.of(member) for member in self._driver.dispatcher.members)
 
     def status(self) -> Status:
         """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
-        admitted, waiting = dispatcher.admission
+        memory = dispatcher.memory.occupancy()
         return Status(
             draining=self.draining,
             healthy=dispatcher.healthy,
             sessions=len(self._driver.registry),
             queued=dispatcher.queued,
-            admitted=admitted,
-            waiting=waiting,
-            engines=self.engines,
+            admitted=memory.admitted,
+            waiting=memory.waiting,
+            engines=tuple(
+                EngineStatus.of(member, memory.kept.get(member.name, 0))
+                for member in dispatcher.members
+            ),
         )
 
 

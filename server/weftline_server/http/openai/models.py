@@ -67,9 +67,7 @@ async def tokenize(request: Request, service: ServiceDep, tenant: Tenant) -> dic
     """The tokens of a text, or of a chat in the model's template."""
     body = await read(request, TokenizeRequest)
     found = service.model(body.model)
-    payload = await asyncio.get_running_loop().run_in_executor(
-        None, service.payload, found, body.before
-    )
+    payload = await asyncio.get_running_loop().run_in_executor(None, found.payload, body.before)
     if payload.tokens is None:
         raise InvalidRequest(
             f"the engine of model {found.name!r} keeps its tokenizer to itself", param="model"
