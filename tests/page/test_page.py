@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
@@ -198,3 +199,16 @@ def test_the_routes_are_described_and_can_be_tried(page: Page, url: str) -> None
     page.get_by_role("link", name="Placeholder", exact=True).first.click(force=True)
     expect(page.locator("#type-Placeholder")).to_be_in_viewport()
     assert hosts == {url.split("/")[2]}
+
+
+def test_a_session_is_saved_as_a_trace(page: Page, url: str, client: Client) -> None:
+    """The button saves what Perfetto opens, under the session's name."""
+    with client.session() as session:
+        session.submit([ask("headline", "Write one.", "x")])
+        session.get("x")
+        open_session(page, url, session.id)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Download the trace").click()
+        assert saved.value.suggested_filename == f"{session.id}.json"
+        events = json.loads(saved.value.path().read_text())["traceEvents"]
+    assert {"queue", "fill", "generate"} <= {event["name"] for event in events}

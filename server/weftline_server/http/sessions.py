@@ -12,6 +12,7 @@ from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.event_stream import EventStream, sse
 from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import read, schema
+from weftline_server.observe.chrome_trace import chrome_trace
 from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.prompt_view import call_view
@@ -54,6 +55,12 @@ async def close_session(
 async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
     return graph_view(service.registry.look(tenant, session_id), service.engines)
+
+
+@router.get("/{session_id}/trace")
+async def get_trace(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+    """The session as a trace in Chrome's JSON format, for Perfetto."""
+    return chrome_trace(service.registry.look(tenant, session_id))
 
 
 @router.get("/{session_id}/events")

@@ -104,6 +104,9 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
     ("DELETE", "/v1/session/{session_id}"): Answer(
         "The session is closed.", {"session_id": _ID}, OF_SESSION),
     ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),
+    ("GET", "/v1/session/{session_id}/trace"): Answer(
+        "The trace. Its events are those of Chrome's format.",
+        {"displayTimeUnit": "ms", "traceEvents": []}, OF_SESSION),
     ("GET", "/v1/session/{session_id}/events"): Answer(
         "The events.",
         {"events": [{"n": 1, "t": 0.0, "event": "submitted", "about": _CALL_ID, "text": ""}]},
