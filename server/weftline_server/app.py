@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,7 @@ from weftline.errors import InvalidRequest, WeftlineError
 from weftline.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
+from weftline_server.extras import install
 from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
@@ -35,6 +37,9 @@ from weftline_server.runtime.driver import Driver
 from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.service import Service
 from weftline_server.schedule.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from weftline_server.observe.spans import Spans
 
 log = logging.getLogger("weftline.app")
 
@@ -105,12 +110,27 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service = state_of(app).service
+    service, endpoint = state_of(app).service, state_of(app).config.otlp
+    spans = _spans(endpoint) if endpoint else None
+    if spans is not None:
+        service.on_closed(spans.session_closed)
     await service.start()
     try:
         yield
     finally:
         await service.shut_down()
+        if spans is not None:
+            await asyncio.get_running_loop().run_in_executor(None, spans.close)
+
+
+def _spans(endpoint: str) -> Spans:
+    try:
+        from weftline_server.observe.spans import Spans
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--otlp needs OpenTelemetry: {install('otel')}", param="otlp"
+        ) from error
+    return Spans(endpoint)
 
 
 class _Application(FastAPI):

@@ -53,6 +53,7 @@ class ServerConfig:
     ui: bool = True  # serve the page /ui
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
     price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
+    otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
@@ -70,6 +71,11 @@ class ServerConfig:
             raise InvalidRequest(
                 f"{name!r} cannot be left out: use one of {', '.join(sorted(OPTIMISATIONS))}",
                 param="without",
+            )
+        if self.otlp and not self.otlp.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"otlp is a URL such as http://127.0.0.1:4318/v1/traces, not {self.otlp[:80]!r}",
+                param="otlp",
             )
         for origin in self.cors:
             if origin != "*" and not _ORIGIN.fullmatch(origin):

@@ -119,6 +119,12 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not serve the page /ui, which shows sessions while they run",
     )
     parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send a span for each session and call to this collector of OpenTelemetry, such as "
+        "http://127.0.0.1:4318/v1/traces (default: none)",
+    )
+    parser.add_argument(
         "--cors",
         action="append",
         metavar="ORIGIN",
@@ -166,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
         "drain_s": args.drain_s,
         "registry.closed.keep_s": args.keep_closed,
         "cors": args.cors,
+        "otlp": args.otlp,
         "ui": args.ui,
     }
     settings = load(args.config, flags)

@@ -80,6 +80,7 @@ class Driver:
         self.dispatcher = dispatcher
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
+        self.on_closed: Callable[[Session], None] | None = None  # told of each closed session
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
         self._early = _Early(
@@ -107,6 +108,8 @@ class Driver:
             self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
+        if self.on_closed is not None:
+            self.on_closed(session)
 
     def sweep(self) -> None:
         """Close the sessions that no client has used for the registry's idle time, or
