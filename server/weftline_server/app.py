@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service, endpoint = state_of(app).service, state_of(app).config.otlp
     spans = _spans(endpoint) if endpoint else None
     if spans is not None:
-        service.on_closed(spans.session_closed)
+        service.observe(spans)
     await service.start()
     try:
         yield

@@ -94,6 +94,9 @@ class CallLog:
         what = "step" if run.task.call is None else "call"
         log.info("%s %s", what, run.state.value, extra={FIELDS: fields})
 
+    def session_closed(self, session: Session) -> None:
+        """Nothing: a line is of a call."""
+
 
 def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     """The call's ids, its seconds in each phase, its tokens and its error."""

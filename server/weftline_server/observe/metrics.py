@@ -102,6 +102,9 @@ class Metrics:
             self.latencies.output_ended(step, model)
             self._tenants.output_ended(session, step, model)
 
+    def session_closed(self, session: Session) -> None:
+        """Nothing: what a session did is counted with its tasks."""
+
     def _output_ended(self, step: Step, model: str, criterion: str) -> None:
         usage, phases, engine = step.usage, step.phases, step.engine or "none"
         if usage is None or phases is None:

@@ -51,6 +51,9 @@ class Spans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("weftline")
 
+    def task_ended(self, session: Session, run: TaskRun) -> None:
+        """Nothing: spans are made when the session is closed."""
+
     def session_closed(self, session: Session) -> None:
         """Make the spans of a session that has ended. One without a task has none."""
         if not session.tasks:

@@ -48,9 +48,11 @@ TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in abou
 
 
 class TaskObserver(Protocol):
-    """Reads a task that has ended, and changes nothing: metrics, logs."""
+    """Reads tasks and sessions that have ended, and changes nothing: metrics, logs, traces."""
 
     def task_ended(self, session: Session, run: TaskRun) -> None: ...
+
+    def session_closed(self, session: Session) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,6 @@ class Driver:
         self.dispatcher = dispatcher
         self.readers = Readers(self.apply, clock)
         self.observers: tuple[TaskObserver, ...] = ()
-        self.on_closed: Callable[[Session], None] | None = None  # told of each closed session
         self._now = clock
         self._kinds = Kinds(dispatcher.prompter, registry.salt, without)
         self._early = _Early(
@@ -108,8 +109,11 @@ class Driver:
             self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
-        if self.on_closed is not None:
-            self.on_closed(session)
+        for observer in self.observers:
+            try:
+                observer.session_closed(session)
+            except Exception:  # the session is closed, whatever a trace makes of it
+                log.exception("an observer of session %s failed", session.id)
 
     def sweep(self) -> None:
         """Close the sessions that no client has used for the registry's idle time, or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from weftline.errors import WeftlineError
@@ -152,12 +152,8 @@ class Service:
         await self._driver.dispatcher.join(name, engine, description)
 
     def observe(self, *observers: TaskObserver) -> None:
-        """Tell `observers` about every task that ends from now on."""
+        """Tell `observers` about every task and session that ends from now on."""
         self._driver.observers += observers
-
-    def on_closed(self, told: Callable[[Session], None]) -> None:
-        """Call `told` with every session that is closed from now on."""
-        self._driver.on_closed = told
 
     def open(self, tenant: str, *, stays: bool = True) -> Session:
         """Open a session of `tenant`. Raises Overloaded at the tenant's limit of sessions.
