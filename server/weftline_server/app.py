@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from weftline.errors import InvalidRequest, WeftlineError
+from weftline.protocol import PROTOCOL_VERSION
 from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
+from weftline_server.extras import install
 from weftline_server.http import calls, health, page, retrieval, sessions
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
-from weftline_server.http.openai import completions
+from weftline_server.http.openai import completions, models, responses
+from weftline_server.http.reference.document import describe
+from weftline_server.http.request_id import RequestIds
 from weftline_server.http.state import ServerState, state_of
 from weftline_server.http.wire import DEFINITIONS, error_response
 from weftline_server.journal.journal import Journal
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.logs import CallLog
 from weftline_server.observe.metrics import CountRequests, Metrics
 from weftline_server.passes.plugins import UnknownPass
@@ -32,6 +40,9 @@ from weftline_server.runtime.registry import Registry
 from weftline_server.runtime.service import Service
 from weftline_server.schedule.dispatcher import Dispatcher
 
+if TYPE_CHECKING:
+    from weftline_server.observe.spans import Spans
+
 log = logging.getLogger("weftline.app")
 
 EngineMakers = Mapping[str, Callable[[], Engine]]
@@ -40,21 +51,40 @@ EngineMakers = Mapping[str, Callable[[], Engine]]
 def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
     """The application. `engines` makes each engine by name, and again after it has died."""
     service = Service(_driver(config, engines))
-    metrics = Metrics(service)
+    metrics = Metrics(service, Prices(config.price))
     service.observe(metrics, CallLog(config.log_prompts))
 
-    app = _Application(title="weftline", lifespan=_lifespan, docs_url=None, redoc_url=None)
+    app = _Application(
+        title="weftline",
+        version=PROTOCOL_VERSION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
     app.state = ServerState(config, service, metrics)
     app.add_middleware(Idempotency, config=config.responses, max_body=config.max_body)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(Connections, most=config.max_requests, draining=lambda: service.draining)
+    if config.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors,
+            allow_methods=("GET", "POST", "PUT", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    app.add_middleware(RequestIds)
     for router in (
         sessions.router,
         sessions.lists,
         calls.router,
         completions.router,
+        responses.router,
+        models.router,
         retrieval.router,
         health.router,
+        page.docs,
     ):
         app.include_router(router)
     if config.ui:
@@ -83,22 +113,37 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service = state_of(app).service
+    service, endpoint = state_of(app).service, state_of(app).config.otlp
+    spans = _spans(endpoint) if endpoint else None
+    if spans is not None:
+        service.observe(spans)
     await service.start()
     state_of(app).runs.adopt()
     try:
         yield
     finally:
         await service.shut_down()
+        if spans is not None:
+            await asyncio.get_running_loop().run_in_executor(None, spans.close)
+
+
+def _spans(endpoint: str) -> Spans:
+    try:
+        from weftline_server.observe.spans import Spans
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--otlp needs OpenTelemetry: {install('otel')}", param="otlp"
+        ) from error
+    return Spans(endpoint)
 
 
 class _Application(FastAPI):
-    """FastAPI whose OpenAPI document also defines the parts of our routes' bodies."""
+    """FastAPI whose OpenAPI document is complete."""
 
     def openapi(self) -> dict[str, Any]:
-        made = super().openapi()
-        made.setdefault("components", {}).setdefault("schemas", {}).update(DEFINITIONS)
-        return made
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi(), copy.deepcopy(DEFINITIONS))
+        return self.openapi_schema
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
 from weftline_server.http.responses import ResponsesConfig
 from weftline_server.journal.store import StoreConfig
+from weftline_server.observe.cost import Price
 from weftline_server.passes import PASSES
 from weftline_server.runtime.registry import RegistryConfig
 from weftline_server.schedule.placement import POLICIES
@@ -26,6 +28,8 @@ OPTIMISATIONS = frozenset(PASSES) | {
     "tool_pauses",
     "tree_attention",
 }
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -49,8 +53,11 @@ class ServerConfig:
     max_body: int = 8 << 20  # bytes of a request
     metrics_tenant: str = ""  # who may read /metrics where there are several tenants
     max_calls: int = 10_000  # of one submit
+    cors: tuple[str, ...] = ()  # origins of web pages that may send requests; "*" is every one
     ui: bool = True  # serve the page /ui
     max_requests: int = 4096  # of a tenant that are under way; a waiting get is one
+    price: dict[str, Price] = field(default_factory=dict)  # of a million tokens, by model
+    otlp: str = ""  # URL of a collector of OpenTelemetry that takes OTLP over HTTP
     log_prompts: bool = False  # the log lines of calls contain their prompts and outputs
     sessions: StoreConfig = field(default_factory=StoreConfig)  # on disk
     registry: RegistryConfig = field(default_factory=RegistryConfig)
@@ -69,6 +76,22 @@ class ServerConfig:
             raise InvalidRequest(
                 f"{name!r} cannot be left out: use one of {', '.join(sorted(OPTIMISATIONS))}",
                 param="without",
+            )
+        if self.otlp and not self.otlp.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"otlp is a URL such as http://127.0.0.1:4318/v1/traces, not {self.otlp[:80]!r}",
+                param="otlp",
+            )
+        for origin in self.cors:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidRequest(
+                    f"{origin!r} is no origin: write https://HOST or http://HOST:PORT", param="cors"
+                )
+        if "*" in self.cors and not self.keys:
+            raise InvalidRequest(
+                "cors '*' would let every web page use a server without keys: name the origins, "
+                "or give --api-key-file",
+                param="cors",
             )
         if self.host not in LOOPBACK and not self.keys:
             raise InvalidRequest(

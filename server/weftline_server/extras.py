@@ -46,6 +46,10 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
         "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
+        "otel": {
+            "opentelemetry-sdk": "opentelemetry.sdk",
+            "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+        },
         "gpu": {"triton": "triton"},
         "vllm": {"vllm": "vllm"},
         "ray": {"ray": "ray"},
@@ -75,7 +79,10 @@ def versions(extra: str) -> dict[str, str | None]:
 
 
 def _version(distribution: str, module: str) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+    except ModuleNotFoundError:  # the package around the module is missing
         return None
     try:
         return importlib.metadata.version(distribution)

@@ -51,7 +51,8 @@ def aimed(case: Any, session: str) -> None:
     """Point every second request at an existing session with few fields, because hardly one would
     be accepted otherwise. No request waits for ever.
     """
-    known = len(repr(case.body)) % 2
+    # The events of an open session have no end.
+    known = len(repr(case.body)) % 2 and not case.path.endswith("/follow")
     if known and "session_id" in (case.path_parameters or {}) and case.method != "DELETE":
         case.path_parameters["session_id"] = session
     if isinstance(case.body, dict):

@@ -20,6 +20,10 @@ class Broken:
         if session.id == self.session:
             raise RuntimeError("a bug of ours")
 
+    def session_closed(self, session: Session) -> None:
+        """It fails in every session, which is closed all the same."""
+        raise RuntimeError("another bug of ours")
+
 
 async def test_an_error_in_a_session_leaves_the_others_alone(
     serve: Serve, caplog: pytest.LogCaptureFixture

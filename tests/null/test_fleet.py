@@ -334,10 +334,10 @@ async def test_a_dead_engine_holds_nothing_any_more(benches: list[Bench]) -> Non
     await bench.call("c", prefixes=(("beginning", 64),))
     (member,) = bench.dispatcher.members
     assert set(member.prefixes.hashes) == {"beginning"}
-    assert bench.dispatcher._memory._pools.tokens == {"one": 1000}
+    assert bench.dispatcher.memory._pools.tokens == {"one": 1000}
     await one.die()
     assert set(member.prefixes.hashes) == set()
-    assert bench.dispatcher._memory._pools.tokens == {}
+    assert bench.dispatcher.memory._pools.tokens == {}
 
 
 SLEEPS: Any = ("sleep",)
@@ -368,7 +368,7 @@ async def test_an_engine_gets_the_kinds_that_it_announces(benches: list[Bench]) 
     bench.dispatcher.cancel(sleeper.ops[1].id)
     await sleeper.die()
     assert isinstance(bench.outcomes("nap0")[-1], api.Finished)
-    assert sleeper.told == [] and len(bench.dispatcher._memory._applications) == 1
+    assert sleeper.told == [] and len(bench.dispatcher.memory._applications) == 1
     assert bench.dispatcher.queued == 1  # the third op waits until the sleeper is back
 
 

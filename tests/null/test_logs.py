@@ -103,7 +103,7 @@ async def test_text_has_calls_from_level_info_on(
     configure(LogFormat.TEXT, "info")
     await run_two(serve, ServerConfig())
     said = [line for line in capsys.readouterr().err.splitlines() if "weftline.calls" in line]
-    assert said[0].startswith("INFO weftline.calls: call done session=")
+    assert " INFO weftline.calls: call done session=" in said[0]
     assert ' name="first"' in said[0] and ' error="TransformFailed"' in said[1]
 
 

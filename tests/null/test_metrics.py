@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.null.asgi import Serve, Server, call
+from weftline_engine.api import Usage
 from weftline_engine.null import LatencyProfile, NullConfig
 from weftline_server.config import ServerConfig
+from weftline_server.observe.cost import Price, Prices
 
 SERVING = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
+
+OF_METRICS = ("route", "/metrics")
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -129,8 +134,8 @@ async def test_no_label_grows_with_use(serve: Serve) -> None:
     before = await scrape(server)
     await asyncio.gather(*map(use, range(1, 100)))
     after = await scrape(server)
-    new = {name for name, _ in after.keys() - before.keys()}
-    assert new <= {"weftline_http_requests_total", "weftline_http_requests_created"}  # of /metrics
+    new = {name for name, labels in after.keys() - before.keys() if OF_METRICS not in labels}
+    assert new == set()
     assert not re.search("[sc]_[0-9a-f]{12}", repr(after))
 
 
@@ -163,3 +168,76 @@ async def test_two_applications_have_two_registries(serve: Serve) -> None:
     await first.session()
     assert value(await scrape(first), "sessions_open") == 1
     assert value(await scrape(second), "sessions_open") == 0
+
+
+async def test_what_a_reader_waits_for_is_a_histogram(serve: Serve) -> None:
+    """Two calls of five tokens: each has one first token, one mean between tokens, and one end."""
+    server = await serve()
+    session = await server.session()
+    for name in ("x", "y"):
+        text = f"one two three four {name}{{{{output:{name}}}}}"
+        await server.submit(session, call(name, text, **{name: name}))
+        await server.get(session, name)
+    samples = await scrape(server)
+    for metric in ("time_to_first_token", "time_per_output_token", "call"):
+        assert value(samples, f"{metric}_seconds_count", model="null") == 2, metric
+    waited = {"route": "/v1/get"}
+    assert value(samples, "http_request_seconds_count", **waited) == 2
+    [build] = [labels for name, labels in samples if name == "weftline_build_info"]
+    assert {name for name, _ in build} == {"version", "python"}
+    assert value(samples, "applications", state="waiting") == 0
+
+
+async def test_tokens_and_costs_of_each_tenant(serve: Serve) -> None:
+    """The second call reads the first one's prompt from the cache, which saves its price."""
+    price = {"null": Price(prompt=2_000_000.0, cached=500_000.0, output=3_000_000.0)}
+    config = ServerConfig(keys={"k": "ada"}, price=price)
+    server = await serve(NullConfig(), config, {"Authorization": "Bearer k"})
+    session = await server.session()
+    costs = []
+    for _ in range(2):
+        body = {"prompt": "one two three four five", "max_tokens": 1, "session_id": session}
+        usage = (await server.http.post("/v1/completions", json=body)).json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert usage["cost"] == (5 - cached) * 2 + cached * 0.5 + 3
+        assert usage["saved"] == cached * 1.5
+        costs.append(usage)
+    samples = await scrape(server)
+    cost = value(samples, "tenant_cost_total", tenant="ada", model="null")
+    assert cost == sum(one["cost"] for one in costs) > 0
+    assert value(samples, "tenant_tokens_total", tenant="ada", kind="output") == 2
+    [row] = (await server.http.get("/v1/sessions")).json()["sessions"]
+    assert row["cost"] == cost and row["saved"] == sum(one["saved"] for one in costs)
+    one = (await server.graph(session))["calls"][0]["call_id"]
+    shown = (await server.http.get(f"/v1/session/{session}/call/{one}")).json()
+    assert shown["cost"] == costs[0]["cost"]
+
+
+async def test_a_server_without_prices_shows_none(serve: Serve) -> None:
+    """Zero would look like a price."""
+    server = await serve()
+    body = {"prompt": "one two", "max_tokens": 1}
+    usage = (await server.http.post("/v1/completions", json=body)).json()["usage"]
+    assert usage.keys().isdisjoint({"cost", "saved"})
+
+
+def test_cached_tokens_save_the_difference_of_two_prices() -> None:
+    """Ten prompt tokens, four of them cached, and three tokens of output."""
+    prices = Prices({"m": Price(prompt=100.0, cached=25.0, output=400.0)})
+    usage = Usage(prompt_tokens=10, cached_tokens=4, output_tokens=3, started=0.0, filled=1.0)
+    found = prices.of_usages("m", [usage]).body()
+    assert found == {"cost": 0.0019, "saved": 0.0003}
+    assert prices.of_usages("other", [usage]).body() == {"cost": 0.0, "saved": 0.0}
+
+
+def test_the_dashboard_reads_metrics_that_exist() -> None:
+    """Every name in the queries of deploy/grafana.json is a metric of the table in the docs."""
+    root = Path(__file__).resolve().parents[2]
+    board = json.loads((root / "deploy" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 10
+    named = {name for query in queries for name in re.findall(r"weftline_\w+", query)}
+    shown = set(re.findall(r"`(weftline_\w+)`", SERVING.split("## Watching it")[1]))
+    bare = {name if name in shown else re.sub("_(bucket|sum|count)$", "", name) for name in named}
+    assert bare <= shown
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

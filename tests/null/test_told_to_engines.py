@@ -215,13 +215,13 @@ def test_how_busy_engines_are_is_measured() -> None:
         await made.driver.readers.get(session, "v")
         assert made.now > 60.0
         await asyncio.sleep(0.01)
-        shares = [made.driver.dispatcher._memory.gate.use("simulated").busy.share]
+        shares = [made.driver.dispatcher.memory.gate.use("simulated").busy.share]
         await asyncio.sleep(60.0)
         again = step((words(0, 9),), "w", tokens=1)
         await made.driver.submit(session, Submit(calls=(again,)))
         await made.driver.readers.get(session, "w")
         await asyncio.sleep(0.01)
-        shares.append(made.driver.dispatcher._memory.gate.use("simulated").busy.share)
+        shares.append(made.driver.dispatcher.memory.gate.use("simulated").busy.share)
         assert shares == [pytest.approx(0.5, abs=0.01), pytest.approx(0.0, abs=0.01)]
 
     played(story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
@@ -180,3 +181,34 @@ def test_pictures_for_the_documentation(
     page.locator("#graph").get_by_role("button", name="reduce").click()
     expect(page.get_by_role("region", name="prompt")).to_be_visible()
     page.screenshot(path=pictures / "page-map-reduce.png")
+
+
+def test_the_routes_are_described_and_can_be_tried(page: Page, url: str) -> None:
+    """/docs shows every route from this server alone, and sends what its reader writes."""
+    hosts: set[str] = set()
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    page.goto(f"{url}/docs")
+    route = page.locator("details").filter(has_text="POST /v1/completions")
+    route.locator("summary").click()
+    expect(route.get_by_role("row").filter(has_text="max_tokens").first).to_contain_text("integer")
+    route.get_by_role("textbox", name="request body").fill(
+        '{"prompt": "<b>x</b>", "max_tokens": 2}'
+    )
+    route.get_by_role("button", name="Send POST").click()
+    expect(route.locator("output")).to_contain_text("text_completion")
+    page.get_by_role("link", name="Placeholder", exact=True).first.click(force=True)
+    expect(page.locator("#type-Placeholder")).to_be_in_viewport()
+    assert hosts == {url.split("/")[2]}
+
+
+def test_a_session_is_saved_as_a_trace(page: Page, url: str, client: Client) -> None:
+    """The button saves what Perfetto opens, under the session's name."""
+    with client.session() as session:
+        session.submit([ask("headline", "Write one.", "x")])
+        session.get("x")
+        open_session(page, url, session.id)
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Download the trace").click()
+        assert saved.value.suggested_filename == f"{session.id}.json"
+        events = json.loads(saved.value.path().read_text())["traceEvents"]
+    assert {"queue", "fill", "generate"} <= {event["name"] for event in events}

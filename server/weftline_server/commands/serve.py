@@ -120,6 +120,19 @@ def _add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not serve the page /ui, which shows sessions while they run",
     )
     parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send a span for each session and call to this collector of OpenTelemetry, such as "
+        "http://127.0.0.1:4318/v1/traces (default: none)",
+    )
+    parser.add_argument(
+        "--cors",
+        action="append",
+        metavar="ORIGIN",
+        help="origin of web pages that may send requests, such as https://app.example.com; may be "
+        "given several times (default: none)",
+    )
+    parser.add_argument(
         "--keep-closed",
         type=float,
         metavar="SECONDS",
@@ -177,6 +190,8 @@ def run(args: argparse.Namespace) -> int:
         "sessions.path": retrieval.sessions_file(args),
         "sessions.durability": args.durability,
         "sessions.key_file": args.store_key_file,
+        "cors": args.cors,
+        "otlp": args.otlp,
         "ui": args.ui,
     }
     settings = load(args.config, flags)
@@ -228,7 +243,7 @@ async def _serve(
     server = Server(
         f"http://{config.host}:{port}",
         uvicorn.Config(
-            app if config.keys else LoopbackOnly(app, config.host),
+            app if config.keys else LoopbackOnly(app, config.host, config.cors),
             http=LimitedConnection,
             log_level=settings.process.log_level,
             log_config=None,  # use our logging

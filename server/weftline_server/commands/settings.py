@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from weftline.errors import InvalidRequest
 from weftline_server.config import ServerConfig
+from weftline_server.observe.cost import Price
 from weftline_server.observe.logs import LogFormat
 
 LEVELS = ("debug", "info", "warning")
@@ -62,12 +63,15 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
     tools = _listed(tables, "tool")
     keys = tables.pop("keys", {})
+    prices = _prices(tables.pop("price", {}))
     given = dict(tables)
     for name, value in flags.items():
         if value is not None:
             _put(given, name, value)
     if keys and "keys" not in given:
         given["keys"] = _keys(keys)
+    if prices:
+        given["price"] = prices
     of_process = {one.name for one in dataclasses.fields(Process)}
     process = {name: value for name, value in given.items() if name in of_process}
     server = {name: value for name, value in given.items() if name not in of_process}
@@ -136,6 +140,20 @@ def _keys(table: Any) -> dict[str, str]:
             raise InvalidRequest(f"{tenant} and {found[key]} have the same key", param="keys")
         found[key] = tenant
     return found
+
+
+def _prices(table: Any) -> dict[str, Price]:
+    """Return the prices of models by name."""
+    if not isinstance(table, dict) or not all(isinstance(one, dict) for one in table.values()):
+        raise InvalidRequest('price is a table for each model: [price."MODEL"]', param="price")
+    return {
+        model: make(Price, {name: _float(value) for name, value in one.items()}, f"price.{model}.")
+        for model, one in table.items()
+    }
+
+
+def _float(value: Any) -> Any:
+    return float(value) if type(value) is int else value
 
 
 def make(

@@ -17,7 +17,7 @@ from weftline_server.http.state import tenant_of
 from weftline_server.http.wire import error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,8 +28,9 @@ _OF_FORMS = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/fo
 class LoopbackOnly:
     """Refuses requests that a web page has sent to a server without keys."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, origins: Sequence[str] = ()) -> None:
         self._app = app
+        self._origins = frozenset(origins)
         self._hosts = frozenset((*LOOPBACK, host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +51,11 @@ class LoopbackOnly:
                 param="Host",
             )
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and _name(origin.partition("://")[2]) not in self._hosts:
+        if (
+            origin
+            and origin not in self._origins
+            and _name(origin.partition("://")[2]) not in self._hosts
+        ):
             raise Forbidden(
                 "this server has no API key, so it answers no web page of another site",
                 param="Origin",

@@ -1,4 +1,4 @@
-"""The server's own state: GET /health/live, /health/ready, /metrics and /v1/models."""
+"""The server's own state: GET /health/live, /health/ready and /metrics."""
 
 from __future__ import annotations
 
@@ -65,21 +65,3 @@ async def metrics(request: Request, service: ServiceDep, tenant: Tenant) -> Resp
     rendered = state_of(request.app).metrics.render()
     of_engines = await engine_metrics.gather(service.engines)
     return Response(rendered + of_engines, media_type=METRICS_TYPE)
-
-
-@router.get("/v1/models")
-async def models(service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
-    """The served models, the default one first, in OpenAI's shape."""
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": model.name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "weftline",
-                "max_model_len": model.context_limit,
-            }
-            for model in service.models
-        ],
-    }

@@ -1,4 +1,4 @@
-"""The page that shows sessions while they run: static files, served with a strict CSP."""
+"""The pages /ui (sessions while they run) and /docs (routes): static files, with a strict CSP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 router = APIRouter(prefix="/ui", include_in_schema=False)
+docs = APIRouter(prefix="/docs", include_in_schema=False)
 
 TYPES = MappingProxyType({"html": "text/html", "css": "text/css", "js": "text/javascript"})
 HEADERS = MappingProxyType(
@@ -41,7 +42,7 @@ _FILES = _read()
 @router.get("")
 async def without_slash() -> Response:
     """The page's files have relative addresses, so its own address ends with a slash."""
-    return RedirectResponse("/ui/")
+    return RedirectResponse("ui/")
 
 
 @router.get("/")
@@ -49,6 +50,17 @@ async def index() -> Response:
     return await file("index.html")
 
 
+@docs.get("")
+async def docs_without_slash() -> Response:
+    return RedirectResponse("docs/")
+
+
+@docs.get("/")
+async def docs_index() -> Response:
+    return await file("docs.html")
+
+
+@docs.get("/{name}")
 @router.get("/{name}")
 async def file(name: str) -> Response:
     """One file of the page. Data is not in it: the page asks the API with the user's key."""

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
+from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import read, schema
+from weftline_server.observe.chrome_trace import chrome_trace
 from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.prompt_view import call_view
@@ -26,11 +27,14 @@ FOLLOW_S = 0.25  # between two looks at a session that a page follows
 
 @lists.get("")
 async def list_sessions(
-    service: ServiceDep, tenant: Tenant, limit: Annotated[int, Query(ge=1, le=MOST)] = 100
+    service: ServiceDep,
+    tenant: Tenant,
+    prices: PricesDep,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = 100,
 ) -> dict[str, Any]:
     """The tenant's open sessions and those closed a short time ago, the last opened first."""
     found = service.registry.listed(tenant)
-    return {"sessions": await listing(found[:limit]), "total": len(found)}
+    return {"sessions": await listing(found[:limit], prices), "total": len(found)}
 
 
 @router.post("", dependencies=[ACCEPTING])
@@ -59,6 +63,12 @@ async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dic
     return graph_view(service.registry.look(tenant, session_id), service.engines)
 
 
+@router.get("/{session_id}/trace")
+async def get_trace(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+    """The session as a trace in Chrome's JSON format, for Perfetto."""
+    return chrome_trace(service.registry.look(tenant, session_id))
+
+
 @router.get("/{session_id}/events")
 async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
     """The newest events of the session, oldest first."""
@@ -67,10 +77,10 @@ async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> di
 
 @router.get("/{session_id}/call/{call_id}")
 async def get_call(
-    session_id: str, call_id: str, service: ServiceDep, tenant: Tenant
+    session_id: str, call_id: str, service: ServiceDep, tenant: Tenant, prices: PricesDep
 ) -> dict[str, Any]:
     """One call: its prompt with the values that stand in it, and where its seconds went."""
-    return call_view(service.registry.look(tenant, session_id), call_id)
+    return call_view(service.registry.look(tenant, session_id), call_id, prices)
 
 
 @router.get("/{session_id}/follow", response_model=None)

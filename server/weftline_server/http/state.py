@@ -14,6 +14,7 @@ from weftline.errors import EngineUnavailable, Unauthorized
 from weftline_server.config import ServerConfig
 from weftline_server.http.openai.conversations import Conversations
 from weftline_server.http.openai.runs import Runs
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.metrics import Metrics
 from weftline_server.runtime.service import Service
 
@@ -26,6 +27,7 @@ class ServerState(State):
     config: ServerConfig
     service: Service
     metrics: Metrics
+    prices: Prices
     runs: Runs
     conversations: Conversations | None  # finds the sessions of clients that name none
 
@@ -34,6 +36,7 @@ class ServerState(State):
         self.config = config
         self.service = service
         self.metrics = metrics
+        self.prices = Prices(config.price)
         self.runs = Runs(service)
         self.conversations = None
         if "conversations" not in config.without:
@@ -79,6 +82,11 @@ async def _accepting(request: Request) -> None:
         raise EngineUnavailable("the server is shutting down", retry_after_s=5.0)
 
 
+async def _prices(request: Request) -> Prices:
+    return state_of(request.app).prices
+
+
 Tenant = Annotated[str, Depends(_tenant)]
 ServiceDep = Annotated[Service, Depends(_service)]
+PricesDep = Annotated[Prices, Depends(_prices)]
 ACCEPTING = Depends(_accepting)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from weftline_server.observe.cost import Prices
 from weftline_server.session.session import Session
 
 MOST = 1000  # rows of a list
@@ -15,7 +16,7 @@ MOST = 1000  # rows of a list
 TURN_TASKS = 1000
 
 
-async def listing(sessions: Sequence[Session]) -> list[dict[str, Any]]:
+async def listing(sessions: Sequence[Session], prices: Prices) -> list[dict[str, Any]]:
     """A row for each session.
 
     Long lists are made in many turns of the event loop, so that they hold up nobody.
@@ -24,7 +25,7 @@ async def listing(sessions: Sequence[Session]) -> list[dict[str, Any]]:
     now = time.monotonic()  # the clock of all sessions
     wall = time.time() - now
     for session in sessions:
-        rows.append(row(session, now, wall))
+        rows.append(row(session, now, wall) | prices.shown(prices.of_session(session)))
         tasks += len(session.tasks)
         if tasks >= TURN_TASKS:
             tasks = 0

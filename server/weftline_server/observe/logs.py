@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from weftline.errors import WeftlineError
 from weftline_server.lowering.call import outputs_of
 from weftline_server.runtime.prompting import body_of, parts_before
+from weftline_server.session.origin import ORIGIN
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
 
@@ -30,14 +32,20 @@ class LogFormat(StrEnum):
 
 
 class TextFormatter(logging.Formatter):
-    """`LEVEL logger: message key=value …`."""
+    """`TIME LEVEL logger: message key=value …`, the time in UTC."""
+
+    converter = staticmethod(time.gmtime)
 
     def __init__(self) -> None:
-        super().__init__("%(levelname)s %(name)s: %(message)s")
+        super().__init__(
+            "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+        )
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = getattr(record, FIELDS, {})
         words = [super().formatMessage(record)]
+        if (request := ORIGIN.get().request_id) and "request" not in fields:
+            words.append(f"request={request}")
         for key, value in fields.items():
             if value is not None:
                 words.append(f"{key}={json.dumps(value)}")
@@ -55,6 +63,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **getattr(record, FIELDS, {}),
         }
+        if (request := ORIGIN.get().request_id) and "request" not in line:
+            line["request"] = request
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
@@ -84,6 +94,9 @@ class CallLog:
         what = "step" if run.task.call is None else "call"
         log.info("%s %s", what, run.state.value, extra={FIELDS: fields})
 
+    def session_closed(self, session: Session) -> None:
+        """Nothing: a line is of a call."""
+
 
 def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     """The call's ids, its seconds in each phase, its tokens and its error."""
@@ -92,6 +105,7 @@ def _fields(session: Session, run: TaskRun) -> dict[str, Any]:
     return {
         "session": session.id,
         "call": run.task.id,
+        "request": run.origin.request_id or None,
         "name": run.task.name,
         "tenant": session.tenant,
         "state": run.state.value,

@@ -6,6 +6,9 @@ a client cannot add any. The ids of sessions and calls are in the logs instead.
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,28 +16,40 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from weftline_server.observe.cost import Prices
+from weftline_server.observe.instruments import BUCKETS_S, Latencies, Tenants
 from weftline_server.runtime.service import Service
 from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
-from weftline_server.session.task import Step, TaskRun
+from weftline_server.session.task import RunState, Step, TaskRun
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 M = TypeVar("M", Counter, Histogram)
 
-# From a cached fill to a long answer, in seconds.
-BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("weftline")
+    except importlib.metadata.PackageNotFoundError:  # it is on PYTHONPATH, but not installed
+        return "unknown"
+
+
+_VERSION = _version()
 
 
 class Metrics:
     """The metrics of one application, in a registry of its own: a process may hold several."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, prices: Prices) -> None:
         self._registry = CollectorRegistry()
         self._labelled: dict[tuple[Any, ...], Any] = {}
         self._registry.register(_Load(service))
+        self.latencies = Latencies(self._registry)
+        self._tenants = Tenants(self._registry, prices)
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"weftline_{name}", help, labels, registry=self._registry)
@@ -80,8 +95,15 @@ class Metrics:
             self._of(self._steps, kind, engine, run.state.value).inc()
             return
         self._of(self._calls, model, engine, run.state.value, criterion).inc()
+        if run.state is RunState.DONE:
+            self.latencies.call_ended(run, model)
         for step in run.steps:
             self._output_ended(step, model, criterion)
+            self.latencies.output_ended(step, model)
+            self._tenants.output_ended(session, step, model)
+
+    def session_closed(self, session: Session) -> None:
+        """Nothing: what a session did is counted with its tasks."""
 
     def _output_ended(self, step: Step, model: str, criterion: str) -> None:
         usage, phases, engine = step.usage, step.phases, step.engine or "none"
@@ -124,6 +146,21 @@ class _Load(Collector):
         queue = GaugeMetricFamily("weftline_queue_length", "Primitives that wait for an engine")
         queue.add_metric((), status.queued)
         yield queue
+        admission = GaugeMetricFamily(
+            "weftline_applications",
+            "Applications that are admitted to the KV caches, and that wait for that",
+            labels=("state",),
+        )
+        admission.add_metric(("admitted",), status.admitted)
+        admission.add_metric(("waiting",), status.waiting)
+        yield admission
+        build = GaugeMetricFamily(
+            "weftline_build_info",
+            "Always 1; the labels name the build",
+            labels=("version", "python"),
+        )
+        build.add_metric((_VERSION, platform.python_version()), 1)
+        yield build
         running = GaugeMetricFamily(
             "weftline_running_calls", "Primitives on an engine", labels=("engine",)
         )
@@ -138,7 +175,15 @@ class _Load(Collector):
         pool = GaugeMetricFamily(
             "weftline_kv_pool_bytes", "Size of the engine's KV cache", labels=("engine",)
         )
+        kv = GaugeMetricFamily(
+            "weftline_kv_tokens",
+            "The engine's KV cache in tokens: its size, and what is kept in it for calls to come",
+            labels=("engine", "state"),
+        )
         for engine in status.engines:
+            if engine.kv_tokens is not None:
+                kv.add_metric((engine.name, "size"), engine.kv_tokens)
+            kv.add_metric((engine.name, "kept"), engine.kept)
             if engine.kv_bytes is not None:
                 pool.add_metric((engine.name,), engine.kv_bytes)
             running.add_metric((engine.name,), engine.running)
@@ -148,6 +193,7 @@ class _Load(Collector):
         yield running
         yield tokens
         yield pool
+        yield kv
         yield states
 
 
@@ -164,10 +210,14 @@ class CountRequests:
             return
         status = 500  # the response to a request that raised before it sent one
 
+        began = time.monotonic()
+
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                route = getattr(scope.get("route"), "path", None) or "none"
+                self._metrics.latencies.request_began(route, time.monotonic() - began)
             await send(message)
 
         try:

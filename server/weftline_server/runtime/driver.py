@@ -37,6 +37,7 @@ from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.sessions import Outcome, Sent
 from weftline_server.session import events as ev
 from weftline_server.session.execution import may_restart
+from weftline_server.session.origin import ORIGIN
 from weftline_server.session.resumed import runs_once
 from weftline_server.session.session import Session
 from weftline_server.session.task import TaskRun
@@ -49,9 +50,11 @@ TURN_PARTS = 1024  # placeholders of calls that are lowered in one turn, in abou
 
 
 class TaskObserver(Protocol):
-    """Reads a task that has ended, and changes nothing: metrics, logs."""
+    """Reads tasks and sessions that have ended, and changes nothing: metrics, logs, traces."""
 
     def task_ended(self, session: Session, run: TaskRun) -> None: ...
+
+    def session_closed(self, session: Session) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,11 @@ class Driver:
             self.registry.end(session, self._now())
             self._replanned.forget(session.id)
             self.dispatcher.forget(session.id)
+        for observer in self.observers:
+            try:
+                observer.session_closed(session)
+            except Exception:  # the session is closed, whatever a trace makes of it
+                log.exception("an observer of session %s failed", session.id)
 
     def sweep(self) -> None:
         """Close the sessions that no client has used for the registry's idle time, or
@@ -162,7 +170,9 @@ class Driver:
                     await asyncio.sleep(0)
         self._prepared |= prepared
         try:
-            event = ev.TasksSubmitted(now=self._now(), tasks=tuple(tasks), detach=detach)
+            event = ev.TasksSubmitted(
+                now=self._now(), tasks=tuple(tasks), detach=detach, origin=ORIGIN.get()
+            )
             self.apply(session, event)
         finally:
             for id in prepared:

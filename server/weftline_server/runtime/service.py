@@ -12,6 +12,8 @@ from weftline.protocol import Criterion, SetVariable, Submit
 from weftline_engine import api
 from weftline_server.graph.primitive import Task
 from weftline_server.journal.journal import Key
+from weftline_server.prompt.prompter import Payload, Prompter
+from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver, resume
 from weftline_server.runtime.readers import Chunk
@@ -33,6 +35,11 @@ class ServedModel:
     name: str
     context_limit: int
     tool_format: ToolFormat
+    prompter: Prompter
+
+    def payload(self, prompt: PromptBefore) -> Payload:
+        """`prompt` as an engine would get it. Any thread may ask."""
+        return self.prompter.payload(prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +58,13 @@ class EngineStatus:
     last_error: str
     running: int
     tokens: int
+    kv_tokens: int | None  # the size of its KV cache; None where the engine does not say
+    kept: int  # tokens in it that are kept for calls to come; of `Service.status` only
     kv_bytes: int | None  # of its KV cache; None where the engine does not say
     metrics: api.HasMetrics | None  # None: the engine has none of its own, or is down
 
     @staticmethod
-    def of(member: Member) -> EngineStatus:
+    def of(member: Member, kept: int = 0) -> EngineStatus:
         """The status of the engine in `member`."""
         description = member.description
         engine = None if member.state is EngineState.DOWN else member.engine
@@ -68,6 +77,8 @@ class EngineStatus:
             last_error=member.last_error,
             running=len(member.ops.works),
             tokens=sum(work.tokens for work in member.ops.works.values()),
+            kv_tokens=None if description is None else description.kv_tokens,
+            kept=kept,
             kv_bytes=_kv_bytes(description),
             metrics=engine if isinstance(engine, api.HasMetrics) else None,
         )
@@ -84,13 +95,16 @@ class Status:
     """The server at this moment.
 
     `healthy` means that every served model has an engine that takes work. `sessions` counts open
-    sessions, `queued` the primitives that wait for an engine.
+    sessions, `queued` the primitives that wait for an engine,
+    `admitted` the applications in the KV caches and `waiting` those that wait for that.
     """
 
     draining: bool
     healthy: bool
     sessions: int
     queued: int
+    admitted: int
+    waiting: int
     engines: tuple[EngineStatus, ...]
 
 
@@ -144,7 +158,7 @@ class Service:
         await self._driver.dispatcher.join(name, engine, description)
 
     def observe(self, *observers: TaskObserver) -> None:
-        """Tell `observers` about every task that ends from now on."""
+        """Tell `observers` about every task and session that ends from now on."""
         self._driver.observers += observers
 
     def open(self, tenant: str, *, stays: bool = True, alias: str | None = None) -> Session:
@@ -248,7 +262,9 @@ class Service:
         dispatcher = self._driver.dispatcher
         found = dispatcher.model(name)
         prompter = dispatcher.prompter(found)
-        return ServedModel(found, prompter.description.context_limit, prompter.tool_format)
+        return ServedModel(
+            found, prompter.description.context_limit, prompter.tool_format, prompter
+        )
 
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
@@ -258,12 +274,18 @@ class Service:
     def status(self) -> Status:
         """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
+        memory = dispatcher.memory.occupancy()
         return Status(
             draining=self.draining,
             healthy=dispatcher.healthy,
             sessions=len(self._driver.registry),
             queued=dispatcher.queued,
-            engines=self.engines,
+            admitted=memory.admitted,
+            waiting=memory.waiting,
+            engines=tuple(
+                EngineStatus.of(member, memory.kept.get(member.name, 0))
+                for member in dispatcher.members
+            ),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from weftline.errors import EngineUnavailable, UnknownModel, UnknownStore, WeftlineError
 from weftline_engine import api
 from weftline_server.prompt.prompter import Prompter
+from weftline_server.schedule import model_names
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
@@ -59,7 +60,7 @@ class Dispatcher:
         self._without = without
         self._queue = Queue()
         self._sessions: Sessions  # this and the next three are set by `start`
-        self._memory: Memory
+        self.memory: Memory
         self._rounds: Rounds
         self._delivery: Delivery
         self._expiring: asyncio.Task[None] | None = None
@@ -71,7 +72,7 @@ class Dispatcher:
         """
         fleet, queue, now = self._fleet, self._queue, self._now
         self._sessions = sessions
-        self._memory = memory = Memory(sessions.outlook, self._without)
+        self.memory = memory = Memory(sessions.outlook, self._without)
         self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now)
         await fleet.start(self._delivery)
@@ -124,12 +125,13 @@ class Dispatcher:
         if name in (None, "", "default"):
             return models[0]
         assert name is not None
-        if name not in models:
+        found = model_names.find(name, models)
+        if found is None:
             served = ", ".join(models)
             raise UnknownModel(
-                f"no engine serves model {name!r}: use one of {served}", param="model"
+                f"no engine serves model {name[:256]!r}: use one of {served}", param="model"
             )
-        return name
+        return found
 
     def resource(self, kind: str, name: str | None) -> str:
         """Return the embedder, reranker or store that runs ops of `kind`; None means the first.
@@ -160,7 +162,7 @@ class Dispatcher:
     def enqueue(self, work: Work) -> None:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
         self._queue.add(work)
-        verbs = self._memory.queued(work.op, work.model, work.stays, self._now())
+        verbs = self.memory.queued(work.op, work.model, work.stays, self._now())
         perform(verbs, self._fleet.members)
         self._rounds.soon()
 
@@ -186,22 +188,22 @@ class Dispatcher:
     def cancel(self, op: str) -> None:
         """Take a primitive back. Its session gets no more reports about it."""
         if (queued := self._queue.remove(op)) is not None:
-            self._memory.dropped(None, queued.op, self._now())
+            self.memory.dropped(None, queued.op, self._now())
             return
         for member in self._fleet.members.values():
             if (work := member.release(op)) is not None and member.engine:
                 member.engine.cancel(op)
                 member.prefixes.lost(work.op.context)
-                verbs = self._memory.dropped(member.name, work.op, self._now())
+                verbs = self.memory.dropped(member.name, work.op, self._now())
                 perform(verbs, self._fleet.members)
                 self._rounds.soon()
                 return
         # An op that paused is on no engine, but its context, which has its id, is kept.
-        perform(self._memory.abandoned(op), self._fleet.members)
+        perform(self.memory.abandoned(op), self._fleet.members)
 
     def forget(self, application: str) -> None:
         """Free all contexts that the engines keep for an application that has ended."""
-        perform(self._memory.closed(application), self._fleet.members)
+        perform(self.memory.closed(application), self._fleet.members)
         if self._queue:
             self._rounds.soon()
 

@@ -10,6 +10,7 @@ from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Task
 from weftline_server.graph.record import record
+from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.task import TokenLogprob
 
 
@@ -41,6 +42,7 @@ class TasksSubmitted(SessionEvent):
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
     detach: bool = False
+    origin: Origin = NOBODY
 
     @property
     def about(self) -> str:

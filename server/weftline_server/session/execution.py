@@ -15,6 +15,7 @@ from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
+from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
     failed_input,
@@ -83,7 +84,9 @@ class Execution:
                 assert self.graph.producer.get(var), f"variable {var} streams from nowhere"
             assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
-    def add(self, tasks: Sequence[Task], now: float, detached: bool) -> list[ev.Action]:
+    def add(
+        self, tasks: Sequence[Task], now: float, detached: bool, origin: Origin = NOBODY
+    ) -> list[ev.Action]:
         """Add tasks that the graph has accepted, and start what can run."""
         self.graph.add(tasks)
         variables, planning = self.variables, self.planning
@@ -93,7 +96,7 @@ class Execution:
             for var in (*named, *task.writes, *task.reads):
                 if var not in variables:
                     variables[var] = Variable(var)
-            added = self.tasks[task.id] = TaskRun(task, now, detached)
+            added = self.tasks[task.id] = TaskRun(task, now, detached, origin)
             if task.owner:
                 self._owned.setdefault(task.owner, []).append(added)
             for run in added.primitives:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from weftline.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Primitive, Task
+from weftline_server.session.origin import NOBODY, Origin
 
 
 class RunState(StrEnum):
@@ -125,6 +126,7 @@ class TaskRun:
     task: Task
     submitted: float
     detached: bool
+    origin: Origin = NOBODY
     error: WeftlineError | None = None
     primitives: tuple[PrimitiveRun, ...] = field(init=False)
 

@@ -9,11 +9,11 @@ export class Refused extends Error {
   }
 }
 
-export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const key = () => sessionStorage.getItem(KEY);
+export const setKey = (given) => sessionStorage.setItem(KEY, given);
 
 function headers() {
-  const key = sessionStorage.getItem(KEY);
-  return key ? { Authorization: `Bearer ${key}` } : {};
+  return key() ? { Authorization: `Bearer ${key()}` } : {};
 }
 
 async function open(path, signal) {

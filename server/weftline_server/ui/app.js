@@ -18,6 +18,7 @@ let shown = null;
 const said = (text) => {
   if (status.textContent !== text) status.textContent = text;
 };
+const money = (value) => (value === undefined ? "–" : value.toPrecision(3));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 function route() {
@@ -75,8 +76,10 @@ function list(signal) {
 }
 
 function table(sessions) {
-  const heads = ["session", "name", "state", "age", "calls", "prompt tokens", "cached", "output tokens", "error"];
-  const numbers = new Set(["age", "calls", "prompt tokens", "cached", "output tokens"]);
+  const priced = sessions.some((row) => row.cost !== undefined); // the operator has set prices
+  const costs = priced ? ["cost", "saved"] : [];
+  const heads = ["session", "name", "state", "age", "calls", "prompt tokens", "cached", "output tokens", ...costs, "error"];
+  const numbers = new Set(["age", "calls", "prompt tokens", "cached", "output tokens", ...costs]);
   const cell = (name, head, ...content) => el(name, { class: numbers.has(head) ? "number" : null }, ...content);
   return el(
     "table",
@@ -90,7 +93,8 @@ function table(sessions) {
         const values = [
           el("a", { href: `#/s/${row.session_id}` }, row.session_id.slice(0, 20)),
           row.name, row.state, seconds(row.age_s), String(row.calls + row.steps),
-          String(row.prompt_tokens), share, String(row.output_tokens), row.error ?? "",
+          String(row.prompt_tokens), share, String(row.output_tokens),
+          ...(priced ? [money(row.cost), money(row.saved)] : []), row.error ?? "",
         ];
         return el("tr", { class: row.error ? "failed" : null }, values.map((value, at) => cell("td", heads[at], value)));
       }),
@@ -145,7 +149,12 @@ function draw() {
   };
   main.replaceChildren(
     el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
-    el("p", { class: "soft" }, shown.ended === null ? "The session is open." : `Closed after ${seconds(shown.ended)}.`),
+    el(
+      "p",
+      { class: "soft" },
+      shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,
+      el("button", { onclick: () => download(shown.id) }, "Download the trace"),
+    ),
     el(
       "div",
       { class: shown.selected ? "two" : "" },
@@ -165,6 +174,18 @@ function draw() {
   if (focused && where) {
     const task = [...document.querySelectorAll(`#${where} [data-task]`)].find((one) => one.dataset.task === focused);
     task?.focus({ preventScroll: true });
+  }
+}
+
+// A link cannot send a key, so the trace is fetched and then saved.
+async function download(id) {
+  try {
+    const trace = await get(`../v1/session/${encodeURIComponent(id)}/trace`);
+    const address = URL.createObjectURL(new Blob([JSON.stringify(trace)], { type: "application/json" }));
+    el("a", { href: address, download: `${id}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  } catch (error) {
+    said(error.message);
   }
 }
 

@@ -28,6 +28,7 @@ function facts(call) {
       ["transform", seconds(call.transform_s)],
     );
   }
+  if (call.cost !== undefined) rows.push(["cost", `${call.cost.toPrecision(3)}, saved ${call.saved.toPrecision(3)}`]);
   rows.push(["reads", call.inputs.join(", ") || "–"], ["writes", call.outputs.join(", ") || "–"]);
   return el("dl", {}, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
 }

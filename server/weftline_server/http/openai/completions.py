@@ -32,6 +32,7 @@ from weftline_server.http.openai.runs import Runs
 from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import call_of
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.prompt.tool_parser import ToolParser, parser_of
 from weftline_server.runtime.service import Service
@@ -72,7 +73,7 @@ Body = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class Running:
     """A submitted request: a call for each choice, and whether the session is its own.
 
     A request that names a session leaves it open, and its calls in the session's graph.
@@ -85,17 +86,19 @@ class _Running:
     own: bool
     body: Body
     reply: Reply
+    prices: Prices
 
     @property
-    def choices(self) -> list[_Choice]:
+    def choices(self) -> list[Choice]:
         """The choices of the response, of which nothing has been sent."""
-        return [_Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
+        return [Choice.of(self, index, task) for index, task in enumerate(self.tasks)]
 
     def usage(self) -> dict[str, Any]:
         """The usage of all choices, which have ended."""
         steps = (output_step(self.session, task.writes[0]) for task in self.tasks)
         usages = [step.usage for step in steps if step is not None and step.usage is not None]
-        return usage_body(usages, self.body.n or 1)
+        cost = self.prices.of_usages(self.reply.model, usages)
+        return {**usage_body(usages, self.body.n or 1), **self.prices.shown(cost)}
 
     def end(self) -> None:
         """Cancel the calls that still run, or close the session if it is the request's own."""
@@ -109,10 +112,10 @@ class _Running:
 
 
 @dataclass(slots=True)
-class _Choice:
+class Choice:
     """One choice of a response, and how much of it has been sent."""
 
-    running: _Running
+    running: Running
     index: int
     task: Task
     parser: ToolParser | None
@@ -120,7 +123,7 @@ class _Choice:
     chars: int = 0  # the length of these tokens' text
 
     @staticmethod
-    def of(running: _Running, index: int, task: Task) -> _Choice:
+    def of(running: Running, index: int, task: Task) -> Choice:
         """Choice number `index`, which `node` generates."""
         parser = None
         if call_of(task).offered_tools:
@@ -128,7 +131,7 @@ class _Choice:
             parser = parser_of(
                 call_of(task), key, running.service.model(call_of(task).model).tool_format
             )
-        return _Choice(running, index, task, parser)
+        return Choice(running, index, task, parser)
 
     @property
     def step(self) -> Step | None:
@@ -195,9 +198,9 @@ class _Choice:
         return body
 
 
-async def _start(
+async def start(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
-) -> _Running:
+) -> Running:
     """Submit the calls of `body`, in a session of the request's own, in the one that it names, or
     in that of its conversation."""
     body.check()
@@ -228,7 +231,7 @@ async def _start(
         raise
     ours = None if body.weftline is None else _ids(session, tasks[0])
     reply = Reply.new(shape, service.model(body.model).name, ours)
-    return _Running(service, runs, session, tasks, own, body, reply)
+    return Running(service, runs, session, tasks, own, body, reply, state.prices)
 
 
 def _ids(session: Session, task: Task) -> dict[str, str]:
@@ -240,7 +243,7 @@ async def _complete(
     request: Request, service: Service, tenant: str, body: Body, shape: Shape
 ) -> Response:
     """The response to `body`, whole or as a stream."""
-    running = await _start(request, service, tenant, body, shape)
+    running = await start(request, service, tenant, body, shape)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_events(running, usage))
@@ -253,7 +256,7 @@ async def _complete(
         running.end()
 
 
-async def _events(running: _Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(running: Running, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """Chunks as the text is generated. The calls end with the stream, whichever side ends it."""
     try:
         streams = [choice.chunks() for choice in running.choices]

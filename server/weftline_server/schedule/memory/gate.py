@@ -38,6 +38,11 @@ class Gate:
     def is_inside(self, application: str) -> bool:
         return application in self._inside
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many applications are admitted, and how many wait for that."""
+        return len(self._inside), len(self._waiting)
+
     def wait(self, application: Application) -> None:
         """Hold back the calls of an application until it is admitted."""
         self._waiting.setdefault(application.id, application)

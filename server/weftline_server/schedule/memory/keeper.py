@@ -8,7 +8,7 @@ it has ended. Memory returns verbs, and the dispatcher performs them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -105,6 +105,17 @@ class Pools:
             self._pinned[kept.engine] -= kept.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How many applications are admitted to the KV caches, how many wait for that, and how many
+    tokens each engine keeps for calls to come.
+    """
+
+    admitted: int
+    waiting: int
+    kept: Mapping[str, int]
+
+
 class Memory:
     """The memory of all engines. Ops without a prompt hold no KV cache, and are ignored.
 
@@ -135,6 +146,14 @@ class Memory:
         """
         self._pools.add(engine, kv_tokens, counts)
         self._pausing.add(engine, kv_tokens, costs)
+
+    def occupancy(self) -> Occupancy:
+        """What the KV caches hold at this moment."""
+        found: dict[str, int] = {}
+        for one in self._applications:
+            for kept in one.kept.values():
+                found[kept.engine] = found.get(kept.engine, 0) + kept.tokens
+        return Occupancy(*self.gate.counts, found)
 
     def lost(self, engine: str) -> None:
         """Forget an engine that is gone with all its contexts."""

@@ -1,0 +1,240 @@
+"""POST /v1/responses: OpenAI's newer form of a chat, whole or as typed events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from weftline.errors import InvalidRequest, WeftlineError
+from weftline_engine.api import FinishReason
+from weftline_server.http.event_stream import EventStream, sse
+from weftline_server.http.openai.completions import Running, start
+from weftline_server.http.openai.replies import CHAT
+from weftline_server.http.openai.response_requests import ResponsesRequest
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant
+from weftline_server.http.wire import or_disconnect, read, schema
+from weftline_server.prompt.tool_parser import Arguments, Called, Delta, Said
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+Event = dict[str, Any]
+
+
+@router.post(
+    "/responses",
+    dependencies=[ACCEPTING],
+    openapi_extra=schema(ResponsesRequest),
+    response_model=None,
+)
+async def respond(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
+    """One response: text, or calls of the tools that the request offers."""
+    body = await read(request, ResponsesRequest)
+    chat = body.chat()
+    if chat.weftline is not None and chat.weftline.run_tools:
+        raise InvalidRequest("run_tools goes with chat completions", param="weftline")
+    running = await start(request, service, tenant, chat, CHAT)
+    made = Made.new(running.reply.model, body)
+    if body.stream:
+        return EventStream(_events(running, made))
+    try:
+        [choice] = running.choices
+        whole = await or_disconnect(request, choice.whole())
+        running.runs.responded(running.session)
+        for event in made.read(_deltas(whole["message"])):
+            assert event, "the response is built of its events"
+        return JSONResponse(made.ended(whole["finish_reason"], running.usage()))
+    finally:
+        running.end()
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[Delta]:
+    """A whole message as the deltas of a stream."""
+    if message["content"]:
+        yield Said(message["content"])
+    for index, call in enumerate(message.get("tool_calls", ())):
+        yield Called(index, call["id"], call["function"]["name"])
+        yield Arguments(index, call["function"]["arguments"])
+
+
+async def _events(running: Running, made: Made) -> AsyncGenerator[bytes, None]:
+    """The typed events of a response. The call ends with the stream, whichever side ends it."""
+    number = 0
+
+    def numbered(event: Event) -> bytes:
+        nonlocal number
+        number += 1
+        return sse(event["type"], {**event, "sequence_number": number - 1})
+
+    [choice] = running.choices
+    try:
+        for kind in ("response.created", "response.in_progress"):
+            yield numbered({"type": kind, "response": made.body()})
+        running.runs.responded(running.session)
+        async for chunk in running.service.stream(running.session, choice.task.writes[0]):
+            said = [Said(chunk.text)] if choice.parser is None else choice.parser.feed(chunk.text)
+            for event in made.read(said):
+                yield numbered(event)
+        if choice.parser is not None:
+            for event in made.read(choice.parser.end()):
+                yield numbered(event)
+        for event in made.close():
+            yield numbered(event)
+        step = choice.step
+        assert step is not None and step.reason is not None, "the stream has ended"
+        whole = made.ended(step.reason.value, running.usage())
+        yield numbered({"type": f"response.{whole['status']}", "response": whole})
+    except WeftlineError as error:
+        failed = {**made.body("failed"), "error": _error(error)}
+        yield numbered({"type": "response.failed", "response": failed})
+    finally:
+        running.end()
+
+
+def _error(error: WeftlineError) -> dict[str, str]:
+    return {"code": error.code or error.type, "message": error.message}
+
+
+@dataclass(slots=True)
+class _Item:
+    """One item of the output while it grows: the message, or a call of a tool."""
+
+    body: dict[str, Any]
+    index: int
+    text: str = ""
+
+    @property
+    def is_call(self) -> bool:
+        return bool(self.body["type"] == "function_call")
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where an event of this item belongs."""
+        where = {"item_id": self.body["id"], "output_index": self.index}
+        return where if self.is_call else {**where, "content_index": 0}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """The item as it stands."""
+        if self.is_call:
+            return {**self.body, "arguments": self.text, "status": status}
+        content = [self.part()] if self.text or status == "completed" else []
+        return {**self.body, "content": content, "status": status}
+
+
+_MORE: Mapping[bool, str] = MappingProxyType(
+    {True: "response.function_call_arguments", False: "response.output_text"}
+)
+
+
+@dataclass(slots=True)
+class Made:
+    """The response as it grows. The same events build a whole one and a streamed one."""
+
+    head: dict[str, Any]
+    items: list[_Item] = field(default_factory=list)
+    open: _Item | None = None
+
+    @staticmethod
+    def new(model: str, body: ResponsesRequest) -> Made:
+        """A response of which nothing was generated."""
+        head = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+            "tools": [],
+            "metadata": {},
+        }
+        return Made(head)
+
+    def body(self, status: str = "in_progress") -> dict[str, Any]:
+        """The response as it stands."""
+        return {
+            **self.head,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": [item.whole("completed") for item in self.items],
+            "usage": None,
+        }
+
+    def ended(self, reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The response at its end. One that was cut off says so."""
+        cut = reason == FinishReason.LENGTH.value
+        if not self.items:  # an empty text is a message too
+            list(self.read([Said("")]))
+        details = {"reason": "max_output_tokens"} if cut else None
+        return {
+            **self.body("incomplete" if cut else "completed"),
+            "incomplete_details": details,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+                **{name: usage[name] for name in ("cost", "saved") if name in usage},
+            },
+        }
+
+    def read(self, deltas: Any) -> Iterator[Event]:
+        """Take new deltas, and yield the events that tell of them."""
+        for delta in deltas:
+            match delta:
+                case Said(text):
+                    if self.open is None or self.open.is_call:
+                        yield from self._begin("message", role="assistant", content=[])
+                    yield self._grow(text)
+                case Called(_, id, name):
+                    yield from self._begin("function_call", call_id=id, name=name, arguments="")
+                case Arguments(_, text):
+                    yield self._grow(text)
+                case _:
+                    pass  # parts that only early tools read
+
+    def _grow(self, text: str) -> Event:
+        item = self.open
+        assert item is not None, "a delta has an item"
+        item.text += text
+        event = {"type": f"{_MORE[item.is_call]}.delta", **item.place, "delta": text}
+        return event if item.is_call else {**event, "logprobs": []}
+
+    def _begin(self, kind: str, **body: Any) -> Iterator[Event]:
+        yield from self.close()
+        prefix = "fc" if kind == "function_call" else "msg"
+        body = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **body}
+        self.open = item = _Item(body, len(self.items))
+        self.items.append(item)
+        started = {"output_index": item.index, "item": item.whole("in_progress")}
+        yield {"type": "response.output_item.added", **started}
+        if not item.is_call:
+            yield {"type": "response.content_part.added", **item.place, "part": item.part()}
+
+    def close(self) -> Iterator[Event]:
+        """End the item that is open, if any."""
+        item, self.open = self.open, None
+        if item is None:
+            return
+        if item.is_call:
+            said: dict[str, Any] = {"arguments": item.text, "name": item.body["name"]}
+            yield {"type": f"{_MORE[True]}.done", **item.place, **said}
+        else:
+            yield {"type": f"{_MORE[False]}.done", **item.place, "text": item.text, "logprobs": []}
+            yield {"type": "response.content_part.done", **item.place, "part": item.part()}
+        done = {"output_index": item.index, "item": item.whole("completed")}
+        yield {"type": "response.output_item.done", **done}

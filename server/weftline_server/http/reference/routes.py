@@ -1,0 +1,220 @@
+"""What each route answers: an example of its body, and the errors that it may have.
+
+The examples are data. A test sends a request to each route and compares the fields of its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+
+# Error types by what a route does. Those of EVERY may come from any route but the open ones.
+EVERY = ("Unauthorized", "Forbidden", "Overloaded")
+OF_BODY = ("InvalidRequest", "BodyTooLarge")
+OF_SESSION = ("UnknownSession", "ServerRestarted")
+OF_WORK = ("EngineUnavailable",)
+OF_CALLS = (
+    "ContextTooLong", "UnknownModel", "UnknownStore", "UnknownPlaceholder", "MissingInput",
+    "DuplicateProducer", "CyclicGraph", "BudgetExceeded",
+)  # fmt: skip
+OF_RESULT = (
+    "Cancelled", "Skipped", "TransformFailed", "ClientStepFailed", "ClientGone", "EngineFailed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A route's answer: what it is, an example, its content types, and the errors' types."""
+
+    says: str
+    example: Any
+    errors: tuple[str, ...] = ()
+    types: tuple[str, ...] = (JSON,)
+    open: bool = False  # it needs no key
+
+
+_ID = "s_4f1c2a9e_00000000000000000000000000000001"
+_CALL_ID = "c1"
+_VALUE = {"semantic_var_id": "draft", "status": "ready", "value": "Rivers shape the land"}
+_USAGE = {
+    "prompt_tokens": 12,
+    "completion_tokens": 5,
+    "total_tokens": 17,
+    "prompt_tokens_details": {"cached_tokens": 8},
+}
+_STEP = {
+    "queued_s": 0.001, "sent_s": 0.001, "started_s": 0.002, "filled_s": 0.03, "finished_s": 0.2,
+    "filled_early": False, "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17,
+    "transform_s": 0.0, "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5,
+    "drafted_tokens": 0, "accepted_tokens": 0, "finish_reason": "stop", "engine": "torch",
+    "node": "",
+}  # fmt: skip
+_TASK = {
+    "call_id": _CALL_ID, "owner": None, "name": "draft", "model": "default", "state": "done",
+    "template": "Write a headline about rivers: {{output:line}}", "inputs": [],
+    "outputs": ["draft"], "depth": 0, "objective": "latency", "group": None,
+    "prefix_hashes": ["9f2c"], "engine": "torch", "node": "", "error": None, "submitted_s": 0.001,
+    "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17, "transform_s": 0.0,
+    "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5, "drafted_tokens": 0,
+    "accepted_tokens": 0, "computed_tokens": 4, "steps": [_STEP],
+}  # fmt: skip
+_GRAPH = {
+    "session_id": _ID,
+    "calls": [_TASK],
+    "steps": [],
+    "variables": [
+        {"semantic_var_id": "draft", "state": "ready", "producer": _CALL_ID, "consumers": [],
+         "criteria": None, "chars": 21, "client_reads": 1},
+    ],
+    "engines": [{"name": "torch", "state": "ready", "model": "default", "node": "", "lacks": []}],
+    "edges": [],
+    "critical": {"tasks": [_CALL_ID], "seconds": {"generate": 0.17},
+                 "sentence": "86 % of the time was generating text; shortening 'draft' helps most"},
+}  # fmt: skip
+_ROW = {
+    "session_id": _ID, "name": "draft", "state": "open", "opened": 1800000000.0, "age_s": 1.5,
+    "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
+    "output_tokens": 5, "error": None,
+}  # fmt: skip
+_MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftline",
+          "max_model_len": 8192}  # fmt: skip
+_RESPONSE = {
+    "id": "resp_1", "object": "response", "created_at": 1800000000, "model": "default",
+    "instructions": None, "max_output_tokens": 64, "temperature": None, "top_p": None,
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
+    "status": "completed", "error": None, "incomplete_details": None,
+    "output": [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": "The Rhine.", "annotations": [],
+                             "logprobs": []}]}],
+    "usage": {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 8},
+              "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0},
+              "total_tokens": 17},
+}  # fmt: skip
+_TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
+
+ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
+    ("POST", "/v1/session"): Answer(
+        "The session is open.", {"session_id": _ID, "protocol": "1"}, OF_WORK),
+    ("GET", "/v1/sessions"): Answer(
+        "The tenant's sessions.", {"sessions": [_ROW], "total": 1}, ("InvalidRequest",)),
+    ("DELETE", "/v1/session/{session_id}"): Answer(
+        "The session is closed.", {"session_id": _ID}, OF_SESSION),
+    ("GET", "/v1/session/{session_id}/graph"): Answer("The graph.", _GRAPH, OF_SESSION),
+    ("GET", "/v1/session/{session_id}/trace"): Answer(
+        "The trace. Its events are those of Chrome's format.",
+        {"displayTimeUnit": "ms", "traceEvents": []}, OF_SESSION),
+    ("GET", "/v1/session/{session_id}/events"): Answer(
+        "The events.",
+        {"events": [{"n": 1, "t": 0.0, "event": "submitted", "about": _CALL_ID, "text": ""}]},
+        OF_SESSION),
+    ("GET", "/v1/session/{session_id}/follow"): Answer(
+        "Server-sent events `changes`.", 'event: changes\ndata: {"tasks": [], "edges": []}\n\n',
+        OF_SESSION, (EVENTS,)),
+    ("GET", "/v1/session/{session_id}/call/{call_id}"): Answer(
+        "The call.",
+        {**_TASK, "segments": [{"role": None, "kind": "constant", "name": None,
+                                "semantic_var_id": None, "text": "Write a headline", "chars": 16,
+                                "transforms": []}]},
+        (*OF_SESSION, "UnknownCall")),
+    ("DELETE", "/v1/session/{session_id}/call/{call_id}"): Answer(
+        "The call's state.", {"call_id": _CALL_ID, "state": "cancelled"},
+        (*OF_SESSION, "UnknownCall")),
+    ("PUT", "/v1/session/{session_id}/variable/{variable}"): Answer(
+        "The variable's state.", {"semantic_var_id": "topic", "status": "ready"},
+        (*OF_BODY, *OF_SESSION, "AlreadySet", "BudgetExceeded")),
+    ("DELETE", "/v1/session/{session_id}/variable/{variable}"): Answer(
+        "The variable's state.", {"semantic_var_id": "draft", "status": "failed"},
+        (*OF_SESSION, "UnknownVariable")),
+    ("GET", "/v1/session/{session_id}/variable/{variable}"): Answer(
+        "The variable as it stands.", {**_VALUE, "text": "Rivers shape the land", "error": None},
+        (*OF_SESSION, "UnknownVariable")),
+    ("POST", "/v1/submit"): Answer(
+        "What was added, with the values and the graph that were asked for. With `stream` or "
+        "`watch` server-sent events.",
+        {"session_id": _ID,
+         "calls": [{"name": "draft", "call_id": _CALL_ID, "outputs": {"line": "draft"}}],
+         "steps": [], "values": {"draft": "Rivers shape the land"}},
+        (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT, "NoProducer", "AlreadySet",
+         "UnknownVariable", "KeyReused"),
+        (JSON, EVENTS)),
+    ("POST", "/v1/get"): Answer(
+        "The value. With `stream` server-sent events: `part`, then `value`.", _VALUE,
+        (*OF_BODY, *OF_SESSION, *OF_RESULT, "UnknownVariable", "NoProducer", "Timeout"),
+        (JSON, EVENTS)),
+    ("POST", "/v1/chat/completions"): Answer(
+        "The completion. With `stream` chunks as server-sent events.",
+        {"id": "chatcmpl-1", "object": "chat.completion", "created": 1800000000,
+         "model": "default",
+         "choices": [{"index": 0,
+                      "message": {"role": "assistant", "content": "The Rhine.", "refusal": None},
+                      "logprobs": None, "finish_reason": "stop"}],
+         "usage": _USAGE},
+        _TO_OPENAI, (JSON, EVENTS)),
+    ("POST", "/v1/completions"): Answer(
+        "The completion. With `stream` chunks as server-sent events.",
+        {"id": "cmpl-1", "object": "text_completion", "created": 1800000000, "model": "default",
+         "choices": [{"index": 0, "text": " the Volga.", "logprobs": None,
+                      "finish_reason": "stop"}],
+         "usage": _USAGE},
+        _TO_OPENAI, (JSON, EVENTS)),
+    ("POST", "/v1/embeddings"): Answer(
+        "The vectors.",
+        {"object": "list",
+         "data": [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}],
+         "model": "minilm", "usage": {"prompt_tokens": 7, "total_tokens": 7}},
+        (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
+    ("POST", "/v1/rerank"): Answer(
+        "The documents by their scores, the best first.",
+        {"model": "minilm", "results": [{"index": 0, "relevance_score": 0.83}],
+         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": 20}}},
+        (*OF_BODY, *OF_WORK, "UnknownModel", "EngineFailed", "Cancelled")),
+    ("GET", "/health/live"): Answer("The process runs.", {"status": "live"}, open=True),
+    ("GET", "/health/ready"): Answer(
+        "Every model has an engine that takes work. With 503 the same body, and at least one has "
+        "none or the server drains.",
+        {"status": "ready", "engines": {"torch": "ready"}}, open=True),
+    ("GET", "/metrics"): Answer(
+        "Prometheus's text format.", "weftline_queue_length 0.0\n", ("Forbidden",), (TEXT,)),
+    ("GET", "/v1/models"): Answer(
+        "The models.", {"object": "list", "data": [_MODEL]}, OF_WORK),
+    ("GET", "/v1/models/{model}"): Answer("The model.", _MODEL, (*OF_WORK, "UnknownModel")),
+    ("POST", "/tokenize"): Answer(
+        "The tokens.",
+        {"model": "default", "count": 2, "max_model_len": 8192, "tokens": [19556, 28]},
+        (*OF_BODY, *OF_WORK, "UnknownModel", "ContextTooLong")),
+    ("POST", "/v1/responses"): Answer(
+        "The response. With `stream` typed events.", _RESPONSE, _TO_OPENAI, (JSON, EVENTS)),
+})  # fmt: skip
+
+_SUBMIT = {
+    "calls": [
+        {
+            "name": "draft",
+            "prompt": "Write a headline about {{input:topic}}: {{output:line}}",
+            "placeholders": [
+                {"name": "topic", "in_out": "in", "value": "rivers"},
+                {"name": "line", "in_out": "out", "semantic_var_id": "draft"},
+            ],
+        }
+    ],
+    "get": ["draft"],
+    "close": True,
+}
+# A whole request for each route that takes a body.
+REQUESTS: Mapping[tuple[str, str], Any] = MappingProxyType({
+    ("POST", "/v1/submit"): _SUBMIT,
+    ("POST", "/v1/get"): {"session_id": _ID, "semantic_var_id": "draft", "timeout_s": 30.0},
+    ("PUT", "/v1/session/{session_id}/variable/{variable}"): {"value": "rivers"},
+    ("POST", "/v1/chat/completions"): {
+        "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 16},
+    ("POST", "/v1/responses"): {"input": "Name a river.", "max_output_tokens": 64},
+    ("POST", "/tokenize"): {"prompt": "Name a river."},
+    ("POST", "/v1/completions"): {"prompt": "The longest river of Europe is", "max_tokens": 16},
+    ("POST", "/v1/embeddings"): {"input": "Where does the Rhine rise?"},
+    ("POST", "/v1/rerank"): {"query": "Where does the Rhine rise?",
+                             "documents": ["The Rhine rises in the Alps.", "Bread needs flour."]},
+})  # fmt: skip

@@ -1,0 +1,70 @@
+"""A session as a trace in Chrome's JSON format, which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weftline_server.observe.view import edges_view
+from weftline_server.session.session import Session
+from weftline_server.session.task import Step, TaskRun
+
+_CALLS = 1  # the only process of the trace
+_MICRO = 1_000_000
+
+
+def chrome_trace(session: Session) -> dict[str, Any]:
+    """Every task in a row of its own, its phases as slices, and edges as flows between them.
+
+    The time is in microseconds since the session was opened.
+    """
+    rows = {id: row for row, id in enumerate(session.tasks, 1)}
+    ends: dict[str, tuple[int, float]] = {}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": _CALLS, "args": {"name": session.id}}
+    ]
+    for id, run in session.tasks.items():
+        place = {"pid": _CALLS, "tid": rows[id]}
+        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": run.task.name}})
+        for name, start, end, details in _slices(run):
+            at = (start - session.opened) * _MICRO
+            length = max(0.0, end - start) * _MICRO
+            args = {"call": id, **details}
+            events.append({"ph": "X", "name": name, "ts": at, "dur": length, **place, "args": args})
+            ends[id] = (rows[id], at)
+    for number, edge in enumerate(edges_view(session), 1):
+        if edge["from"] not in ends or edge["to"] not in ends:
+            continue
+        flow = {"cat": "value", "name": edge["semantic_var_id"], "id": number, "pid": _CALLS}
+        for phase, task in (("s", edge["from"]), ("f", edge["to"])):
+            row, at = ends[task]
+            binds = {"bp": "e"} if phase == "f" else {}
+            events.append({"ph": phase, "tid": row, "ts": at, **flow, **binds})
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+Slice = tuple[str, float, float, dict[str, Any]]
+
+
+def _slices(run: TaskRun) -> Iterator[Slice]:
+    for step in run.steps:
+        if step.finished is None:
+            continue
+        if run.task.call is None or step.usage is None:
+            yield run.task.name, step.queued, step.finished, {"engine": step.engine}
+        else:
+            yield from _phases(step)
+
+
+def _phases(step: Step) -> Iterator[Slice]:
+    usage, finished = step.usage, step.finished
+    assert usage is not None and finished is not None, "the output has ended"
+    engine = {"engine": step.engine}
+    start = max(usage.started, step.queued)
+    tokens = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+    yield "queue", step.queued, start, engine
+    yield "fill", start, max(start, usage.filled), {**engine, **tokens}
+    output = {"output_tokens": usage.output_tokens}
+    yield "generate", max(start, usage.filled), finished, {**engine, **output}
+    if step.transform_s:
+        yield "transform", finished, finished + step.transform_s, {}

@@ -1,0 +1,156 @@
+"""A session as spans of OpenTelemetry, by its conventions for generative AI.
+
+The session is a workflow span, and each task a span below it: an inference, a retrieval or a tool.
+A dataflow edge is a link from the reader's span to the producer's. Prompts and answers are not in
+the spans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from weftline_server.observe.view import edges_view
+from weftline_server.session.session import Session
+from weftline_server.session.task import RunState, Step, TaskRun
+
+_NANO = 1_000_000_000
+# Of a session; later ones have no span. A thousand take 30 ms of the event loop.
+MOST_TASKS = 1000
+
+# The conventions' names of what a step does.
+_OPERATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "embed": "embeddings",
+        "search": "retrieval",
+        "fetch": "retrieval",
+        "rerank": "retrieval",
+        "tool": "execute_tool",
+        "function": "execute_tool",
+        "client": "execute_tool",
+    }
+)
+
+
+class Spans:
+    """Exports a session's spans when it is closed. The exporter's own thread sends them."""
+
+    def __init__(self, endpoint: str) -> None:
+        resource = Resource.create({"service.name": "weftline"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("weftline")
+
+    def task_ended(self, session: Session, run: TaskRun) -> None:
+        """Nothing: spans are made when the session is closed."""
+
+    def session_closed(self, session: Session) -> None:
+        """Make the spans of a session that has ended. One without a task has none."""
+        if not session.tasks:
+            return
+        runs = list(session.tasks.values())[:MOST_TASKS]
+        wall = time.time() - time.monotonic()  # the wall clock at second 0 of the session's clock
+
+        def at(moment: float) -> int:
+            return int((moment + wall) * _NANO)
+
+        parent = TraceContextTextMapPropagator().extract(
+            {"traceparent": runs[0].origin.traceparent}
+        )
+        ended = max([session.ended or session.opened, *(_end(run) for run in runs)])
+        workflow = self._tracer.start_span(
+            f"invoke_workflow {runs[0].task.name}",
+            context=parent,
+            start_time=at(session.opened),
+            attributes={
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.workflow.name": runs[0].task.name,
+                "gen_ai.conversation.id": session.id,
+                "weftline.tenant": session.tenant,
+            },
+        )
+        inside = trace.set_span_in_context(workflow)
+        made: dict[str, Span] = {}
+        reads: dict[str, list[str]] = {}
+        for edge in edges_view(session):
+            reads.setdefault(edge["to"], []).append(edge["from"])
+        for run in sorted(runs, key=lambda run: run.submitted):
+            links = [
+                Link(made[one].get_span_context())
+                for one in reads.get(run.task.id, ())
+                if one in made
+            ]
+            name, attributes = _described(run)
+            kind = SpanKind.CLIENT if run.task.call is not None else SpanKind.INTERNAL
+            span = self._tracer.start_span(
+                name, inside, kind, attributes, links, start_time=at(run.submitted)
+            )
+            if run.error is not None:
+                span.set_attribute("error.type", run.error.type)
+                span.set_status(Status(StatusCode.ERROR, run.error.type))
+            made[run.task.id] = span
+            span.end(at(max(run.submitted, _end(run))))
+        workflow.end(at(ended))
+
+    def close(self) -> None:
+        """Send what is left, and end the exporter's thread."""
+        self._provider.shutdown()
+
+
+def _end(run: TaskRun) -> float:
+    return max((step.finished or step.queued for step in run.steps), default=run.submitted)
+
+
+def _described(run: TaskRun) -> tuple[str, dict[str, str | int | float | list[str]]]:
+    """The name of a task's span, and its attributes."""
+    task = run.task
+    found: dict[str, str | int | float | list[str]] = {
+        "weftline.task.id": task.id,
+        "weftline.task.name": task.name,
+        "weftline.task.state": run.state.value,
+    }
+    if run.origin.request_id:
+        found["weftline.request.id"] = run.origin.request_id
+    if task.call is None:
+        kind = str(task.primitives[0].kind)
+        operation = _OPERATIONS.get(kind, kind)
+        if operation == "execute_tool":
+            found["gen_ai.tool.name"] = task.resource or task.name
+        return f"{operation} {task.resource or task.name}", {
+            **found,
+            "gen_ai.operation.name": operation,
+        }
+    found |= {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "weftline",
+        "gen_ai.request.model": task.resource,
+        "gen_ai.response.model": task.resource,
+    }
+    if run.state is RunState.DONE:
+        found |= _used([step for step in run.steps if step.usage is not None])
+    return f"chat {task.resource}", found
+
+
+def _used(steps: list[Step]) -> dict[str, str | int | float | list[str]]:
+    usages = [step.usage for step in steps if step.usage is not None]
+    first = steps[0]
+    return {
+        "gen_ai.usage.input_tokens": sum(one.prompt_tokens for one in usages),
+        "gen_ai.usage.cache_read.input_tokens": sum(one.cached_tokens for one in usages),
+        "gen_ai.usage.output_tokens": sum(one.output_tokens for one in usages),
+        "gen_ai.response.finish_reasons": [s.reason.value for s in steps if s.reason is not None],
+        "weftline.engine": first.engine or "",
+        "weftline.queue_s": sum(step.queue_s or 0.0 for step in steps),
+        "weftline.fill_s": sum(step.fill_s or 0.0 for step in steps),
+        "weftline.generate_s": sum(step.generate_s or 0.0 for step in steps),
+    }

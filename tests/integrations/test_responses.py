@@ -1,0 +1,87 @@
+"""POST /v1/responses with the client of OpenAI, and a browser's page of another origin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.integrations.conftest import StartServer
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def client(start_script: StartServer) -> Iterator[openai.OpenAI]:
+    """It says a sentence of a river, calls a tool for the weather, and reads its result."""
+    url = start_script(
+        [("sunny", "It is sunny."), ("weather", CALL), ("river", "The Rhine flows.")]
+    )
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_text(client: openai.OpenAI) -> None:
+    """The text, its usage and the status are where the client looks for them."""
+    made = client.responses.create(model="null", instructions="Be brief.", input="Name a river.")
+    assert made.output_text == "The Rhine flows."
+    assert made.status == "completed" and made.incomplete_details is None
+    assert made.usage is not None and made.usage.output_tokens == 3
+    assert made.usage.input_tokens > 3
+
+
+def test_a_text_that_is_cut_off(client: openai.OpenAI) -> None:
+    """The status says so, and why."""
+    made = client.responses.create(model="null", input="Name a river.", max_output_tokens=1)
+    assert made.status == "incomplete"
+    assert made.incomplete_details is not None
+    assert made.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_tool_is_called_and_answered(client: openai.OpenAI) -> None:
+    """The call comes back as input with its result, and the model reads both."""
+    asked = [{"role": "user", "content": "How is the weather?"}]
+    made = client.responses.create(model="null", input=asked, tools=[WEATHER])
+    [call] = made.output
+    assert call.type == "function_call" and call.name == "get_weather"
+    assert json.loads(call.arguments) == {"city": "Rome"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    again = [*asked, call.model_dump(exclude_none=True), result]
+    assert client.responses.create(model="null", input=again, tools=[WEATHER]).output_text == (
+        "It is sunny."
+    )
+
+
+@pytest.mark.parametrize(("said", "kind"), [("a river", "message"), ("weather", "function_call")])
+def test_a_stream_builds_the_whole(client: openai.OpenAI, said: str, kind: str) -> None:
+    """The client's own accumulator makes of the events what the last event holds."""
+    tools = [WEATHER] if kind == "function_call" else []  # the prompt shows what they are for
+    with client.responses.stream(model="null", input=said, tools=tools) as stream:
+        events = list(stream)
+        last = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    [item] = last.output
+    assert item.type == kind
+    deltas = "".join(e.delta for e in events if e.type.endswith(".delta"))
+    assert deltas == (last.output_text or item.arguments)
+
+
+def test_what_is_not_served_is_named(client: openai.OpenAI) -> None:
+    """No response is kept, so none can be continued."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="null", input="x", previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
+
+
+def test_one_model_is_retrieved(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("null").id == "null"
+    with pytest.raises(openai.NotFoundError, match="use one of null"):
+        client.models.retrieve("gpt-9")
