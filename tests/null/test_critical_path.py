@@ -143,6 +143,6 @@ async def test_the_page_is_served_with_a_strict_policy(serve: Serve) -> None:
     assert "default-src 'none'" in policy
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
-    assert (await server.http.get("/ui")).headers["location"] == "/ui/"
+    assert (await server.http.get("/ui")).headers["location"] == "ui/"
     for name in ("..%2Fapp.py", "nothing.js", "__init__.py"):
         assert (await server.http.get(f"/ui/{name}")).status_code == 404

@@ -21,6 +21,7 @@ from weftline.steps import Step
 from weftline_engine.api import FinishReason, Usage
 from weftline_server.graph.primitive import Effects, Primitive, Task
 from weftline_server.lowering.call import task_of
+from weftline_server.lowering.control.sides import after
 from weftline_server.lowering.step import lower_step
 from weftline_server.lowering.tool import TOOL, ToolBody
 from weftline_server.session import events as ev
@@ -121,6 +122,11 @@ def _write_submitted(one: Noted, clock: Clock) -> Json:
 
 
 def _task(task: Task) -> Json:
+    others = [id for id in task.primitives[0].after if not id.startswith(f"{task.id}/")]
+    return _said(task) | ({"after": others} if others else {})
+
+
+def _said(task: Task) -> Json:
     if task.call is not None:
         call = _CALL.dump_python(task.call, mode="json", by_alias=True, exclude_defaults=True)
         return {"id": task.id, "call": call}
@@ -136,6 +142,10 @@ def _task(task: Task) -> Json:
 
 
 def _read_task(body: Json) -> Task:
+    return after(_read_said(body), body.get("after", ()))
+
+
+def _read_said(body: Json) -> Task:
     if "call" in body:
         return task_of(body["id"], _CALL.validate_python(body["call"]))
     if "tool" in body:

@@ -142,7 +142,6 @@ def test_a_key_file_encrypts_what_is_stored(tmp_path: Path) -> None:
     """No byte of a text is in the file. Another key, and a record of another session, do not open.
     A store that was begun without a key goes on with one.
     """
-    pytest.importorskip("cryptography")
     key, other = tmp_path / "key", tmp_path / "other"
     key.write_text("ab" * 32)
     other.write_text("cd" * 32)

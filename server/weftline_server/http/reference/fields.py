@@ -27,6 +27,9 @@ _BODY = {"calls": [{"name": "short", "prompt": "Shorten {{input:item}}: {{output
 _OF_ALL = {
     "after": Field("Steps that must have ended first, by the variables that they write.", ["kept"]),
     "cache_salt": Field("Refused. The server derives it from the key.", None),
+    "agent_hints": Field("The hints of NVIDIA Dynamo that count here.", {"priority": 5}),
+    "AgentHints.priority": Field("A higher one goes first, as in Dynamo. `priority` goes before "
+                                 "it.", 5),
     "constraint": Field("The form of the output: a JSON schema, a regex or a choice.",
                         {"choice": ["yes", "no"]}),
     "criteria": Field("What matters to who waits: latency, ttft, tpot or throughput.", "latency"),
@@ -45,10 +48,13 @@ _OF_ALL = {
     "min_tokens": Field("The fewest tokens of the output.", 0),
     "model": Field("A model of GET /v1/models. Without it the server takes the first one.",
                    "default"),
+    "nvext": Field("Fields of NVIDIA Dynamo.", {"agent_hints": {"priority": 5}}),
     "out": Field("The variable that the step writes.", "vectors"),
     "presence_penalty": Field("Lowers the chance of every token that the output has already.", 0.0),
     "priority": Field("-100 to 100. A lower one goes first. One step equals ten seconds of "
                       "waiting.", 0),
+    "prompt_cache_key": Field("Requests of one key are searched for the conversation that they "
+                              "continue.", "notes-of-ada"),
     "repetition_penalty": Field("Divides the chance of tokens that prompt or output have. 1 is "
                                 "off.", 1.0),
     "seed": Field("Makes sampling repeatable on the same engine.", 7),
@@ -65,7 +71,8 @@ _OF_ALL = {
     "top_p": Field("Samples among the likeliest tokens that have this share together.", 0.95),
     "transforms": Field("Operations on the text, in order. docs/transforms.md lists them.",
                         [{"op": "strip"}]),
-    "user": Field("Taken and not used.", "ada"),
+    "user": Field("Requests of one user are searched for the conversation that they continue.",
+                  "ada"),
     "when": Field("A condition on the value; docs/steps.md lists them.",
                   {"op": "contains", "value": "yes"}),
 }  # fmt: skip

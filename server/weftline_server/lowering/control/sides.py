@@ -21,7 +21,7 @@ def gated(tasks: Sequence[Task], *, speculate: bool) -> list[Task]:
     Only tasks of one submit are seen together: a side that was submitted before its branch has
     begun.
     """
-    branches = [task for task in tasks if isinstance(task.primitives[0].body, DecideBody)]
+    branches = [task for task in tasks if _decides(task)]
     if not branches:
         return list(tasks)
     writer = {variable: task for task in tasks for variable in _given(task)}
@@ -36,7 +36,7 @@ def gated(tasks: Sequence[Task], *, speculate: bool) -> list[Task]:
         for task in _only_for(branch, decision.body.step.sides, writer, readers):
             if not speculate or any(one.effects is not Effects.NONE for one in task.primitives):
                 waits.setdefault(task.id, []).append(decision.id)
-    return [_after(task, waits.get(task.id, ())) for task in tasks]
+    return [after(task, waits.get(task.id, ())) for task in tasks]
 
 
 def _only_for(
@@ -63,13 +63,18 @@ def _only_for(
     return found.values()
 
 
+def _decides(task: Task) -> bool:
+    return bool(task.primitives) and isinstance(task.primitives[0].body, DecideBody)
+
+
 def _given(task: Task) -> tuple[str, ...]:
     """The variables of a task that others may read."""
     given = (one for one in task.primitives if not isinstance(one.body, Growing))
     return tuple(variable for one in given for variable in one.writes)
 
 
-def _after(task: Task, decisions: Sequence[str]) -> Task:
+def after(task: Task, decisions: Sequence[str]) -> Task:
+    """The task, which starts when these primitives have ended."""
     if not decisions:
         return task
     primitives = [replace(one, after=(*one.after, *decisions)) for one in task.primitives]
