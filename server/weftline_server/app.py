@@ -101,14 +101,14 @@ def _driver(config: ServerConfig, engines: EngineMakers) -> Driver:
 
     Raises InvalidRequest for a pass that no installed package offers.
     """
-    dispatcher = Dispatcher(engines, config.policy, without=config.without)
+    dispatcher = Dispatcher(engines, config.policy, without=config.off)
     try:
         plugins = plugins_named(config.passes)
     except UnknownPass as error:
         raise InvalidRequest(str(error), param="passes") from None
     journal = Journal(config.sessions, time.monotonic) if config.sessions.path else None
-    registry = Registry(config.registry, config.without, plugins, journal)
-    return Driver(registry, dispatcher, config.without)
+    registry = Registry(config.registry, config.off, plugins, journal)
+    return Driver(registry, dispatcher, config.off)
 
 
 @asynccontextmanager

@@ -106,15 +106,25 @@ def test_openai_s_client_embeds(url: str) -> None:
     client.close()
 
 
-def test_an_embedder_that_dies_is_started_again(url: str) -> None:
-    """Its child is killed. The server is ready again when the new one has loaded."""
+def embedder_of(store: Path) -> int:
+    """The process of MiniLM whose server has this store. Other servers may have one, too."""
     found = subprocess.run(
         ["pgrep", "-f", "weftline_engine.retrieval.host.*--name minilm"],
         capture_output=True,
         text=True,
         check=True,
     )
-    os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+    for pid in map(int, found.stdout.split()):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        [parent] = [line.split()[1] for line in status if line.startswith("PPid:")]
+        if str(store) in Path(f"/proc/{parent}/cmdline").read_text():
+            return pid
+    raise AssertionError("the server has no embedder")
+
+
+def test_an_embedder_that_dies_is_started_again(url: str, store: Path) -> None:
+    """Its child is killed. The server is ready again when the new one has loaded."""
+    os.kill(embedder_of(store), signal.SIGKILL)
     while httpx.get(f"{url}/health/ready").status_code != 503:
         sleep(0.01)  # until the server has noticed
     while httpx.get(f"{url}/health/ready").status_code != 200:

@@ -11,10 +11,11 @@ import pytest
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
 from tests.null.asgi import Serve
+from weftline.errors import InvalidRequest
 from weftline.protocol import Call, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.null import NullConfig
 from weftline_engine.simulated import SimulatedConfig, StepCost
-from weftline_server.config import OPTIMISATIONS, ServerConfig
+from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.prompt.prompter import Prompter
 from weftline_server.prompt.render import PromptBefore
 
@@ -110,10 +111,24 @@ def test_calls_go_where_their_prefix_is() -> None:
     assert measured(three_topics, 3, "affinity") > 1.5 * measured(three_topics, 3)
 
 
-@pytest.mark.parametrize("switch", sorted(OPTIMISATIONS))
-async def test_values_are_the_same_without(serve: Serve, switch: str) -> None:
+def test_what_is_off() -> None:
+    """What earned too little is off, unless it is asked for. Nothing else can be asked for."""
+    assert ServerConfig(without=frozenset({"flow"})).off == {"flow", "tool_pauses"}
+    assert ServerConfig(also=frozenset({"tool_pauses"})).off == frozenset()
+    with pytest.raises(
+        InvalidRequest, match="'flow' is not off by default: use one of tool_pauses"
+    ):
+        ServerConfig(also=frozenset({"flow"}))
+
+
+ONE_OFF = [ServerConfig(without=frozenset({name})) for name in sorted(OPTIMISATIONS)]
+ALL_ON = ServerConfig(also=OFF_BY_DEFAULT)
+
+
+@pytest.mark.parametrize("config", [*ONE_OFF, ALL_ON], ids=[*sorted(OPTIMISATIONS), "all on"])
+async def test_values_are_the_same_without(serve: Serve, config: ServerConfig) -> None:
     """A map-reduce runs on the whole server with each switch off."""
-    server = await serve(NullConfig(), ServerConfig(without=frozenset({switch})))
+    server = await serve(NullConfig(), config)
     maps = [
         {
             "name": f"map{i}",

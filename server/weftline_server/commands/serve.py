@@ -29,7 +29,7 @@ from weftline_server.commands.connection import LimitedConnection
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, key_of, load
-from weftline_server.config import OPTIMISATIONS, ServerConfig
+from weftline_server.config import OFF_BY_DEFAULT, OPTIMISATIONS, ServerConfig
 from weftline_server.http.guard import LoopbackOnly
 from weftline_server.http.state import state_of
 from weftline_server.observe.logs import LogFormat, configure
@@ -74,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="comma-separated optimisations to switch off (default: none): "
         + ", ".join(sorted(OPTIMISATIONS)),
+    )
+    parser.add_argument(
+        "--also",
+        metavar="NAMES",
+        help="comma-separated optimisations to switch on that are off by default: "
+        + ", ".join(sorted(OFF_BY_DEFAULT)),
     )
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
@@ -173,6 +179,10 @@ def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _names(listed: str | None) -> list[str] | None:
+    return None if listed is None else list(filter(None, listed.split(",")))
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Return 1 if an engine does not start."""
     api_key = key_of(args.api_key_file) or os.environ.get("WEFTLINE_API_KEY")
@@ -180,7 +190,8 @@ def run(args: argparse.Namespace) -> int:
         "host": args.host,
         "port": args.port,
         "policy": args.policy,
-        "without": None if args.without is None else list(filter(None, args.without.split(","))),
+        "without": _names(args.without),
+        "also": _names(args.also),
         "keys": {api_key: "default"} if api_key else None,
         "log_prompts": args.log_prompts,
         "log_level": args.log_level,
