@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
@@ -82,8 +83,21 @@ async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
     inner = asyncio.wrap_future(future)
     # If this wait is cancelled, a later error has no reader, and asyncio would log it.
     inner.add_done_callback(lambda done: done.cancelled() or done.exception())
-    async with asyncio.timeout(timeout_s):
-        return await asyncio.shield(inner)
+    waiter = asyncio.shield(inner)
+    if timeout_s is None:
+        return await waiter
+    # asyncio.timeout would keep the caller's context, and all that it names, until the time is
+    # over: a loop drops a cancelled timer only when no earlier one is before it.
+    timer = inner.get_loop().call_later(timeout_s, _expire, waiter, context=Context())
+    try:
+        return await waiter
+    finally:
+        timer.cancel()
+
+
+def _expire(waiter: asyncio.Future[Any]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 @dataclass(slots=True)
