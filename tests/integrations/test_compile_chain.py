@@ -162,7 +162,9 @@ async def test_map_reduce_is_one_submit(echo_url: str) -> None:
         passed.requests.clear()
         assert compile_chain(chain).invoke(CHUNKS) == expected
         assert await compile_chain(chain).ainvoke(CHUNKS) == expected
-        assert [path for _, path, _ in passed.requests] == ["/v1/submit", "/v1/submit"]
+        # The plain run's session may be closed this late.
+        sent = [path for verb, path, _ in passed.requests if verb != "DELETE"]
+        assert sent == ["/v1/submit", "/v1/submit"]
         for submit in passed.bodies("/v1/submit"):
             names = [call["name"] for call in submit["calls"]]
             assert names == ["map[0]", "map[1]", "map[2]", "reduce"]
