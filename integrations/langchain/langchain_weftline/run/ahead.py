@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ Key = tuple[tuple[tuple[str, str, str | None], ...], CallOptions, Server]
 _STREAMING = frozenset({"stream", "stream_usage", "stream_options"})
 
 
-class Begun(BaseCallbackHandler):
+class Begun(BaseCallbackHandler, ABC):
     """A handler among which a model call finds what was submitted ahead of it."""
 
     ignore_llm = True
@@ -55,9 +56,9 @@ class Begun(BaseCallbackHandler):
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
+    @abstractmethod
     def of(self, parent: UUID | None) -> Ahead | None:
         """The calls that were submitted for the run `parent`."""
-        raise NotImplementedError
 
 
 class Ahead(Begun):

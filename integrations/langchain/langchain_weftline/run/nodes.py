@@ -5,6 +5,7 @@ Such parts are a graph's nodes that are chains, and what combines documents in a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -47,9 +48,9 @@ class Parts(Begun):
         self._begun: dict[UUID, Ahead] = {}  # by the part's run, and by those inside it
         self._lock = Lock()
 
+    @abstractmethod
     def chain_of(self, start: Start) -> Any:
         """The chain whose calls begin with this run; None for any other run."""
-        raise NotImplementedError
 
     def on_chain_start(
         self,
