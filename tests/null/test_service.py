@@ -8,7 +8,10 @@ import logging
 import pytest
 
 from tests.null.asgi import Serve, call
-from weftline_engine.null import LatencyProfile, NullConfig
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
+from weftline_server.app import create_app
+from weftline_server.config import ServerConfig
+from weftline_server.http.state import state_of
 from weftline_server.schedule.engines.member import EngineState
 
 
@@ -26,6 +29,15 @@ async def test_the_status_counts_sessions_primitives_and_tokens(serve: Serve) ->
     assert (status.sessions, status.queued, engine.running) == (1, 1, 1)
     assert engine.tokens > 2 and engine.state is EngineState.READY and engine.model == "null"
     assert status.healthy and not status.draining
+
+
+def test_a_server_that_has_not_started_has_a_status() -> None:
+    """A cluster asks for it before the engines start. Nothing is held and nobody waits."""
+    service = state_of(
+        create_app(ServerConfig(), {"null": lambda: NullEngine(NullConfig())})
+    ).service
+    status = service.status()
+    assert (status.sessions, status.queued, status.admitted, status.waiting) == (0, 0, 0, 0)
 
 
 async def test_a_drain_lets_calls_end(serve: Serve) -> None:

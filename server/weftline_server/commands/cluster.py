@@ -159,7 +159,10 @@ class RayCluster:
         """Keep the wanted number of replicas until cancelled. They join at `host` and `port`."""
         self._address, self._key = (host, port), key
         while True:
-            await self._tick()
+            try:
+                await self._tick()
+            except Exception:  # without this loop no replica would ever start again
+                log.exception("the replicas could not be looked at")
             await asyncio.sleep(TICK_S)
 
     async def close(self) -> None:

@@ -274,7 +274,7 @@ class Service:
     def status(self) -> Status:
         """The server's status, for health checks, metrics and the cluster."""
         dispatcher = self._driver.dispatcher
-        memory = dispatcher.memory.occupancy()
+        memory = dispatcher.occupancy()
         return Status(
             draining=self.draining,
             healthy=dispatcher.healthy,

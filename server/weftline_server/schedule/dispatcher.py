@@ -15,7 +15,7 @@ from weftline_server.schedule import model_names
 from weftline_server.schedule.delivery import Delivery
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member, Work
-from weftline_server.schedule.memory.keeper import Memory
+from weftline_server.schedule.memory.keeper import Memory, Occupancy
 from weftline_server.schedule.memory.verbs import perform
 from weftline_server.schedule.queue import UNAVAILABLE_S, Queue
 from weftline_server.schedule.rounds import Rounds
@@ -61,6 +61,7 @@ class Dispatcher:
         self._queue = Queue()
         self._sessions: Sessions  # this and the next three are set by `start`
         self.memory: Memory
+        self.occupancy: Callable[[], Occupancy] = Occupancy  # a cluster asks before the start
         self._rounds: Rounds
         self._delivery: Delivery
         self._expiring: asyncio.Task[None] | None = None
@@ -73,6 +74,7 @@ class Dispatcher:
         fleet, queue, now = self._fleet, self._queue, self._now
         self._sessions = sessions
         self.memory = memory = Memory(sessions.outlook, self._without)
+        self.occupancy = memory.occupancy
         self._rounds = rounds = Rounds(fleet, queue, memory, sessions, self._policy, now)
         self._delivery = Delivery(fleet, queue, memory, sessions, rounds.soon, now)
         await fleet.start(self._delivery)

@@ -9,7 +9,7 @@ it has ended. Memory returns verbs, and the dispatcher performs them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from weftline_engine.api import KvCosts, Op, Retention, Usage
@@ -111,9 +111,9 @@ class Occupancy:
     tokens each engine keeps for calls to come.
     """
 
-    admitted: int
-    waiting: int
-    kept: Mapping[str, int]
+    admitted: int = 0
+    waiting: int = 0
+    kept: Mapping[str, int] = field(default_factory=dict)
 
 
 class Memory:
