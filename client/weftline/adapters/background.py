@@ -83,21 +83,21 @@ async def awaited(future: Future[T], timeout_s: float | None = None) -> T:
     inner = asyncio.wrap_future(future)
     # If this wait is cancelled, a later error has no reader, and asyncio would log it.
     inner.add_done_callback(lambda done: done.cancelled() or done.exception())
-    waiter = asyncio.shield(inner)
+    reader = asyncio.shield(inner)
     if timeout_s is None:
-        return await waiter
+        return await reader
     # asyncio.timeout would keep the caller's context, and all that it names, until the time is
     # over: a loop drops a cancelled timer only when no earlier one is before it.
-    timer = inner.get_loop().call_later(timeout_s, _expire, waiter, context=Context())
+    timer = inner.get_loop().call_later(timeout_s, _expire, reader, context=Context())
     try:
-        return await waiter
+        return await reader
     finally:
         timer.cancel()
 
 
-def _expire(waiter: asyncio.Future[Any]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
+def _expire(reader: asyncio.Future[Any]) -> None:
+    if not reader.done():
+        reader.set_exception(TimeoutError())
 
 
 @dataclass(slots=True)
