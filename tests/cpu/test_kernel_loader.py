@@ -200,7 +200,9 @@ def test_an_old_compiler_makes_the_next_variant(
 ) -> None:
     """The CPU has AVX-512, and the compiler does not know it."""
     (tmp_path / "made").write_bytes(built)
-    script = f'case "$*" in *x86-64-v4*) echo unknown >&2; exit 1;; esac; cp {tmp_path}/made "$target"'
+    script = (
+        f'case "$*" in *x86-64-v4*) echo unknown >&2; exit 1;; esac; cp {tmp_path}/made "$target"'
+    )
     fake_compiler(tmp_path, monkeypatch, script)
     able = Search(search.cache, search.prebuilt, wanted="", machine=X86["avx512"])
     choice = found(able)
