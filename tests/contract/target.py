@@ -36,7 +36,10 @@ class Heard:
 
 
 class Target:
-    """A started engine. `answers` maps each question to its greedy answer, token by token."""
+    """A started engine. `answers` maps each question to its greedy answer, token by token.
+
+    `grain` is the number of tokens of which it finds all or none in its cache.
+    """
 
     def __init__(
         self,
@@ -45,8 +48,10 @@ class Target:
         *,
         chat: bool = True,
         render: Callable[[tuple[tuple[str, str], ...]], str] | None = None,
+        grain: int = 1,
     ) -> None:
         self.engine = engine
+        self.grain = grain
         self.answers = answers
         self.questions = list(answers)
         self.sequences: list[int] = []

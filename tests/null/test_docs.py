@@ -98,11 +98,15 @@ def test_the_table_of_capabilities_is_right() -> None:
     rows = re.findall(r"^\| `(\w+)`: [^|]* \| (.*) \|$", ENGINES, re.M)
     table = {name: cells.split(" | ") for name, cells in rows}
     assert list(table) == [one.value for one in Capability]
-    can = [set(Capability), set(capabilities(child=True, priority=True))]
-    can += [set(capabilities(child=False, priority=False)), set(), set()]
+    plain = capabilities(child=True, priority=True, retains=False)
+    can = [set(Capability), set(plain)]
+    can += [set(capabilities(child=False, priority=False, retains=False)), set(), set()]
     for column, announced in enumerate(can):
         yes = {name for name, cells in table.items() if cells[column] == "yes"}
         assert yes == {one.value for one in announced}
+    assert table["retention"][1] == "with our scheduler"
+    scheduled = capabilities(child=True, priority=True, retains=True)
+    assert set(scheduled) - set(plain) == {Capability.RETENTION}
 
 
 def test_the_papers_table_names_existing_files() -> None:

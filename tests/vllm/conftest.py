@@ -1,10 +1,11 @@
-"""One real vLLM for all tests of this folder, because it takes a minute to start."""
+"""Two real vLLMs for all tests of this folder, because each takes a minute to start."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ import pytest_asyncio
 
 from tests.contract.oracle import greedy_answers
 from tests.contract.target import Target
-from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
 
 ROOT = Path(__file__).parents[2]
 # GiB for the KV cache: about 23,000 tokens of SmolLM2 in float32, which no test fills.
 KV_SPACE_GB = "1"
+BLOCK = 32  # tokens
+FEW_BLOCKS = 128  # four contexts of the longest length
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +40,8 @@ def vllm_config(smollm2_directory: Path, vllm_python: str) -> VLLMConfig:
         dtype="float32",  # so that two implementations agree on every token of these answers
         max_model_len=1024,
         max_running=16,
-        arguments=("--enforce-eager", "--block-size", "32"),
+        scheduler=SchedulerChoice.VLLM,
+        arguments=("--enforce-eager", "--block-size", str(BLOCK)),
     )
 
 
@@ -58,8 +62,27 @@ def answers(smollm2_directory: Path) -> dict[str, list[str]]:
 async def vllm(
     vllm_config: VLLMConfig, environment: None, answers: dict[str, list[str]]
 ) -> AsyncIterator[Target]:
-    """The vllm engine with its child process."""
-    target = Target(VLLMEngine(vllm_config), answers)
+    """The vllm engine with a child process that runs vLLM's own scheduler."""
+    target = Target(VLLMEngine(vllm_config), answers, grain=BLOCK)
+    async with asyncio.timeout(600):
+        await target.start()
+    yield target
+    await target.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def scheduled(
+    vllm_config: VLLMConfig, environment: None, answers: dict[str, list[str]]
+) -> AsyncIterator[Target]:
+    """The same with our scheduler, few KV blocks and few places."""
+    few = ("--num-gpu-blocks-override", str(FEW_BLOCKS))
+    config = replace(
+        vllm_config,
+        scheduler=SchedulerChoice.AUTO,
+        max_running=4,
+        arguments=(*vllm_config.arguments, *few),
+    )
+    target = Target(VLLMEngine(config), answers, grain=BLOCK)
     async with asyncio.timeout(600):
         await target.start()
     yield target

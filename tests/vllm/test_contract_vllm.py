@@ -35,6 +35,15 @@ class TestVLLM(EngineContract):
         return vllm
 
 
+class TestVLLMWithOurScheduler(EngineContract):
+    """vLLM as a child process that runs our scheduler."""
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def target(self, scheduled: Target) -> Target:
+        assert scheduled.can(api.Capability.RETENTION)
+        return scheduled
+
+
 class TestVLLMConnected(EngineContract):
     """The same vLLM, as one that already runs."""
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from weftline_engine import api
@@ -44,7 +44,10 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of an op so far. Times are seconds of the monotonic clock."""
+    """The answer of an op so far. Times are seconds of the monotonic clock.
+
+    `texts` are kept only for an op that may pause.
+    """
 
     started: float
     filled: float | None = None  # time of the first piece
@@ -52,6 +55,7 @@ class Answer:
     pieces: int = 0
     reason: api.FinishReason | None = None
     counts: Counts | None = None
+    texts: list[str] = field(default_factory=list)
 
 
 class _Head(TypedDict):
@@ -96,7 +100,8 @@ class Outbox:
 class RemoteEngine:
     """The part of an `api.Engine` that is the same for all endpoints.
 
-    A subclass describes the endpoint in `start`, and turns an op into pieces in `_pieces`.
+    A subclass describes the endpoint in `start`, and turns an op into pieces in `_pieces`. Its ops
+    end with Paused at a tool call if it announces RETENTION, and then sets `_pauses`.
     """
 
     def __init__(self, breaker: BreakerConfig) -> None:
@@ -106,6 +111,7 @@ class RemoteEngine:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by id of the op
         self._ops: dict[str, api.Op] = {}  # ops that have not ended, by id
         self._causes = Causes()
+        self._pauses = False
         self._closing: asyncio.Task[None] | None = None  # lets calls through after a pause
 
     @property
@@ -193,7 +199,8 @@ class RemoteEngine:
                 return
 
     async def _answer(self, op: api.Op, answer: Answer) -> None:
-        """Send one request and emit its pieces as they arrive, then Finished."""
+        """Send one request and emit its pieces as they arrive, then Finished or Paused."""
+        pause_on = op.sampling.pause_on if self._pauses and op.sampling else ()
         async for piece in self._pieces(op):
             if answer.filled is None:
                 answer.filled = time.monotonic()
@@ -210,6 +217,8 @@ class RemoteEngine:
                 )
                 answer.tokens += len(piece.tokens)
                 answer.pieces += 1
+                if pause_on:
+                    answer.texts.append(piece.text)
                 self._outbox.put(part)
             answer.reason = piece.reason or answer.reason
         if answer.reason is None:
@@ -229,7 +238,14 @@ class RemoteEngine:
             filled=answer.filled or time.monotonic(),
         )
         head = self._outbox.head(op.id, op.attempt)
-        self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
+        called = None
+        if answer.reason is api.FinishReason.STOP:
+            text = "".join(answer.texts)
+            called = next((one for one in pause_on if one and one in text), None)
+        if called is not None:
+            self._outbox.put(api.Paused(**head, reason=called, usage=usage))
+        else:
+            self._outbox.put(api.Finished(**head, reason=answer.reason, usage=usage))
 
     async def _fail_with(self, op: api.Op, error: EndpointError, delivered: bool) -> None:
         """Fail the op. The server knows who has had its answer, and so whether it may run again."""

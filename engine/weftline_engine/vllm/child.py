@@ -10,9 +10,12 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
+import weftline_engine
 from weftline_engine.api import EngineDied
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
-from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.vllm.notes import Notes
+from weftline_engine.vllm.versions import NOTES, is_known, refusal, version_of
 
 POLL_S = 0.25  # seconds between two checks whether vLLM answers
 KEPT_LINES = 40  # last lines of its standard error, to find the reason of a failed start
@@ -27,6 +30,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
+        self.notes = Notes()  # to our scheduler, if the child runs it
 
     @property
     def pid(self) -> int | None:
@@ -42,13 +46,16 @@ class Child:
         """Start vLLM and wait until it answers. Raises EngineDied with vLLM's last error."""
         guard = (sys.executable, "-m", "weftline_engine.vllm.guard")
         try:
+            ours = await self._runs_our_scheduler()
+            if ours:
+                await self.notes.listen(self._folder / "notes")
             self._process = await asyncio.create_subprocess_exec(
                 *guard,
-                *self._config.command(self._folder / "http"),
+                *self._config.command(self._folder / "http", ours=ours),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                env=self._environment(),
+                env=self._environment(ours),
                 limit=1 << 20,
             )
             self._reader = asyncio.create_task(self._read())
@@ -74,6 +81,7 @@ class Child:
             await self._process.wait()
         if self._reader is not None:
             await self._reader
+        await self.notes.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _wait_until_ready(self) -> None:
@@ -108,9 +116,31 @@ class Child:
             if " ERROR " in text or "Error" in text:
                 print(f"vllm: {text}", file=sys.stderr)
 
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        """Our environment without our key and without paths that lead to our packages."""
+    async def _runs_our_scheduler(self) -> bool:
+        """Whether the child is to run our scheduler. Raises EngineDied if it must and cannot."""
+        choice = self._config.scheduler
+        if choice is SchedulerChoice.VLLM:
+            return False
+        assert self._config.python is not None
+        try:
+            version = await version_of(self._config.python)
+        except OSError as error:
+            raise EngineDied(f"the engine did not start: {error}") from error
+        if choice is SchedulerChoice.WEFTLINE and not is_known(version):
+            raise EngineDied(f"the engine did not start: {refusal(version)}")
+        return is_known(version)
+
+    def _environment(self, ours: bool) -> dict[str, str]:
+        """Our environment without our key and without paths that lead to our packages.
+
+        With `ours` there is one path, to a folder that holds this package alone.
+        """
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
         found = {key: value for key, value in os.environ.items() if key not in without}
-        return {**found, "PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}
+        found |= {"PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if ours:
+            site = self._folder / "site"
+            site.mkdir()
+            (site / "weftline_engine").symlink_to(weftline_engine.__path__[0])
+            found |= {"PYTHONPATH": str(site), NOTES: str(self._folder / "notes")}
+        return found

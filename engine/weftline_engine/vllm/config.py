@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import EndpointConfig
+from weftline_engine.vllm.versions import SCHEDULER
+
+
+class SchedulerChoice(StrEnum):
+    """Whose scheduler a child runs. `AUTO` is ours where it knows the version of vLLM."""
+
+    AUTO = "auto"
+    WEFTLINE = "weftline"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +24,9 @@ class VLLMConfig:
     """Settings of a vllm engine. Raises ValueError unless one of `python` and `connect` is given.
 
     `model` is the model's directory; the server uses its tokenizer and chat template. `python` is
-    an interpreter that has vLLM, to start it as a child. `connect` is the address of a vLLM that
-    already runs, and `served` its name of the model (None: the first one it lists). `arguments`
-    are added to the child's command line.
+    an interpreter that has vLLM, to start it as a child, and `scheduler` says whose scheduler it
+    runs. `connect` is the address of a vLLM that already runs, and `served` its name of the model
+    (None: the first one it lists). `arguments` are added to the child's command line.
     """
 
     model: Path
@@ -28,6 +38,7 @@ class VLLMConfig:
     max_model_len: int | None = None
     max_running: int = 64
     tensor_parallel: int = 1
+    scheduler: SchedulerChoice = SchedulerChoice.AUTO
     arguments: tuple[str, ...] = ()
     ready_s: float = 900.0  # seconds for loading weights and, on a GPU, compiling
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -41,8 +52,11 @@ class VLLMConfig:
         """The model's name for clients."""
         return self.name or self.model.name
 
-    def command(self, socket: Path) -> list[str]:
-        """Return the child's command line. vLLM listens only on the unix socket `socket`."""
+    def command(self, socket: Path, *, ours: bool) -> list[str]:
+        """Return the child's command line. vLLM listens only on the unix socket `socket`.
+
+        With `ours` it runs weftline's scheduler.
+        """
         assert self.python is not None
         options = {
             "--uds": str(socket),
@@ -55,6 +69,8 @@ class VLLMConfig:
         }
         if self.max_model_len is not None:
             options["--max-model-len"] = str(self.max_model_len)
+        if ours:
+            options["--scheduler-cls"] = SCHEDULER
         if self.tensor_parallel > 1:
             options["--tensor-parallel-size"] = str(self.tensor_parallel)
         return [

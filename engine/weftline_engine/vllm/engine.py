@@ -2,8 +2,9 @@
 
 A context is the list of its tokens. vLLM itself finds the KV blocks that it still holds for a
 prompt. So a fill is a request for one token, which leaves the prompt's blocks in the cache, and a
-fork is a prompt with the same prefix. vLLM has no call to keep or free blocks, so `retain` does
-nothing and `free` only forgets the tokens.
+fork is a prompt with the same prefix. vLLM has no call to keep or free blocks, nor to change the
+order of what waits. A child that runs our scheduler (`weftline_engine.vllm.scheduler`) takes notes
+about both. To another vLLM `retain` and `update` say nothing, and `free` only forgets the tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from weftline_engine.openai.engine import (
     served,
 )
 from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
+from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
+from weftline_engine.vllm.notes import Notes
 
 # An open prompt is filled early in multiples of 128 tokens: one KV block of vLLM on a CPU, several
 # on a GPU. The call itself recomputes an incomplete block, so filling part of one gains nothing.
+# An early fill also costs a request, and a step that samples one token.
 WARM_TOKENS = 128
 # Tokens of work that one second of an application's age counts for. It prevents starvation.
 AGE_TOKENS = 256
@@ -60,6 +64,7 @@ class VLLMEngine(RemoteEngine):
         self._child: Child | None = None
         self._root: Endpoint | None = None  # for /metrics, which is not under /v1
         self._watch: asyncio.Task[None] | None = None
+        self._notes = Notes()  # to our scheduler in the child
         self._model = ""
         self._contexts: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, _Open] = {}
@@ -72,6 +77,8 @@ class VLLMEngine(RemoteEngine):
             self._child = Child(self._config)
             await self._child.start()
             connect = self._child.endpoint
+            self._notes = self._child.notes
+            self._pauses = self._notes.are_read
         self._endpoint = Endpoint(connect)
         self._root = Endpoint(replace(connect, url=connect.url.rstrip("/").removesuffix("/v1")))
         wanted = self._config.served if self._child is None else self._config.announced
@@ -94,6 +101,7 @@ class VLLMEngine(RemoteEngine):
             return
         tokens = (*self._contexts.get(op.parent or "", ()), *(op.tokens or ()))
         self._contexts[op.context] = tokens
+        self._notes.send(wire.Update(op.id, op.hints))
         if op.open:
             self._open[op.id] = _Open(op, list(tokens))
             self._warm(self._open[op.id])
@@ -115,14 +123,23 @@ class VLLMEngine(RemoteEngine):
         self._ops[op] = whole
         self._spawn(whole)
 
+    def update(self, op: str, hints: api.Hints) -> None:
+        """Pass the hints on to our scheduler. Another vLLM takes them only with the request."""
+        self._notes.send(wire.Update(op, hints))
+
     def cancel(self, op: str) -> None:
         if (found := self._open.pop(op, None)) and found.warming:
             found.warming.cancel()
         super().cancel(op)
 
+    def retain(self, context: str, retention: api.Retention) -> None:
+        """Pass the wish on to our scheduler. Another vLLM manages its KV cache alone."""
+        self._notes.send(wire.Retain(context, retention))
+
     def free(self, context: str) -> None:
         """Forget the context's tokens. vLLM evicts its blocks when it needs memory."""
         self._contexts.pop(context, None)
+        self._notes.send(wire.Free(context))
 
     @property
     def socket(self) -> str | None:
@@ -162,13 +179,13 @@ class VLLMEngine(RemoteEngine):
             max_running=self._config.max_running,
             dtype=self._config.dtype,
             default_sampling=default_sampling(directory),
-            capabilities=capabilities(self._child is not None, self._priority),
+            capabilities=capabilities(self._child is not None, self._priority, self._pauses),
         )
 
     async def _takes_priority(self) -> bool:
         """Return whether a vLLM that we did not start schedules by priority. Others answer 400."""
         try:
-            await self.endpoint.post("/completions", self._fill_body((1,), "") | {"priority": 1})
+            await self.endpoint.post("/completions", self._fill_body((1,)) | {"priority": 1})
         except EndpointError as error:
             if error.error != "InvalidRequest":
                 raise
@@ -187,7 +204,9 @@ class VLLMEngine(RemoteEngine):
         if busy or whole <= found.warmed:
             return
         found.warmed = whole
-        body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op.salt)
+        # Whatever else vLLM evicts, the call itself will come.
+        self._notes.send(wire.Retain(found.op.context, api.Retention.KEEP))
+        body = self._fill_body(tuple(found.tokens[: whole + 1]), found.op)
         found.warming = asyncio.create_task(self._warm_with(body))
 
     async def _warm_with(self, body: dict[str, Any]) -> None:
@@ -201,7 +220,7 @@ class VLLMEngine(RemoteEngine):
     async def _pieces(self, op: api.Op) -> AsyncIterator[Piece]:
         tokens = op.tokens or ()
         if op.kind == api.Kind.FILL:
-            answer = await self.endpoint.post("/completions", self._fill_body(tokens, op.salt))
+            answer = await self.endpoint.post("/completions", self._fill_body(tokens, op))
             counts = counts_of(answer) or Counts(len(tokens))
             yield Piece(reason=api.FinishReason.FILLED, counts=replace(counts, output=0))
             return
@@ -236,17 +255,37 @@ class VLLMEngine(RemoteEngine):
             body["cache_salt"] = op.salt
         if self._priority:
             body["priority"] = priority(op.hints)
-        return body
+        return body | self._names(op)
 
-    def _fill_body(self, tokens: tuple[int, ...], salt: str) -> dict[str, Any]:
+    def _fill_body(self, tokens: tuple[int, ...], op: api.Op | None = None) -> dict[str, Any]:
         """Return a request that only fills the prompt. vLLM generates at least one token."""
         body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0}
-        return {**body, "cache_salt": salt} if salt else body
+        if op is None:
+            return body
+        if op.salt:
+            body["cache_salt"] = op.salt
+        return body | self._names(op)
+
+    def _names(self, op: api.Op) -> dict[str, Any]:
+        """The names by which our scheduler finds what it was told about an op and its context."""
+        if not self._notes.are_read:
+            return {}
+        names = {
+            "weftline_op": op.id,
+            "weftline_context": op.context,
+            "weftline_application": op.hints.application,
+        }
+        return {"vllm_xargs": names}
 
 
-def capabilities(child: bool, priority: bool) -> tuple[api.Capability, ...]:
-    """Return what vLLM can do. Only a child of ours is sure to report its cached tokens."""
-    lacks = {api.Capability.RETENTION, api.Capability.REPORTS}
+def capabilities(child: bool, priority: bool, retains: bool) -> tuple[api.Capability, ...]:
+    """Return what vLLM can do. Only a child of ours is sure to report its cached tokens.
+
+    It `retains` contexts if our scheduler runs in it.
+    """
+    lacks = {api.Capability.REPORTS}
+    if not retains:
+        lacks.add(api.Capability.RETENTION)
     if not child:
         lacks.add(api.Capability.USAGE)
     if not priority:

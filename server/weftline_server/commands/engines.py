@@ -20,6 +20,7 @@ from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 WORDS_MODE = "words"  # of the null engine
 KINDS = ("torch", "vllm", "openai", "null")
 DIALECTS = ("chat", "completions", "both")
+SCHEDULERS = ("auto", "weftline", "vllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class EngineSpec:
     context_limit: int | None = None
     engine_python: str | None = None
     tensor_parallel: int = 1
+    vllm_scheduler: str = SCHEDULERS[0]
     vllm_arguments: tuple[str, ...] = ()
     null_mode: str = NullMode.ECHO.value
     null_script: str | None = None
@@ -61,7 +63,11 @@ class EngineSpec:
     null_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, allowed in (("engine", KINDS), ("dialect", DIALECTS)):
+        for field, allowed in (
+            ("engine", KINDS),
+            ("dialect", DIALECTS),
+            ("vllm_scheduler", SCHEDULERS),
+        ):
             if (value := getattr(self, field)) not in allowed:
                 raise InvalidRequest(
                     f"{field} {value!r} is none of {', '.join(allowed)}", param=field
@@ -232,7 +238,7 @@ def _weights(spec: EngineSpec) -> Path:
 
 
 def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
-    from weftline_engine.vllm.config import VLLMConfig
+    from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
     from weftline_engine.vllm.engine import VLLMEngine
 
     if spec.dtype == "int8":
@@ -247,6 +253,7 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
         max_model_len=spec.context_limit,
         max_running=spec.max_running or 64,
         tensor_parallel=spec.tensor_parallel,
+        scheduler=SchedulerChoice(spec.vllm_scheduler),
         arguments=spec.vllm_arguments,
     )
     return lambda: VLLMEngine(config)
@@ -360,6 +367,12 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="GPUS",
         help="number of GPUs that one vLLM uses (default: 1)",
+    )
+    other.add_argument(
+        "--vllm-scheduler",
+        choices=SCHEDULERS,
+        help="whose scheduler a vLLM that is started runs; auto is weftline's where it knows the "
+        "version of vLLM (default: auto)",
     )
     other.add_argument(
         "--vllm-arguments",

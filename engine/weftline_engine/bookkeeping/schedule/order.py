@@ -6,21 +6,46 @@ Hints only change the order: every sequence is computed exactly, whatever its hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
+from typing import Protocol
 
-from weftline_engine.api import AGING_S, GROUP_WEIGHT, PATIENCE_S
-from weftline_engine.bookkeeping.schedule.sequence import Rank, Sequence
+from weftline_engine.api import AGING_S, GROUP_WEIGHT, PATIENCE_S, Hints
+from weftline_engine.bookkeeping.schedule.sequence import Rank
 
 # The weight of one level of depth in the application's graph, in doublings of work.
 _DEPTH = 0.5
 
 
-def urgency(sequence: Sequence) -> Rank:
+class Ranked(Protocol):
+    """What the order reads of a sequence, and the `rank` that it sets.
+
+    `born` is the second at which the server queued it, `arrival` its number in the engine.
+    """
+
+    rank: Rank
+
+    @property
+    def hints(self) -> Hints: ...
+
+    @property
+    def tokens(self) -> Sized: ...
+
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def born(self) -> float: ...
+
+    @property
+    def arrival(self) -> int: ...
+
+
+def urgency(sequence: Ranked) -> Rank:
     """The sort key that the last `rank` gave: the smaller, the sooner."""
     return sequence.rank
 
 
-def rank(sequences: Iterable[Sequence]) -> None:
+def rank(sequences: Iterable[Ranked]) -> None:
     """Set the rank of all sequences in the engine.
 
     Open sequences come after complete ones: their prompts may wait for the others' output. Then the
@@ -38,12 +63,12 @@ def rank(sequences: Iterable[Sequence]) -> None:
         one.rank = (one.open, *first[group], depth, one.arrival)
 
 
-def bulk(sequence: Sequence) -> bool:
+def bulk(sequence: Ranked) -> bool:
     """Whether it is for throughput: its application waits for many results together."""
     return sequence.hints.criterion == "throughput"
 
 
-def _group(sequence: Sequence) -> tuple[str, bool]:
+def _group(sequence: Ranked) -> tuple[str, bool]:
     # A sequence without an application is one of its own.
     return sequence.hints.application or f"\0{sequence.arrival}", bulk(sequence)
 
@@ -65,7 +90,7 @@ class TokenBound:
         self._bounded = 0
         self._most = math.inf
 
-    def allows(self, sequence: Sequence) -> bool:
+    def allows(self, sequence: Ranked) -> bool:
         """Whether this sequence may join the step; the first always may."""
         if _is_bounded(sequence) or not self._tokens:
             return True
@@ -77,7 +102,7 @@ class TokenBound:
             return False
         return not others or others + size <= GROUP_WEIGHT * self._bounded
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Ranked) -> None:
         size = len(sequence.tokens)
         self._tokens += size
         beside = sequence.hints.token_bound
@@ -86,11 +111,11 @@ class TokenBound:
             self._most = min(self._most, beside + size)
 
 
-def _is_bounded(sequence: Sequence) -> bool:
+def _is_bounded(sequence: Ranked) -> bool:
     return sequence.hints.token_bound is not None and not bulk(sequence)
 
 
-def _shares(sequence: Sequence) -> bool:
+def _shares(sequence: Ranked) -> bool:
     return bool(sequence.hints.group) and not bulk(sequence)
 
 
@@ -107,14 +132,14 @@ class PromptBudget:
         self._beside, self._shared = beside, int(GROUP_WEIGHT * beside)
         self._decodes: tuple[str, bool] | None = None  # the first application that decodes
 
-    def allow(self, sequence: Sequence) -> int:
+    def allow(self, sequence: Ranked) -> int:
         """How many prompt tokens this sequence may compute, after all more urgent ones."""
         first = self._decodes
         if first is None or first == _group(sequence) or sequence.hints.work_left <= self._step:
             return self._left
         return min(self._left, self._shared if _shares(sequence) else self._beside)
 
-    def spend(self, sequence: Sequence, tokens: int) -> None:
+    def spend(self, sequence: Ranked, tokens: int) -> None:
         """The sequence computes `tokens` of its prompt; 0 if it decodes."""
         self._left -= tokens
         self._beside -= tokens

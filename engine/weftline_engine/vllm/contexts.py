@@ -1,0 +1,165 @@
+"""The contexts whose KV blocks lie in vLLM's pool: which are pinned, and which are evicted first.
+
+vLLM evicts free blocks in the order in which they became free. Here a context that the server keeps
+is pinned: its blocks do not become free. The blocks of a context that nobody will read again are
+evicted first, except those that another application had too, such as a common system prompt.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from weftline_engine.api import Retention
+
+# A context that is read again later than this counts as one that nobody will read.
+LONG_S = 600.0
+# Contexts that are remembered. The oldest is forgotten, and unpinned.
+MOST_CONTEXTS = 4096
+
+
+class Block(Protocol):
+    """What is read of a block of vLLM's pool."""
+
+    ref_cnt: int
+    is_null: bool
+
+    @property
+    def block_hash(self) -> Any: ...
+
+
+class FreeBlocks(Protocol):
+    """vLLM's list of free blocks. The first is evicted first."""
+
+    def remove(self, block: Any) -> None: ...
+
+    def prepend_n(self, blocks: list[Any]) -> None: ...
+
+
+class Pool(Protocol):
+    """What is used of vLLM's block pool."""
+
+    free_block_queue: Any
+
+    def touch(self, blocks: Sequence[Any]) -> None: ...
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
+
+    def get_num_free_blocks(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Left:
+    """The blocks that an op has left, in the order of the prompt, with the hash that each had."""
+
+    application: str
+    blocks: list[tuple[Any, Hashable]]
+    pinned: list[Any] | None = None  # the blocks that are held; None if it is not pinned
+
+
+class Contexts:
+    """The contexts in one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._left: OrderedDict[str, _Left] = OrderedDict()
+        self._wishes: dict[str, Retention] = {}  # of contexts whose op still runs
+        self._owners: dict[Hashable, str | None] = {}  # None: of several applications
+
+    @property
+    def pinned(self) -> int:
+        """The number of contexts that are pinned."""
+        return sum(left.pinned is not None for left in self._left.values())
+
+    def leave(self, context: str, application: str, blocks: Iterable[Any]) -> None:
+        """Take note of an op's `blocks` while vLLM still holds them, just before it frees them."""
+        self._forget(context)
+        kept = [(one, one.block_hash) for one in blocks if not one.is_null and one.block_hash]
+        self._left[context] = left = _Left(application, kept)
+        for _, name in kept:
+            if self._owners.setdefault(name, application) != application:
+                self._owners[name] = None
+        wish = self._wishes.pop(context, Retention.EVICTABLE)
+        if wish is Retention.KEEP:
+            self._pin(left)
+        while len(self._left) > MOST_CONTEXTS:
+            self._forget(next(iter(self._left)))
+
+    def retain(self, context: str, retention: Retention) -> None:
+        """Pin a context, let it be evicted in vLLM's order, or evict it first."""
+        left = self._left.get(context)
+        if left is None:
+            self._wishes[context] = retention
+            while len(self._wishes) > MOST_CONTEXTS:
+                del self._wishes[next(iter(self._wishes))]
+        elif retention is Retention.KEEP:
+            self._pin(left)
+        else:
+            self._unpin(left)
+            if retention is Retention.DROP:
+                self._evict_first(left.blocks)
+
+    def advise(self, context: str, pause_s: float | None) -> None:
+        """A context will be read again in `pause_s` seconds, or nobody knows when."""
+        left = self._left.get(context)
+        if left is not None and left.pinned is None and pause_s is not None and pause_s >= LONG_S:
+            self._evict_first(left.blocks)
+
+    def free(self, context: str) -> None:
+        """Nobody will read the context again."""
+        self._wishes.pop(context, None)
+        left = self._left.get(context)
+        if left is None:
+            return
+        self._unpin(left)
+        self._evict_first(left.blocks)
+        self._forget(context)
+
+    def give_way(self, blocks: int) -> None:
+        """Unpin contexts, the oldest first, until as many blocks are free."""
+        for left in self._left.values():
+            if self._pool.get_num_free_blocks() >= blocks:
+                return
+            self._unpin(left)
+
+    def unpin_all(self) -> None:
+        """Unpin every context."""
+        for left in self._left.values():
+            self._unpin(left)
+
+    def _pin(self, left: _Left) -> None:
+        if left.pinned is not None:
+            return
+        left.pinned = []
+        for block, name in left.blocks:
+            if block.block_hash != name:
+                break  # it was evicted, and what follows is of no use without it
+            left.pinned.append(block)
+        self._pool.touch(left.pinned)
+
+    def _unpin(self, left: _Left) -> None:
+        if left.pinned is not None:
+            # The end of a context is evicted first: its beginning is useful without its end.
+            self._pool.free_blocks(reversed(left.pinned))
+            left.pinned = None
+
+    def _evict_first(self, blocks: list[tuple[Any, Hashable]]) -> None:
+        free = [
+            block
+            for block, name in reversed(blocks)
+            if block.ref_cnt == 0 and block.block_hash == name and self._owners.get(name)
+        ]
+        for block in free:
+            self._pool.free_block_queue.remove(block)
+        self._pool.free_block_queue.prepend_n(free)
+
+    def _forget(self, context: str) -> None:
+        left = self._left.pop(context, None)
+        if left is None:
+            return
+        self._unpin(left)
+        for block, name in left.blocks:
+            if block.block_hash != name:
+                self._owners.pop(name, None)

@@ -1,0 +1,98 @@
+"""Our scheduler in a real vLLM: the order of what waits, kept contexts, refused versions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.contract.target import Target
+from tests.vllm.conftest import BLOCK, FEW_BLOCKS
+from weftline_engine import api
+from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
+from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.vllm.versions import refusal
+
+# The first test waits for vLLM, which loads for a minute or more.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+
+def fill(target: Target, name: str, first: int, tokens: int) -> api.Op:
+    """A fill of `tokens` tokens that no other prompt begins with."""
+    prompt = (first, *range(1000, 1000 + tokens - 1))
+    return replace(
+        target.op(target.questions[0]),
+        id=name,
+        context=name,
+        kind=api.Kind.FILL,
+        tokens=prompt,
+        sampling=None,
+    )
+
+
+async def finish(target: Target, op: api.Op) -> api.Finished:
+    """Run one op, and leave its context."""
+    target.engine.submit(op)
+    heard = await target.end(op.id)
+    assert heard.finished is not None, heard.failed
+    return heard.finished
+
+
+async def test_hints_change_the_order_of_what_waits(scheduled: Target) -> None:
+    """Four calls run. Of two that wait, the later one goes first: its application is nearly done.
+
+    This becomes known only after both were sent.
+    """
+    question = scheduled.questions[0]
+    long = [scheduled.op(question, name=f"long{i}", max_tokens=96 + i) for i in range(3)]
+    ops = [*long, scheduled.op(question, name="short", max_tokens=16)]
+    much = api.Hints(work_left=60_000)
+    for one in ("first", "second"):
+        hints = replace(much, application=one)
+        ops.append(replace(scheduled.op(question, name=one), hints=hints))
+    for op in ops:
+        scheduled.engine.submit(op)
+    little = api.Hints(application="second", work_left=256)
+    scheduled.engine.update("second", little)
+    heard = {op.id: await scheduled.end(op.id) for op in ops}
+    first, second = heard["first"].finished, heard["second"].finished
+    assert first is not None and second is not None
+    assert second.usage.filled < first.usage.filled
+
+
+async def test_a_kept_context_outlives_others(scheduled: Target) -> None:
+    """Two contexts of the same size; others then need the whole pool. The one that the server keeps
+    is found again, and the other is not."""
+    size = 20 * BLOCK
+    kept, left = (fill(scheduled, name, 7 + i, size) for i, name in enumerate(("kept", "left")))
+    await finish(scheduled, kept)
+    scheduled.engine.retain("kept", api.Retention.KEEP)
+    await finish(scheduled, left)
+    for i in range(FEW_BLOCKS // 20):
+        await finish(scheduled, fill(scheduled, f"other{i}", 100 + i, size))
+    found = []
+    for one in (kept, left):
+        again = replace(one, id=f"{one.id} again", context=f"{one.id} again")
+        found.append((await finish(scheduled, again)).usage.cached_tokens)
+    for context in ("kept", "left", "kept again", "left again"):
+        scheduled.engine.free(context)
+    assert found == [size - BLOCK, 0]  # vLLM always computes the last token, with its block
+
+
+async def test_kept_contexts_give_way(scheduled: Target) -> None:
+    """Every block is kept, and the next prompt needs most of them: it runs all the same."""
+    size = 20 * BLOCK
+    for i in range(FEW_BLOCKS // 20):
+        await finish(scheduled, fill(scheduled, f"full{i}", 200 + i, size))
+        scheduled.engine.retain(f"full{i}", api.Retention.KEEP)
+    await finish(scheduled, fill(scheduled, "next", 300, 31 * BLOCK))
+    for i in range(FEW_BLOCKS // 20):
+        scheduled.engine.free(f"full{i}")
+
+
+async def test_a_python_without_vllm_is_refused(vllm_config: VLLMConfig) -> None:
+    """Our scheduler is demanded, and this interpreter has no vLLM: nothing is started."""
+    config = replace(vllm_config, python="python3", scheduler=SchedulerChoice.WEFTLINE)
+    with pytest.raises(api.EngineDied) as error:
+        await VLLMEngine(config).start()
+    assert str(error.value) == f"the engine did not start: {refusal('')}"
