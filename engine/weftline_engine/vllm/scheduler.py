@@ -44,7 +44,7 @@ class Notes:
             connection.connect(path)
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
-    def take(self) -> list[wire.Message]:
+    def heard(self) -> list[wire.Message]:
         """Return what has come since the last time."""
         return [self._verbs.popleft() for _ in range(len(self._verbs))]
 
@@ -99,7 +99,7 @@ class WeftlineScheduler(Scheduler):
         super()._free_blocks(request)
 
     def _hear(self) -> None:
-        for verb in self._notes.take():
+        for verb in self._notes.heard():
             match verb:
                 case wire.Update(op, hints):
                     self._ledger.hint(op, hints)

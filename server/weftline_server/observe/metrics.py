@@ -10,14 +10,14 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from weftline_server.observe.cost import Prices
-from weftline_server.observe.instruments import BUCKETS_S, Latencies, Tenants
+from weftline_server.observe.instruments import BUCKETS_S, Children, Latencies, Tenants
 from weftline_server.runtime.service import Service
 from weftline_server.schedule.engines.member import EngineState
 from weftline_server.session.session import Session
@@ -25,8 +25,6 @@ from weftline_server.session.task import RunState, Step, TaskRun
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-M = TypeVar("M", Counter, Histogram)
 
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
 
@@ -46,10 +44,11 @@ class Metrics:
 
     def __init__(self, service: Service, prices: Prices) -> None:
         self._registry = CollectorRegistry()
-        self._labelled: dict[tuple[Any, ...], Any] = {}
+        children = Children()
+        self._of = children.of
         self._registry.register(_Load(service))
-        self.latencies = Latencies(self._registry)
-        self._tenants = Tenants(self._registry, prices)
+        self.latencies = Latencies(self._registry, children)
+        self._tenants = Tenants(self._registry, children, prices)
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"weftline_{name}", help, labels, registry=self._registry)
@@ -118,13 +117,6 @@ class Metrics:
             self._of(self._drafts, model, engine, "rejected").inc(rejected)
         for phase, seconds in phases.items():
             self._of(self._phases, phase, model, criterion).observe(seconds)
-
-    def _of(self, metric: M, *labels: str) -> M:
-        """`metric` with these labels, cached: its own look-up checks and joins them each time."""
-        found: M | None = self._labelled.get((metric, *labels))
-        if found is None:
-            found = self._labelled[metric, *labels] = metric.labels(*labels)
-        return found
 
     def request_ended(self, method: str, route: str | None, status: int) -> None:
         """Count an HTTP request; `route` is a template, None if no route matched."""

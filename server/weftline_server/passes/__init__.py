@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.primitive import Primitive
 from weftline_server.passes.depth import depth
-from weftline_server.passes.flows import flows
+from weftline_server.passes.flows import flows, has_reads
 from weftline_server.passes.groups import groups
 from weftline_server.passes.items import batch, has_items, pipeline
 from weftline_server.passes.objectives import objectives, stricter
-from weftline_server.passes.order import order
-from weftline_server.passes.plan import Changed, Findings, InvalidFindings, Pass, Plan, verify
+from weftline_server.passes.order import has_order, order
+from weftline_server.passes.plan import (
+    Changed,
+    Findings,
+    InvalidFindings,
+    Pass,
+    Plan,
+    readers_of,
+    verify,
+)
 from weftline_server.passes.plugins import Plugin
 from weftline_server.passes.prefixes import prefixes
 
@@ -35,14 +44,20 @@ UPWARD: Mapping[str, Pass] = {"depth": depth, "objective": objectives}
 GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes}
 # These give the edges of a primitive their flows. Each runs again after another one has changed
-# something, because an edge that goes away may let another one stream.
-FLOWS: Mapping[str, Pass] = {
-    "order": order,
-    "flow": flows,
-    "pipeline": pipeline,
-    "batch": batch,
+# something, because an edge that goes away may let another one stream. The second part says which
+# primitives a pass may change: most submits have none for three of the four.
+FLOWS: Mapping[str, tuple[Pass, Callable[[Primitive], bool]]] = {
+    "order": (order, has_order),
+    "flow": (flows, has_reads),
+    "pipeline": (pipeline, has_items),
+    "batch": (batch, has_items),
 }
-PASSES: Mapping[str, Pass] = {**UPWARD, **GROUPING, **ONCE, **FLOWS}
+PASSES: Mapping[str, Pass] = {
+    **UPWARD,
+    **GROUPING,
+    **ONCE,
+    **{name: run for name, (run, _) in FLOWS.items()},
+}
 MOST_ROUNDS = 8  # of the passes that run until nothing changes
 
 
@@ -96,24 +111,20 @@ def _give_flows(graph: Graph, plan: Plan, fresh: Changed, without: frozenset[str
 
     None of them changes anything when it runs twice in a row.
     """
-    changed = {id: below for id, below in fresh.items() if below or _has_edges(graph, id)}
-    if not changed:
-        return
-    turns = [run for name, run in FLOWS.items() if name not in without]
+    readers = [graph.primitives[id] for id in readers_of(fresh, plan)]
+    turns = [
+        run
+        for name, (run, concerns) in FLOWS.items()
+        if name not in without and any(map(concerns, readers))
+    ]
     last: Pass | None = None  # the last one that has changed something
     for run in turns * MOST_ROUNDS:
         if run is last:
             return
-        findings = run(graph, plan, changed)
+        findings = run(graph, plan, fresh)
         apply(graph, plan, findings)
         if findings.rewritten or last is None:
             last = run
-
-
-def _has_edges(graph: Graph, id: str) -> bool:
-    """Whether a pass may give an edge or a list of the primitive another flow."""
-    primitive = graph.primitives[id]
-    return bool(primitive.reads) or has_items(primitive)
 
 
 def apply(graph: Graph, plan: Plan, findings: Findings) -> None:

@@ -16,12 +16,17 @@ def flows(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     rewritten: dict[str, Primitive] = {}
     for id in readers_of(changed, plan):
         primitive = graph.primitives[id]
-        if primitive.body is None or not 0 < len(primitive.reads) <= MOST_EDGES:
+        if not has_reads(primitive) or len(primitive.reads) > MOST_EDGES:
             continue
         reads = tuple([_widened(graph, primitive, read) for read in primitive.reads])
         if reads != primitive.reads:
             rewritten[id] = primitive.reading(reads)
     return Findings(rewritten=rewritten)
+
+
+def has_reads(primitive: Primitive) -> bool:
+    """Whether the primitive is a prompt with inputs."""
+    return primitive.body is not None and bool(primitive.reads)
 
 
 def _widened(graph: Graph, reader: Primitive, read: Read) -> Read:

@@ -16,12 +16,17 @@ def order(graph: Graph, plan: Plan, changed: Changed) -> Findings:
     rewritten: dict[str, Primitive] = {}
     for id in readers_of(changed, plan):
         primitive = graph.primitives[id]
-        if Flow.ORDER not in [read.flow for read in primitive.reads]:
+        if not has_order(primitive):
             continue
         reads = tuple([read for read in primitive.reads if not _is_idle(graph, primitive, read)])
         if len(reads) < len(primitive.reads):
             rewritten[id] = primitive.reading(reads)
     return Findings(rewritten=rewritten)
+
+
+def has_order(primitive: Primitive) -> bool:
+    """Whether the primitive waits for another one without reading its value."""
+    return Flow.ORDER in [read.flow for read in primitive.reads]
 
 
 def _is_idle(graph: Graph, reader: Primitive, read: Read) -> bool:

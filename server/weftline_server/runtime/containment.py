@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
+from types import TracebackType
 
 from weftline_server.session.session import Session
 
 log = logging.getLogger("weftline.driver")
 REASON = "the server made an error in this session and closed it: its log says which"
+
+
+class _Inside:
+    """The block. It runs for each token, so it is a class: a generator costs more."""
+
+    __slots__ = ("_close", "_session")
+
+    def __init__(self, session: Session, close: Callable[[Session, str], None]) -> None:
+        self._session, self._close = session, close
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log.error("session %s ends: an error in the server", self._session.id, exc_info=error)
+        asyncio.get_running_loop().call_soon(self._close, self._session, REASON)
+        return True
 
 
 class Containment:
@@ -20,18 +41,13 @@ class Containment:
         self._close = close
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @contextmanager
-    def inside(self, session: Session) -> Iterator[None]:
-        """Any exception in the block ends `session`, soon and with a log entry.
+    def inside(self, session: Session) -> _Inside:
+        """A block whose exceptions end `session`, soon and with a log entry.
 
         Otherwise one call's error would end the task that listens to an engine, and with it every
         session that waits for this engine.
         """
-        try:
-            yield
-        except Exception:
-            log.exception("session %s ends: an error in the server", session.id)
-            asyncio.get_running_loop().call_soon(self._close, session, REASON)
+        return _Inside(session, self._close)
 
     def spawn(self, session: Session, work: Coroutine[object, object, None]) -> None:
         """Start `work` for `session` as a task of its own."""
