@@ -145,11 +145,14 @@ class Responses:
             pass
 
     def _expire(self, now: float) -> None:
-        for key, entry in list(self._entries.items()):
+        old: list[str] = []
+        for key, entry in self._entries.items():
             if now - entry.made <= self._config.expiry_s:
                 break  # the rest are younger
             if entry.ended:
-                self._forget(key)
+                old.append(key)
+        for key in old:
+            self._forget(key)
 
     def _evict(self) -> bool:
         """Forget the oldest entry whose request has ended; False if there is none."""

@@ -59,7 +59,7 @@ class Registry:
         self._bytes: dict[str, int] = {}  # of the values of a tenant's sessions, as last charged
         self._charged: dict[str, int] = {}  # of each session
         self._incarnation = secrets.token_hex(4) if journal is None else journal.incarnation
-        self._salt_key = secrets.token_bytes(32)
+        self._salts = _Salts()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -210,4 +210,16 @@ class Registry:
         """The salt that separates this tenant's KV cache from all others. Its length is fixed, and
         it cannot be guessed.
         """
-        return hmac.new(self._salt_key, tenant.encode(), hashlib.sha256).hexdigest()[:16]
+        return self._salts[tenant]
+
+
+class _Salts(dict[str, str]):
+    """A salt for each tenant. Tenants are those of the operator's keys, so they are few."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def __missing__(self, tenant: str) -> str:
+        code = hmac.new(self._key, tenant.encode(), hashlib.sha256)
+        salt = self[tenant] = code.hexdigest()[:16]
+        return salt
