@@ -15,7 +15,7 @@ from weftline import errors
 from weftline_engine.api import Capability
 from weftline_engine.vllm.engine import capabilities
 from weftline_server import cli
-from weftline_server.commands.engines import from_tables
+from weftline_server.commands.engine_spec import from_tables
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TESTS = DOCS.parent / "tests"
@@ -90,7 +90,8 @@ def test_the_engines_of_the_configuration_file() -> None:
     assert text is not None
     left, right, hosted = from_tables(tomllib.loads(text.group(1))["engine"])
     assert (left.call_it, right.call_it, hosted.call_it) == ("llama", "llama", "big")
-    assert (left.name, right.engine, hosted.connect_key_env) == ("left", "vllm", "EXAMPLE_KEY")
+    assert (left.name, right.engine) == ("left", "vllm")
+    assert hosted.endpoint.connect_key_env == "EXAMPLE_KEY"
 
 
 def test_the_table_of_capabilities_is_right() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from weftline.errors import InvalidRequest
 from weftline_engine.embedded.config import EmbeddedConfig
-from weftline_server.commands.engines import from_tables, without
+from weftline_server.commands.engine_spec import from_tables, without
 from weftline_server.commands.settings import Process, key_of, load
 from weftline_server.config import ServerConfig
 
@@ -111,9 +111,10 @@ def test_engines_get_the_switch_of_tree_attention() -> None:
     names = load(None, {"without": ["tree_attention", "groups"]}).server.without
     tables: list[dict[str, object]] = [{"engine": "null"}, {"engine": "torch", "kv_tokens": 512}]
     specs = without(from_tables(tables), names)
-    assert [one.tree_attention for one in specs] == [False, False]
+    assert [one.embedded.tree_attention for one in specs] == [False, False]
     assert without(from_tables(tables), frozenset({"groups"})) == from_tables(tables)
-    config = EmbeddedConfig(model=Path("m"), tree_attention=specs[1].tree_attention)
+    off = specs[1].embedded.tree_attention
+    config = EmbeddedConfig(model=Path("m"), tree_attention=off)
     assert config.arguments(3)[-1] == "--no-tree-attention"
     assert "--no-tree-attention" not in EmbeddedConfig(model=Path("m")).arguments(3)
 
@@ -121,8 +122,8 @@ def test_engines_get_the_switch_of_tree_attention() -> None:
 def test_drafting_is_switched_off_in_the_engines() -> None:
     names = load(None, {"without": ["drafting"]}).server.without
     [spec] = without(from_tables([{"engine": "torch", "kv_tokens": 512}]), names)
-    assert (spec.drafting, spec.tree_attention) == (False, True)
-    config = EmbeddedConfig(model=Path("m"), drafting=spec.drafting)
+    assert (spec.embedded.drafting, spec.embedded.tree_attention) == (False, True)
+    config = EmbeddedConfig(model=Path("m"), drafting=spec.embedded.drafting)
     assert config.arguments(3)[-1] == "--no-drafting"
     assert "--no-drafting" not in EmbeddedConfig(model=Path("m")).arguments(3)
 
@@ -131,7 +132,7 @@ def test_an_engine_computes_on_the_cores_of_its_table() -> None:
     """The cores reach the engine's child process. Without any, there is no --cores."""
     here = min(os.sched_getaffinity(0))
     [spec] = from_tables([{"engine": "torch", "cores": [here]}])
-    words = EmbeddedConfig(model=Path("m"), cores=spec.cores).arguments(3)
+    words = EmbeddedConfig(model=Path("m"), cores=spec.embedded.cores).arguments(3)
     assert words[words.index("--cores") + 1] == str(here)
     assert "--cores" not in EmbeddedConfig(model=Path("m")).arguments(3)
 

@@ -9,13 +9,14 @@ from typing import Any
 from tests.null.asgi import Serve, Server
 from weftline_engine.api import OTHER_WORDS, Engine
 from weftline_engine.null import NullConfig
-from weftline_server.commands.engines import EngineSpec, factory
+from weftline_server.commands.engine_spec import EngineSpec
+from weftline_server.commands.engines import factory
 from weftline_server.config import ServerConfig
 from weftline_server.prompt.words import WordTokenizer
 
 
 def words_engine(**more: Any) -> Callable[[], Engine]:
-    return factory(EngineSpec(engine="null", null_mode="words", call_it="words", **more))
+    return factory(EngineSpec.of(engine="null", null_mode="words", call_it="words", **more))
 
 
 async def ask(server: Server, prompt: str, **more: Any) -> dict[str, Any]:

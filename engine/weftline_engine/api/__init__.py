@@ -9,6 +9,8 @@ own queue, and never waits for the server inside a step. This package imports ne
 server, so every engine and both ends of every transport can share it.
 """
 
+from __future__ import annotations
+
 from weftline_engine.api.description import (
     LACKING,
     OTHER_WORDS,

@@ -1,5 +1,7 @@
 """An engine's records of its ops, contexts and KV blocks. They decide, and compute nothing."""
 
+from __future__ import annotations
+
 from weftline_engine.bookkeeping.admission import Limits, Refused
 from weftline_engine.bookkeeping.book import Book
 from weftline_engine.bookkeeping.ops import Backend, Live

@@ -4,6 +4,8 @@ They stand behind the same contract as engines of LLMs. A host runs `ItemsCore`,
 items of many ops; a `Backend` computes a batch. Importing this package imports no torch.
 """
 
+from __future__ import annotations
+
 from weftline_engine.retrieval.batching import Share, form
 from weftline_engine.retrieval.core import Backend, Item, ItemsCore, Refused
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weftline.errors import InvalidRequest
-from weftline_server.commands.engines import EngineSpec
+from weftline_server.commands.engine_spec import EngineSpec
 from weftline_server.runtime.service import Service, Status
 
 log = logging.getLogger("weftline.cluster")
@@ -141,8 +140,7 @@ class RayCluster:
 
     def __init__(self, config: ClusterConfig, spec: EngineSpec, service: Service) -> None:
         self._config = config
-        fields = dataclasses.asdict(spec).items()
-        self._spec = json.dumps({key: value for key, value in fields if value is not None})
+        self._spec = json.dumps(spec.settings())
         self._service = service
         self._replicas: dict[str, Any] = {}
         self._count = 0

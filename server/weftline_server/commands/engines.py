@@ -1,13 +1,11 @@
-"""Reads the engines from the command line or `[[engine]]` tables, and makes their factories."""
+"""Makes the engines that an operator describes, and declares the arguments that describe one."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,140 +14,9 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
+from weftline_server.commands.engine_spec import DIALECTS, KINDS, SCHEDULERS, EngineSpec
 
 WORDS_MODE = "words"  # of the null engine
-KINDS = ("torch", "vllm", "openai", "null")
-DIALECTS = ("chat", "completions", "both")
-SCHEDULERS = ("auto", "weftline", "vllm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """One engine as its operator describes it. The fields are those of an `[[engine]]` table.
-
-    `engine` is the kind of engine. `name` is its own name; None takes the kind, numbered from the
-    second on. `model` is the model to load. `served` is an endpoint's name of the model; None takes
-    the endpoint's first. `call_it` is the model's name for clients. `cores` are the CPU cores of
-    an embedded engine; empty means all. `connect_key_env` names the environment variable that
-    holds the key of `connect`, so that no file has to hold it. Raises InvalidRequest.
-    """
-
-    engine: str = "torch"
-    name: str | None = None
-    model: str | None = None
-    call_it: str | None = None
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    load_format: str = "auto"
-    kv_tokens: int | None = None
-    kv_fraction: float | None = None
-    max_running: int | None = None
-    cores: tuple[int, ...] = ()
-    tree_attention: bool = True
-    drafting: bool = True
-    connect: str | None = None
-    connect_key_env: str = "WEFTLINE_CONNECT_KEY"
-    served: str | None = None
-    dialect: str = "both"
-    extras: bool = False
-    context_limit: int | None = None
-    engine_python: str | None = None
-    tensor_parallel: int = 1
-    vllm_scheduler: str = SCHEDULERS[0]
-    vllm_arguments: tuple[str, ...] = ()
-    null_mode: str = NullMode.ECHO.value
-    null_script: str | None = None
-    null_fill_s: float = 0.0
-    null_step_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field, allowed in (
-            ("engine", KINDS),
-            ("dialect", DIALECTS),
-            ("vllm_scheduler", SCHEDULERS),
-        ):
-            if (value := getattr(self, field)) not in allowed:
-                raise InvalidRequest(
-                    f"{field} {value!r} is none of {', '.join(allowed)}", param=field
-                )
-        if self.engine == "openai" and self.connect is None:
-            raise InvalidRequest(
-                "the openai engine needs the address of an endpoint: give --connect URL",
-                param="connect",
-            )
-        if self.engine == "vllm" and (self.connect is None) == (self.engine_python is None):
-            raise InvalidRequest(
-                "the vllm engine needs an interpreter that has vLLM (--engine-python PATH) or a "
-                "running vLLM (--connect URL), and not both",
-                param="engine_python",
-            )
-
-
-def from_tables(tables: Sequence[Mapping[str, Any]]) -> tuple[EngineSpec, ...]:
-    """Return the engines of `[[engine]]` tables. Raises InvalidRequest."""
-    return tuple(_from_table(table) for table in tables)
-
-
-def _from_table(table: Mapping[str, Any]) -> EngineSpec:
-    fields = {field.name: field for field in dataclasses.fields(EngineSpec)}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidRequest(f"an engine has no setting {key!r}{hint}", param=key)
-        check = _listed if fields[key].default == () else _typed
-        values[key] = check(key, value, fields[key])
-    return EngineSpec(**values)
-
-
-def _listed(key: str, value: Any, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """Return `value` as a tuple. Raises InvalidRequest unless it is a list of the field's type."""
-    kind = int if field.type == "tuple[int, ...]" else str
-    if type(value) is not list or any(type(one) is not kind for one in value):
-        raise InvalidRequest(f"{key} should be a list of {kind.__name__}, not {value!r}", param=key)
-    return tuple(value)
-
-
-def _typed(key: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """Return `value`. Raises InvalidRequest unless it has the field's type."""
-    numbers = ("kv_tokens", "max_running", "context_limit")
-    kind = int if key in numbers else str if field.default is None else type(field.default)
-    kind = float if key == "kv_fraction" else kind
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise InvalidRequest(f"{key} should be {kind.__name__}, not {value!r}", param=key)
-    return value
-
-
-def named(args: argparse.Namespace) -> bool:
-    """Return whether the command line describes an engine."""
-    return any(value is not None for value in (args.model, args.engine, args.connect))
-
-
-def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
-    """Return the engine that the command line describes, or none if engines only join."""
-    names = {field.name for field in dataclasses.fields(EngineSpec)}
-    if getattr(args, "engines_on", None) and not named(args):
-        return ()
-    given = {key: value for key, value in vars(args).items() if key in names and value is not None}
-    if args.engine == "openai":
-        given["served"] = given.pop("model", None)
-    given["vllm_arguments"] = tuple(given.get("vllm_arguments", ()))
-    return (EngineSpec(**given),)
-
-
-def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:
-    """Return `specs` with those optimisations of `names` off that engines implement."""
-    return tuple(
-        dataclasses.replace(
-            spec,
-            tree_attention=spec.tree_attention and "tree_attention" not in names,
-            drafting=spec.drafting and "drafting" not in names,
-        )
-        for spec in specs
-    )
 
 
 def factories(specs: Sequence[EngineSpec]) -> dict[str, Callable[[], Engine]]:
@@ -173,13 +40,13 @@ def factory(spec: EngineSpec) -> Callable[[], Engine]:
 
 
 def _null(spec: EngineSpec) -> Callable[[], Engine]:
-    if spec.null_mode == WORDS_MODE:
+    if spec.null.null_mode == WORDS_MODE:
         return _words(spec)
-    script = NullConfig.script_from(Path(spec.null_script)) if spec.null_script else ()
+    script = NullConfig.script_from(Path(spec.null.null_script)) if spec.null.null_script else ()
     config = NullConfig(
-        mode=NullMode(spec.null_mode),
+        mode=NullMode(spec.null.null_mode),
         script=script,
-        latency=LatencyProfile(fill_s=spec.null_fill_s, step_s=spec.null_step_s),
+        latency=LatencyProfile(fill_s=spec.null.null_fill_s, step_s=spec.null.null_step_s),
         model=spec.call_it or "null",
         max_running=spec.max_running or 1024,
     )
@@ -188,8 +55,8 @@ def _null(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _words(spec: EngineSpec) -> Callable[[], Engine]:
     """The null engine with a KV cache and steps: a simulated one, in real time."""
-    step_s = spec.null_step_s
-    cost = StepCost(step_s=step_s, fill_s=spec.null_fill_s, sequence_s=step_s / 8)
+    step_s = spec.null.null_step_s
+    cost = StepCost(step_s=step_s, fill_s=spec.null.null_fill_s, sequence_s=step_s / 8)
     usual = SimulatedConfig(cost=cost, any_words=True, model=spec.call_it or "null")
     config = dataclasses.replace(
         usual,
@@ -211,14 +78,14 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
             model=_weights(spec),
             name=spec.call_it,
             dtype=spec.dtype,
-            device=spec.device,
-            load_format=spec.load_format,
+            device=spec.embedded.device,
+            load_format=spec.embedded.load_format,
             kv_tokens=spec.kv_tokens,
-            kv_fraction=spec.kv_fraction,
+            kv_fraction=spec.embedded.kv_fraction,
             max_running=spec.max_running or 64,
-            cores=spec.cores,
-            tree_attention=spec.tree_attention,
-            drafting=spec.drafting,
+            cores=spec.embedded.cores,
+            tree_attention=spec.embedded.tree_attention,
+            drafting=spec.embedded.drafting,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
@@ -227,7 +94,7 @@ def _torch(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _weights(spec: EngineSpec) -> Path:
     """Return the model's directory. A dummy model has random weights and needs only config.json."""
-    if spec.load_format != "dummy":
+    if spec.embedded.load_format != "dummy":
         return resolve(spec.model or DEFAULT_MODEL, progress=for_stream())
     directory = Path(spec.model or ".")
     if not (directory / "config.json").is_file():
@@ -245,16 +112,16 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
         raise InvalidRequest("dtype int8 needs the embedded engine: --engine torch", param="dtype")
     config = VLLMConfig(
         model=resolve(spec.model or DEFAULT_MODEL, progress=for_stream()),
-        python=spec.engine_python,
-        connect=_endpoint(spec) if spec.connect else None,
-        served=spec.served,
+        python=spec.vllm.engine_python,
+        connect=_endpoint(spec) if spec.endpoint.connect else None,
+        served=spec.endpoint.served,
         name=spec.call_it,
         dtype=spec.dtype,
-        max_model_len=spec.context_limit,
+        max_model_len=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
-        tensor_parallel=spec.tensor_parallel,
-        scheduler=SchedulerChoice(spec.vllm_scheduler),
-        arguments=spec.vllm_arguments,
+        tensor_parallel=spec.vllm.tensor_parallel,
+        scheduler=SchedulerChoice(spec.vllm.vllm_scheduler),
+        arguments=spec.vllm.vllm_arguments,
     )
     return lambda: VLLMEngine(config)
 
@@ -264,11 +131,11 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
-        model=spec.served,
+        model=spec.endpoint.served,
         name=spec.call_it,
-        dialect=Dialect(spec.dialect),
-        extras=spec.extras,
-        context_limit=spec.context_limit,
+        dialect=Dialect(spec.endpoint.dialect),
+        extras=spec.endpoint.extras,
+        context_limit=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
     )
     return lambda: OpenAIEngine(config)
@@ -277,12 +144,12 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
 def _endpoint(spec: EngineSpec) -> Any:
     from weftline_engine.openai.endpoint import EndpointConfig
 
-    assert spec.connect is not None
-    url = spec.connect.rstrip("/")
+    assert spec.endpoint.connect is not None
+    url = spec.endpoint.connect.rstrip("/")
     if not url.endswith("/v1"):
         url += "/v1"
     try:
-        return EndpointConfig(url=url, key=os.environ.get(spec.connect_key_env))
+        return EndpointConfig(url=url, key=os.environ.get(spec.endpoint.connect_key_env))
     except ValueError as error:
         raise InvalidRequest(str(error), param="connect") from None
 

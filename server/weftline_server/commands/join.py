@@ -13,7 +13,7 @@ from weftline_engine.api import EngineDied
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.handshake import Rejected
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
-from weftline_server.commands import engines
+from weftline_server.commands import engine_spec, engines
 from weftline_server.observe.logs import LogFormat, configure
 
 KEY_VARIABLE = "WEFTLINE_ENGINE_KEY"
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     node = args.node or socket.gethostname()
     name, args.name = args.name or f"{node}-{os.getpid()}", None
     config = HostConfig(host=host, port=port, key=key(), name=name, node=node)
-    (spec,) = engines.from_arguments(args)
+    (spec,) = engine_spec.from_arguments(args)
     joining = EngineHost(config, engines.factory(spec))
     try:
         asyncio.run(_run(joining))

@@ -13,14 +13,15 @@ import threading
 from weftline_engine.api import EngineDied
 from weftline_engine.transport.tcp.handshake import Rejected
 from weftline_engine.transport.tcp.host import EngineHost, HostConfig
-from weftline_server.commands.engines import factory, from_tables
+from weftline_server.commands.engine_spec import from_tables
+from weftline_server.commands.engines import factory
 
 
 class Replica:
     """Runs an engine host in a thread. After a restart it joins under the same name."""
 
     def __init__(self, host: str, port: int, key: str, name: str, spec: str) -> None:
-        """`spec` is the JSON of an EngineSpec, so that nothing of ours is pickled."""
+        """`spec` is the JSON of an EngineSpec's settings, so that nothing of ours is pickled."""
         config = HostConfig(host=host, port=port, key=key, name=name, node=_node())
         (table,) = from_tables([json.loads(spec)])
         self._failure = ""

@@ -23,7 +23,7 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL
 from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
-from weftline_server.commands import cluster, engines, retrieval, tools
+from weftline_server.commands import cluster, engine_spec, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig
 from weftline_server.commands.connection import LimitedConnection
 from weftline_server.commands.join import KEY_VARIABLE, address, key
@@ -47,7 +47,7 @@ class _Gate:
     port: int
     key: str
     cluster: ClusterConfig | None = None
-    spec: engines.EngineSpec | None = None
+    spec: engine_spec.EngineSpec | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,13 +207,13 @@ def run(args: argparse.Namespace) -> int:
     }
     settings = load(args.config, flags)
     configure(LogFormat(settings.process.log_format), settings.process.log_level)
-    if settings.engines and engines.named(args):
+    if settings.engines and engine_spec.named(args):
         raise InvalidRequest(
             "the configuration file describes the engines: leave out MODEL and --engine",
             param="engine",
         )
-    specs = engines.from_tables(settings.engines) or engines.from_arguments(args)
-    specs = engines.without(specs, settings.server.without)
+    specs = engine_spec.from_tables(settings.engines) or engine_spec.from_arguments(args)
+    specs = engine_spec.without(specs, settings.server.without)
     makers = {} if args.cluster else engines.factories(specs)
     asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
     makers |= retrieval.factories(asked, settings.server.without)
@@ -223,7 +223,7 @@ def run(args: argparse.Namespace) -> int:
         return runner.run(serving)
 
 
-def _gate_of(args: argparse.Namespace, specs: Sequence[engines.EngineSpec]) -> _Gate | None:
+def _gate_of(args: argparse.Namespace, specs: Sequence[engine_spec.EngineSpec]) -> _Gate | None:
     """Return where engines may join and the cluster to start, or None for neither."""
     config = cluster.from_arguments(args)
     if config is None and args.engines_on is None:

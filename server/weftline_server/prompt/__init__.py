@@ -3,6 +3,8 @@
 No module here imports Jinja or tokenizers before it renders or tokenises.
 """
 
+from __future__ import annotations
+
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore, Turn, render
 from weftline_server.prompt.tool_format import ToolFormat

@@ -8,6 +8,8 @@
     engines/    the engines under supervision, what each runs, and the prefixes it holds
 """
 
+from __future__ import annotations
+
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.schedule.engines.member import Work
 from weftline_server.schedule.memory.keeper import Want

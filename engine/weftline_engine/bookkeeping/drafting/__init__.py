@@ -1,6 +1,8 @@
 """Drafts: guesses of the next tokens, which a step verifies beside the token that it computes
 anyway."""
 
+from __future__ import annotations
+
 from weftline_engine.bookkeeping.drafting.drafting import Drafter, Drafting
 from weftline_engine.bookkeeping.drafting.gate import MOST_DRAFTS, MOST_ROWS, StepCosts
 from weftline_engine.bookkeeping.drafting.lookup import Lookup

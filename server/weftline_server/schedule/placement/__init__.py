@@ -28,6 +28,8 @@ and the next call is one of the tenant that has got the least work so far.
 An engine takes only the kinds of op that it announces.
 """
 
+from __future__ import annotations
+
 from weftline_engine.api import PATIENCE_S
 from weftline_server.schedule.placement.items import (
     AGING_S,
