@@ -1,1 +1,3 @@
 """Checks and benchmarks for a CUDA device. Without pytest they need only torch and triton."""
+
+from __future__ import annotations

@@ -48,6 +48,8 @@ ReaderEvent = Member | MemberText
 
 
 class _At(Enum):
+    """The place in the object that the next character belongs to."""
+
     START = auto()  # before the object
     FIRST = auto()  # before the first key or the end
     KEY = auto()  # after a comma

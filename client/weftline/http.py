@@ -28,6 +28,11 @@ TIMEOUT = httpx.Timeout(None, connect=CONNECT_S)
 LIMITS = httpx.Limits(max_connections=2000, max_keepalive_connections=100)
 
 
+def without_v1(url: str) -> str:
+    """The address of a server that may be written as OpenAI's clients need it, with /v1."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`base_url` of the server, without /v1, and the API key to send."""
@@ -40,7 +45,7 @@ class Endpoint:
         """The given values, or WEFTLINE_BASE_URL and WEFTLINE_API_KEY, or this machine."""
         url = base_url or os.environ.get("WEFTLINE_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or os.environ.get("WEFTLINE_API_KEY")
-        return Endpoint(url.rstrip("/").removesuffix("/v1"), key)
+        return Endpoint(without_v1(url), key)
 
     @property
     def headers(self) -> dict[str, str]:

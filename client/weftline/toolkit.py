@@ -93,6 +93,8 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
+    """What the decorator was told about a function."""
+
     name: str | None
     effects: Effects
     timeout_s: float

@@ -91,6 +91,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFunction:
+    """The name of the function of a tool that must be called."""
+
     name: str
 
     __pydantic_config__ = _LOOSE

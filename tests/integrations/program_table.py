@@ -18,7 +18,9 @@ from langchain_classic.chains.combine_documents import create_stuff_documents_ch
 from langchain_classic.chains.history_aware_retriever import create_history_aware_retriever
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_classic.chains.summarize import load_summarize_chain
-from langchain_classic.retrievers import MultiQueryRetriever
+from langchain_classic.output_parsers import BooleanOutputParser
+from langchain_classic.retrievers import ContextualCompressionRetriever, MultiQueryRetriever
+from langchain_classic.retrievers.document_compressors import LLMChainExtractor, LLMChainFilter
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -548,6 +550,24 @@ def retrieval_qa_by_refine(llm: Any) -> Chain:
 def conversational_retrieval_by_map_and_reduce(llm: Any) -> Chain:
     short = llm.model_copy(update={"max_tokens": 256})
     return ConversationalRetrievalChain.from_llm(short, retriever=Shelf(), chain_type="map_reduce")
+
+
+@program("What crosses?", (3, 3), (2, 2))
+def extracts_of_each_document(llm: Any) -> Chain:
+    extract = LLMChainExtractor.from_llm(llm)
+    short = ContextualCompressionRetriever(base_compressor=extract, base_retriever=Shelf())
+    found = short | format_docs
+    return {"context": found, "q": RunnablePassthrough()} | ask(llm, "{context} {q}")
+
+
+@program("What crosses?", (3, 2), (2, 2))
+def relevant_documents(llm: Any) -> Chain:
+    relevant = PromptTemplate.from_template(
+        "Say YES. {question} {context}", output_parser=BooleanOutputParser()
+    )
+    keep = LLMChainFilter.from_llm(llm, relevant)
+    kept = ContextualCompressionRetriever(base_compressor=keep, base_retriever=Shelf())
+    return {"context": kept | format_docs, "q": RunnablePassthrough()} | ask(llm, "{context} {q}")
 
 
 @program("What crosses?", (2, 2), (2, 1))

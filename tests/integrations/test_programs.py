@@ -132,5 +132,7 @@ def test_an_engine(mode: str, proxy: Recording) -> None:
 def test_most_programs_make_at_most_two_requests() -> None:
     """Those that do not, make fewer than the plain program or have several steps of the client."""
     ours = [program.ours[0] for program in PROGRAMS] + [made for _, made in ENGINES.values()]
-    assert len(ours) >= 60
-    assert sum(made <= 2 for made in ours) >= len(ours) - 5
+    few = sum(made <= 2 for made in ours)
+    count = f"{few} of {len(ours)} programs make at most two requests"
+    assert len(ours) >= 60, count
+    assert few >= max(50, len(ours) - 5), count

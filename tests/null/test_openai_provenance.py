@@ -56,6 +56,20 @@ async def test_equal_templates_have_equal_prefixes_up_to_the_value(serve: Serve)
     assert first["prefix_hashes"][1] != second["prefix_hashes"][1]
 
 
+async def test_a_session_is_shown_by_the_id_that_the_client_chose(serve: Serve) -> None:
+    """It is the graph that our own id shows, while the session is open and after its end."""
+    server = await serve()
+    ids = (await chat(server, "Tell of rivers.", weftline=said("my-run", TELL)))["weftline"]
+    graph = await server.graph(ids["session_id"])
+    assert [call["call_id"] for call in graph["calls"]] == [ids["call_id"]]
+    assert (await server.graph("my-run"))["session_id"] == graph["session_id"]
+    for what in ("events", "trace", f"call/{ids['call_id']}", f"variable/{ids['semantic_var_id']}"):
+        assert (await server.http.get(f"/v1/session/my-run/{what}")).status_code == 200
+    await server.http.delete("/v1/session/my-run")
+    assert [call["call_id"] for call in (await server.graph("my-run"))["calls"]] == [ids["call_id"]]
+    assert (await server.http.get("/v1/session/your-run/graph")).status_code == 404
+
+
 async def test_segments_that_do_not_add_up_are_not_used(serve: Serve) -> None:
     """The model always reads the message itself. Wrong, missing or null pieces are no error."""
     server = await serve()

@@ -390,3 +390,10 @@ def test_an_op_without_a_prompt_waits_for_no_prefix_and_needs_no_kv_cache() -> N
     assert placed(embeds[:1], [engine("busy", latency=99, **room), engine("idle", **room)]) == {
         "e0": "idle"
     }
+
+
+def test_a_round_counts_the_other_sort_twice_as_soon_as_it_is_placed() -> None:
+    """The user's call takes the empty engine. It counts 200 tokens there for the throughput call,
+    which goes to the other engine: a user's call of 75 tokens counts 150 there."""
+    queue = [queued("batch", tokens=10, criterion="throughput"), queued("user")]
+    assert placed(queue, [engine("a"), engine("b", latency=75)]) == {"user": "a", "batch": "b"}

@@ -102,6 +102,8 @@ def _expire(reader: asyncio.Future[Any]) -> None:
 
 @dataclass(slots=True)
 class _Link(Generic[T]):
+    """An item, and the link after it once that is known. None ends the chain."""
+
     item: T
     next: Future[_Link[T] | None] = field(default_factory=Future)
 

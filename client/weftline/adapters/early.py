@@ -28,6 +28,8 @@ MOST_RUNNING = 32
 
 @dataclass
 class _Call:
+    """One call of a tool, as far as the model has written it."""
+
     id: str = ""
     name: str = ""
     is_started: bool = False

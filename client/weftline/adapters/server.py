@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from weftline.http import DEFAULT_BASE_URL, MAX_RETRIES
+from weftline.http import DEFAULT_BASE_URL, MAX_RETRIES, without_v1
+
+__all__ = ["Server", "default_api_key", "default_base_url", "is_on", "without_v1"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,3 +4,5 @@ config   the settings of one function
 engine   the verbs of an engine, on worker processes
 worker   the process that has imported the function
 """
+
+from __future__ import annotations

@@ -5,3 +5,5 @@ frames   JSON frames between the engine and a call's process
 zygote   the process that has loaded the tools' modules, and forks one process for each call
 engine   ToolEngine: the verbs of an engine, on zygotes
 """
+
+from __future__ import annotations

@@ -3,3 +3,5 @@
 `wire` encodes verbs and events as frames. `process` starts a child and `host` is the program of
 that child. `tcp` lets engines on other machines join a server.
 """
+
+from __future__ import annotations

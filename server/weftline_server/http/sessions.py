@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
@@ -18,9 +18,18 @@ from weftline_server.observe.following import Follower
 from weftline_server.observe.listing import MOST, listing
 from weftline_server.observe.prompt_view import call_view
 from weftline_server.observe.view import graph_view, story_view
+from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1/session", tags=["sessions"])
 lists = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+
+def _looked(session_id: str, request: Request, tenant: Tenant) -> Session:
+    """The session to show. A client may use the id that it chose."""
+    return state_of(request.app).runs.look(tenant, session_id)
+
+
+Looked = Annotated[Session, Depends(_looked)]
 
 FOLLOW_S = 0.25  # between two looks at a session that a page follows
 
@@ -58,35 +67,33 @@ async def close_session(
 
 
 @router.get("/{session_id}/graph")
-async def get_graph(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+async def get_graph(session: Looked, service: ServiceDep) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
-    return graph_view(service.registry.look(tenant, session_id), service.engines)
+    return graph_view(session, service.engines)
 
 
 @router.get("/{session_id}/trace")
-async def get_trace(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+async def get_trace(session: Looked) -> dict[str, Any]:
     """The session as a trace in Chrome's JSON format, for Perfetto."""
-    return chrome_trace(service.registry.look(tenant, session_id))
+    return chrome_trace(session)
 
 
 @router.get("/{session_id}/events")
-async def get_events(session_id: str, service: ServiceDep, tenant: Tenant) -> dict[str, Any]:
+async def get_events(session: Looked) -> dict[str, Any]:
     """The newest events of the session, oldest first."""
-    return {"events": story_view(service.registry.look(tenant, session_id))}
+    return {"events": story_view(session)}
 
 
 @router.get("/{session_id}/call/{call_id}")
-async def get_call(
-    session_id: str, call_id: str, service: ServiceDep, tenant: Tenant, prices: PricesDep
-) -> dict[str, Any]:
+async def get_call(session: Looked, call_id: str, prices: PricesDep) -> dict[str, Any]:
     """One call: its prompt with the values that stand in it, and where its seconds went."""
-    return call_view(service.registry.look(tenant, session_id), call_id, prices)
+    return call_view(session, call_id, prices)
 
 
 @router.get("/{session_id}/follow", response_model=None)
-async def follow(session_id: str, service: ServiceDep, tenant: Tenant) -> EventStream:
+async def follow(session: Looked) -> EventStream:
     """The tasks of the session as they change, as server-sent events, until it is closed."""
-    return EventStream(_changes(Follower(service.registry.look(tenant, session_id))))
+    return EventStream(_changes(Follower(session)))
 
 
 async def _changes(follower: Follower) -> AsyncGenerator[bytes, None]:
@@ -135,11 +142,8 @@ async def cancel_call(
 
 
 @router.get("/{session_id}/variable/{variable}")
-async def read_variable(
-    session_id: str, variable: str, service: ServiceDep, tenant: Tenant
-) -> dict[str, Any]:
+async def read_variable(session: Looked, variable: str, service: ServiceDep) -> dict[str, Any]:
     """The present state of a variable, without waiting."""
-    session = service.registry.look(tenant, session_id)
     found = service.read(session, variable)
     await service.registry.kept(session)
     error = None if found.error is None else found.error.to_body()["error"]

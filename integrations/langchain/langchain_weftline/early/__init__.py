@@ -1,1 +1,3 @@
 """Tools that start while the model still writes the rest of its answer."""
+
+from __future__ import annotations

@@ -161,9 +161,39 @@ _COMBINING = {
 
 def combining(chain: Any) -> Any:
     """The chain that combines what `chain` retrieves, if it is exactly one that retrieves."""
-    cls = type(chain)
-    field = _COMBINING.get(f"{cls.__module__}.{cls.__qualname__}")
+    field = _COMBINING.get(_name(chain))
     return None if field is None else getattr(chain, field)
+
+
+_COMPRESSING = "langchain_classic.retrievers.contextual_compression.ContextualCompressionRetriever"
+# The compressors that ask a model about each document by itself.
+_OF_EACH = frozenset(
+    {
+        "langchain_classic.retrievers.document_compressors.chain_extract.LLMChainExtractor",
+        "langchain_classic.retrievers.document_compressors.chain_filter.LLMChainFilter",
+    }
+)
+
+
+def question_of_each(retriever: Any) -> Any:
+    """The chain that a compressing retriever runs on each document that it has found.
+
+    None for any other retriever, and where a function of the user makes the chain's input.
+    """
+    if _name(retriever) != _COMPRESSING:
+        return None
+    compressor = retriever.base_compressor
+    if _name(compressor) not in _OF_EACH:
+        return None
+    make = compressor.get_input
+    is_usual = make.__module__ == type(compressor).__module__ and (
+        make.__qualname__ == "default_get_input"
+    )
+    return compressor.llm_chain if is_usual else None
+
+
+def _name(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def is_classic(chain: Any) -> bool:

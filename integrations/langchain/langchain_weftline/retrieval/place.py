@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from weftline.adapters import Retrieval
-from weftline.adapters.server import Server, default_api_key, default_base_url
+from weftline.adapters.server import Server, default_api_key, default_base_url, without_v1
 
 
 def _api_key() -> SecretStr | None:
@@ -28,7 +28,7 @@ class Place(BaseModel):
     @field_validator("base_url", mode="before")
     @classmethod
     def _without_v1(cls, url: Any) -> Any:
-        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
+        return without_v1(url) if isinstance(url, str) else url
 
     @property
     def server(self) -> Retrieval:

@@ -1,1 +1,3 @@
 """Running chains: compiled into graphs of the server, or with their calls begun ahead."""
+
+from __future__ import annotations

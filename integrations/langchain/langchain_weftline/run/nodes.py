@@ -71,7 +71,7 @@ class Parts(Begun):
         if begun is None:
             chain = self.chain_of(Start(name, tags or (), metadata or {}))
             if chain is not None:
-                begun = _begin(chain, inputs, parent_run_id)
+                begun = begin(chain, inputs, parent_run_id)
         if begun is not None:
             with self._lock:
                 self._begun[run_id] = begun
@@ -117,7 +117,7 @@ class Combined(Parts):
         return self._combine if start.name == self._name else None
 
 
-def _begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
+def begin(chain: Any, given: Any, parent: UUID) -> Ahead | None:
     """The calls of `chain` for its input, submitted as a part of the session of the whole run."""
     # Any of them may be streamed: that is decided for each model call.
     lowering = Lowering(mode=Mode.AHEAD_OF_STREAM)

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
 from langchain_weftline.lower.program import Job, Outcome, Program
+from langchain_weftline.run.compressed import beginning
 
 Ended = Callable[[tuple[Job, Outcome]], None]
 
@@ -94,7 +95,8 @@ class Tasks:
 def _perform(job: Job) -> Outcome:
     run = job.run
     try:
-        return Outcome(run.step.invoke(run.value, run.config, **run.options))
+        config = beginning(run.step, run.config)
+        return Outcome(run.step.invoke(run.value, config, **run.options))
     except BaseException as error:  # the part that asked for the step raises it
         return Outcome(error=error)
 
@@ -102,6 +104,7 @@ def _perform(job: Job) -> Outcome:
 async def _aperform(job: Job) -> Outcome:
     run = job.run
     try:
-        return Outcome(await run.step.ainvoke(run.value, run.config, **run.options))
+        config = beginning(run.step, run.config)
+        return Outcome(await run.step.ainvoke(run.value, config, **run.options))
     except Exception as error:
         return Outcome(error=error)

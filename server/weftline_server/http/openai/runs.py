@@ -84,3 +84,11 @@ class Runs:
         if session is not None and session.ended is None:
             return session
         return self._service.find(tenant, id)
+
+    def look(self, tenant: str, id: str) -> Session:
+        """The session to show, open or closed a short time ago, by either of its ids.
+
+        Raises UnknownSession or ServerRestarted.
+        """
+        chosen = self._sessions.get((tenant, id))
+        return self._service.registry.look(tenant, id if chosen is None else chosen.id)

@@ -52,6 +52,7 @@ class Queued:
     tenant: str = ""  # who shares engines with whom: each tenant gets as much as any other
     turn: tuple[float, ...] = field(init=False)  # the sort key of `app`: the least goes first
     of: Class = field(init=False)
+    throughput: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # The work left halves at the same rate for all calls. So their order never changes while
@@ -59,18 +60,16 @@ class Queued:
         hints = self.hints
         turn = (self.open, hints.age(self.queued), hints.arrival, -hints.depth, self.queued)
         object.__setattr__(self, "turn", turn)
+        throughput = hints.criterion == "throughput"
+        object.__setattr__(self, "throughput", throughput)
         bounded = is_bounded(hints)
         strict = bounded and hints.criterion == "tpot"
-        group = bool(hints.group) and not self.throughput
+        group = bool(hints.group) and not throughput
         object.__setattr__(self, "of", (self.kind, self.open, bounded, strict, group))
 
     @property
     def has_prompt(self) -> bool:
         return self.kind in PROMPT_KINDS
-
-    @property
-    def throughput(self) -> bool:
-        return self.hints.criterion == "throughput"
 
     @property
     def grouped(self) -> bool:

@@ -77,9 +77,10 @@ class _Replicas:
             return None
         best, least, running, batches = None, inf, 0, item.throughput or item.grouped
         full = []
+        tokens, engines = item.tokens, self.engines
         for index, room in rooms.items():
-            engine = self.engines[index]
-            if item.tokens > room and item.tokens - common(item.prefixes, engine.fresh) > room:
+            engine = engines[index]
+            if tokens > room and tokens - common(item.prefixes, engine.fresh) > room:
                 full.append(engine)
                 continue
             score = cost(engine, item, batches)
@@ -109,7 +110,7 @@ class _Replicas:
         keep = len(self.engines) > 1 and len(free) <= max(1, len(self.engines) // KEPT_FREE)
         for one in self.engines:
             if one.kept in (Kept.NOTHING, Kept.BATCHES):
-                one.kept = Kept.BATCHES if keep and not one.batches else Kept.NOTHING
+                one.keep(Kept.BATCHES if keep and not one.batches else Kept.NOTHING)
 
     def reserve(self, item: Queued) -> None:
         """Let one engine run empty for a call that has waited too long and fits nowhere.

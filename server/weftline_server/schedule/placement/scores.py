@@ -61,14 +61,14 @@ class Candidate:
     """An engine while a placement round adds calls to it."""
 
     __slots__ = (
+        "_loads",
+        "batches",
         "bounded",
         "early",
         "fresh",
-        "grouped",
         "groups",
         "held",
         "kept",
-        "latency",
         "load",
         "running",
         "strict",
@@ -78,14 +78,17 @@ class Candidate:
     def __init__(self, load: EngineLoad) -> None:
         self.load = load
         self.running = load.running
-        self.latency = load.latency
-        self.grouped = load.grouped
         self.throughput = load.throughput
         self.held = load.held
         self.early = load.early
         self.bounded = load.bounded
         self.strict = load.strict
         self.kept = Kept.NOTHING
+        self.batches = bool(load.throughput or load.grouped)
+        # The load that a call finds, for each value of `batches` in `cost`. Tokens of the other
+        # sort count twice: as load, and for the cost of mixing to both.
+        batch = load.throughput + load.grouped
+        self._loads = [load.latency + 2 * batch, 2 * load.latency + batch]
         # These belong to the load until something is added: most of many engines get nothing.
         self.groups: Mapping[str, int] = load.groups
         self.fresh: Collection[str] = load.shared  # hashes of the prefixes in flight
@@ -128,35 +131,39 @@ class Candidate:
         share = GROUP_WEIGHT * self.bounded - others if others else left
         return min(left, max(bound - held, share))
 
-    @property
-    def batches(self) -> bool:
-        """Whether it runs throughput calls or groups."""
-        return bool(self.throughput or self.grouped)
-
     def keep_for(self, item: Queued) -> None:
         """Take nothing in this round that would use the room that `item` waits for."""
         kv_tokens = self.load.kv_tokens
         full = kv_tokens is not None and self.missing(item) > kv_tokens - self.held
-        self.kept = Kept.ALL if full else Kept.SHARE
+        self.keep(Kept.ALL if full else Kept.SHARE)
+
+    def keep(self, kept: Kept) -> None:
+        """Keep the engine free of something from now on."""
+        was, now = self.kept is Kept.BATCHES, kept is Kept.BATCHES
+        self._loads[True] += KEPT_TOKENS * (now - was)
+        self.kept = kept
 
     def place(self, item: Queued) -> None:
         """Add a call that was placed here."""
         self.running += 1
         missing = max(0, self.missing(item))
+        batches = item.throughput or item.grouped
+        self._loads[batches] += missing
+        self._loads[not batches] += 2 * missing
         if item.throughput:
             self.throughput += missing
-        elif item.grouped:
-            self.grouped += missing
-        else:
-            self.latency += missing
+        if missing and batches:
+            self.batches = True
         if item.has_prompt:
             self._hold(item)
         if item.hints.group:
             members = self.groups.get(item.hints.group, 0) + 1
             self.groups = {**self.groups, item.hints.group: members}
         if item.prefixes or item.meanings:
-            hashes = (hash for hash, _ in (*item.prefixes, *item.meanings))
-            self.fresh = {*self.fresh, *hashes}
+            fresh = self.fresh
+            if fresh is self.load.shared or not isinstance(fresh, set):
+                self.fresh = fresh = set(fresh)
+            fresh.update([hash for hash, _ in (*item.prefixes, *item.meanings)])
 
     def _hold(self, item: Queued) -> None:
         own = item.tokens - common(item.prefixes, self.fresh)
@@ -174,18 +181,18 @@ class Candidate:
         The result is negative where an early fill, of which few tokens are known yet, will share
         more.
         """
-        shared = self._shared(item.prefixes)
-        if item.meanings:
-            shared = max(shared, self._shared(item.meanings))
-        return item.tokens - shared
-
-    def _shared(self, prefixes: tuple[tuple[str, int], ...]) -> int:
-        shared, there = 0, self.load.prefixes
-        for hash, tokens in prefixes:
-            if hash not in self.fresh and hash not in there:
+        # This runs for every call and engine, so it calls nothing.
+        shared, fresh, there = 0, self.fresh, self.load.prefixes
+        for hash, tokens in item.prefixes:
+            if hash not in fresh and hash not in there:
                 break
             shared = tokens
-        return shared
+        for hash, tokens in item.meanings:
+            if hash not in fresh and hash not in there:
+                break
+            if tokens > shared:
+                shared = tokens
+        return item.tokens - shared
 
     def cost(self, item: Queued, batches: bool) -> float:
         """Return the tokens computed here before the call ends, plus those it puts before others.
@@ -193,14 +200,9 @@ class Candidate:
         `batches` says that the call is for throughput or in a group. It is passed in because this
         runs for every call and engine.
         """
-        batch = self.grouped + self.throughput
-        cost = self.latency + batch + PREFIX_WEIGHT * self.missing(item)
-        # Tokens of the other sort count twice: as load, and for the cost of mixing to both.
+        cost = self._loads[batches] + PREFIX_WEIGHT * self.missing(item)
         if not batches:
-            return cost + batch
-        cost += self.latency
-        if self.kept is Kept.BATCHES:
-            cost += KEPT_TOKENS
+            return cost
         if item.hints.group in self.groups:
             cost -= GROUP_TOKENS
         if item.throughput and self.throughput:

@@ -40,7 +40,7 @@ from llama_index.llms.weftline.wire import (
     message_body,
 )
 
-from weftline.adapters.server import Server, default_base_url, is_on
+from weftline.adapters.server import Server, default_base_url, is_on, without_v1
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Criterion
 
@@ -122,7 +122,7 @@ class Weftline(StructuredLLM):
     @field_validator("base_url", mode="before")
     @classmethod
     def _without_v1(cls, url: str | None) -> str:
-        return (url or default_base_url()).rstrip("/").removesuffix("/v1")
+        return without_v1(url or default_base_url())
 
     def model_post_init(self, context: Any, /) -> None:
         """Prepare for requests. Nothing is connected yet."""

@@ -7,7 +7,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import BaseModel, Field, SecretStr, field_validator
 
 from weftline.adapters import Retrieval
-from weftline.adapters.server import Server, default_api_key, default_base_url
+from weftline.adapters.server import Server, default_api_key, default_base_url, without_v1
 
 
 def api_key_of_environment() -> SecretStr | None:
@@ -26,7 +26,7 @@ class Served(BaseModel):
     @field_validator("base_url", mode="before")
     @classmethod
     def _without_v1(cls, url: Any) -> Any:
-        return url.rstrip("/").removesuffix("/v1") if isinstance(url, str) else url
+        return without_v1(url) if isinstance(url, str) else url
 
     @property
     def _server(self) -> Retrieval:
