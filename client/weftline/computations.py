@@ -11,6 +11,7 @@ from weftline.errors import InvalidRequest
 from weftline.protocol import MAX_ERROR_CHARS, SetVariable, StepError, to_wire
 from weftline.steps import ClientStep
 from weftline.variable import VariableBase
+from weftline.watching import Due, Event, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +40,16 @@ class Computation:
 
 
 class Waiting:
-    """Client steps that were sent with one submit, and the values that have come for them."""
+    """Client steps that were sent with one submit, and the values that have come for them.
+
+    A step is computed once its values are here and the server has said that it is due: a step on
+    a side of a branch that is not taken never is.
+    """
 
     def __init__(self, computations: Iterable[Computation]) -> None:
         self._values: dict[str, Any] = {}
         self._left = {one: {*one.step.reads, *one.step.after} for one in computations}
+        self._due: set[str] = set()
         self.by_out = {one.out: one for one in self._left}
 
     @property
@@ -56,16 +62,19 @@ class Waiting:
 
     def take_ready(self) -> list[tuple[Computation, Callable[[], Any]]]:
         """The steps that can be computed now; each is given once."""
-        ready = [one for one, left in self._left.items() if not left]
+        ready = [one for one, left in self._left.items() if not left and one.out in self._due]
         for one in ready:
             del self._left[one]
         return [(one, one.bound(self._values)) for one in ready]
 
-    def add(self, variable: str, value: Any) -> None:
-        """A watched variable has its value."""
-        self._values[variable] = value
-        for left in self._left.values():
-            left.discard(variable)
+    def hear(self, event: Event) -> None:
+        """A watched variable has its value, or its step is due."""
+        if isinstance(event, Due):
+            self._due.add(event.variable)
+        elif isinstance(event, Value):
+            self._values[event.variable] = event.value
+            for left in self._left.values():
+                left.discard(event.variable)
 
 
 def outcome_of(error: BaseException) -> SetVariable:

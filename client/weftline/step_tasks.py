@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weftline.computations import Computation, Waiting, outcome_of, result_of
 from weftline.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.protocol import SetVariable, Submit
-from weftline.watching import Submitted, Value
+from weftline.watching import Submitted
 
 if TYPE_CHECKING:
     from weftline.aclient import AsyncSession
@@ -59,8 +59,8 @@ class StepTasks:
                 async for event in events:
                     if isinstance(event, Submitted):
                         accepted.set_result(None)
-                    elif isinstance(event, Value):
-                        waiting.add(event.variable, event.value)
+                    elif event is not None:
+                        waiting.hear(event)
                     for computation, function in waiting.take_ready():
                         self._spawn(self._compute(computation, function))
         except Exception as error:

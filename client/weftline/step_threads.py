@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weftline.computations import Computation, Waiting, outcome_of, result_of
 from weftline.errors import AlreadySet, ConnectionFailed, UnknownSession
 from weftline.protocol import SetVariable, Submit
-from weftline.watching import Submitted, Value, event_of
+from weftline.watching import Submitted, event_of
 
 if TYPE_CHECKING:
     from weftline.client import Session
@@ -48,8 +48,8 @@ class StepThreads:
                     said = event_of(event)
                     if isinstance(said, Submitted):
                         self._accepted.set_result(None)
-                    elif isinstance(said, Value):
-                        self._waiting.add(said.variable, said.value)
+                    elif said is not None:
+                        self._waiting.hear(said)
                     self._start_ready()
         except Exception as error:
             if not self._accepted.done():

@@ -41,6 +41,13 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """The client may compute the step that makes the variable, once it has the step's inputs."""
+
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A variable has failed."""
 
@@ -55,7 +62,7 @@ class Graph:
     graph: Mapping[str, Any]
 
 
-Event = Submitted | Part | Value | Failed | Graph
+Event = Submitted | Part | Value | Due | Failed | Graph
 
 
 def event_of(event: ServerSentEvent) -> Event | None:
@@ -74,6 +81,8 @@ def event_of(event: ServerSentEvent) -> Event | None:
         case "value":
             variable = data.pop("semantic_var_id")
             return Value(variable, data.pop("value"), data)
+        case "due":
+            return Due(data["semantic_var_id"])
         case "failed":
             return Failed(data["semantic_var_id"], WeftlineError.from_body(data, 0))
         case "graph":

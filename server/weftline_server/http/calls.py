@@ -21,7 +21,8 @@ from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view, value_view
-from weftline_server.runtime.service import Service, earlier_submit
+from weftline_server.runtime.service import Service, earlier_submit, step_is_due
+from weftline_server.session.given import client_step
 from weftline_server.session.session import Session
 
 router = APIRouter(prefix="/v1", tags=["calls"])
@@ -225,8 +226,9 @@ def _leaves(service: Service, error: WeftlineError) -> bool:
 async def _watch(service: Service, session: Session, body: Submit) -> AsyncGenerator[bytes, None]:
     """One `value` or `failed` event for each watched variable; with `parts` also its text in parts.
 
-    A failed variable leaves the others alone. The stream ends with the last variable; closing it
-    earlier counts as a reader that leaves each variable that is not ready.
+    A `due` event says that the client may compute the step that makes the variable. A failed
+    variable leaves the others alone. The stream ends with the last variable; closing it earlier
+    counts as a reader that leaves each variable that is not ready.
     """
     events: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue(MAX_UNSENT)
 
@@ -248,8 +250,14 @@ async def _watch(service: Service, session: Session, body: Submit) -> AsyncGener
             last = sse("failed", failed, id=f"{variable} ")
         await events.put((last, True))
 
+    async def offer(variable: str) -> None:
+        if await step_is_due(service, session, variable):
+            await events.put((sse("due", {"semantic_var_id": variable}), False))
+
     followers = [asyncio.create_task(follow(variable)) for variable in body.watch]
     left = len(followers)
+    own = [one for one in body.watch if client_step(session.execution, one) is not None]
+    followers += [asyncio.create_task(offer(variable)) for variable in own]
     try:
         while left:
             event, is_last = await events.get()

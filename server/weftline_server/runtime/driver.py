@@ -90,7 +90,7 @@ class Driver:
             EarlyFill(dispatcher, self._kinds.prompts, clock),
             EarlyItems(dispatcher, self._kinds.steps, clock, self.apply),
         )
-        self._elsewhere = Elsewhere(self._hear, self.apply, clock)
+        self._elsewhere = Elsewhere(self._hear, self.apply, self.readers.wake, clock)
         self.without = without  # the optimisations that are off
         self._prepared: dict[PrimitiveId, Payload] = {}
         self._contained = Containment(self.close)

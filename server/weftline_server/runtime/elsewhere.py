@@ -19,16 +19,20 @@ from weftline_server.session.session import Session
 
 
 class Elsewhere:
-    """Starts these primitives. `hear` takes outcomes as an engine's, `apply` tells a session."""
+    """Starts these primitives. `hear` takes outcomes as an engine's, `apply` tells a session, and
+    `wake` tells the client that waits for a variable.
+    """
 
     def __init__(
         self,
         hear: Callable[[Session, Primitive, Outcome], None],
         apply: Callable[[Session, ev.SessionEvent], None],
+        wake: Callable[[Session, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._hear = hear
         self._apply = apply
+        self._wake = wake
         self._now = clock
         self._timers: dict[PrimitiveId, asyncio.TimerHandle] = {}  # of clients' steps
 
@@ -42,6 +46,8 @@ class Elsewhere:
         if where is Where.CLIENT:
             lease_s = lease_of(primitive)
             self._wait(session, primitive.id, lease_s, lease_s)
+            for variable in primitive.writes:
+                self._wake(session, variable)
         else:
             self._hear(session, primitive, _done(f"{session.id}/{primitive.id}", now))
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from weftline.errors import Timeout
 from weftline.protocol import Criterion
 from weftline_server.session import events as ev
+from weftline_server.session.given import client_step
 from weftline_server.session.session import Session
+from weftline_server.session.task import UNDER_WAY
 from weftline_server.session.variable import Variable
 
 
@@ -46,7 +48,7 @@ class Readers:
         self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
 
     def wake(self, session: Session, variable: str) -> None:
-        """The variable has a new part, a value or an error."""
+        """The variable has a new part, a value or an error, or its client may compute it."""
         for signal in self._signals.get((session.id, variable), ()):
             signal.set()
 
@@ -83,6 +85,25 @@ class Readers:
             raise found.error
         self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
         return found
+
+    async def due(self, session: Session, variable: str) -> bool:
+        """Wait until the client's step that makes `variable` may be computed; False if it has
+        ended instead."""
+        signal = asyncio.Event()
+        signals = self._signals[session.id, variable]
+        signals.add(signal)
+        run, found = client_step(session.execution, variable), session.variable(variable)
+        assert run is not None, f"no client computes {variable!r}"
+        try:
+            while not (found.settled or run.state in UNDER_WAY):
+                await signal.wait()
+                signal.clear()
+        finally:
+            signals.discard(signal)
+            if not signals:
+                self._signals.pop((session.id, variable), None)
+        await self._kept(session)
+        return not found.settled
 
     async def stream(
         self,

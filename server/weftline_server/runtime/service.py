@@ -289,6 +289,11 @@ class Service:
         )
 
 
+async def step_is_due(service: Service, session: Session, variable: str) -> bool:
+    """Wait until a client's step may be computed; False if it has ended instead."""
+    return await service._driver.readers.due(session, variable)
+
+
 def earlier_submit(service: Service, key: Key | None) -> tuple[Session, tuple[Task, ...]] | None:
     """What a submit with this key has added in an earlier run of the server, if any.
 

@@ -52,12 +52,19 @@ def refuse(execution: Execution, event: ev.VariableRefused) -> list[ev.Action]:
     return execution.settled(variable, event.now)
 
 
+def client_step(execution: Execution, variable: str) -> PrimitiveRun | None:
+    """The step by which a client makes the variable, if it does."""
+    producer = execution.graph.producer.get(variable)
+    if producer is None or execution.graph.primitives[producer].kind != CLIENT:
+        return None
+    return execution.primitives[producer]
+
+
 def _by_client(execution: Execution, id: str) -> PrimitiveRun | None:
     """The client's step that makes `id`; None for a variable without a producer."""
-    variable, producer = execution.variables.get(id), execution.graph.producer.get(id)
-    run = None if producer is None else execution.primitives[producer]
-    by_client = producer is not None and execution.graph.primitives[producer].kind == CLIENT
-    if (variable is not None and variable.settled) or (run is not None and not by_client):
+    variable, run = execution.variables.get(id), client_step(execution, id)
+    by_other = run is None and id in execution.graph.producer
+    if by_other or (variable is not None and variable.settled):
         raise AlreadySet(
             f"variable {id!r} already has a value or a producer: use another", param=id
         )

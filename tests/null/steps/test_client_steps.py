@@ -232,6 +232,48 @@ async def test_a_function_between_two_calls_in_threads(listen: Listen) -> None:
     ]
 
 
+async def test_a_step_with_effects_waits_for_the_decision(listen: Listen) -> None:
+    """Both sides have their input before the branch is decided. Only the side taken is computed."""
+    socket = await listen()
+    sent: list[str] = []
+
+    @client_step(effects="once")
+    def send(text: str) -> str:
+        sent.append(text)
+        return f"sent {text}"
+
+    def route(session: Any) -> tuple[Any, Any, Any]:
+        kind, sides = session.variable(), [session.variable(), session.variable()]
+        number, word = (send(side) for side in sides)
+        when = {"op": "contains", "value": "number"}
+        return kind, sides, session.branch(kind, [(when, number)], word)
+
+    async with socket.aclient() as made, made.session() as session:
+        kind, sides, done = route(session)
+        await session.flush()
+        for side, text in zip(sides, ("one", "two"), strict=True):
+            await side.set(text)
+            assert await side.get() == text
+        graph = await session.graph()
+        waiting = [one["state"] for one in graph["steps"] if one["kind"] == "client"]
+        assert (waiting, sent) == (["waiting", "waiting"], [])
+        await kind.set("a number")
+        assert await done.get() == "sent one"
+        assert sent == ["one"]
+
+    def program() -> str:
+        with socket.client() as made, made.session() as session:
+            kind, sides, done = route(session)
+            session.flush()
+            for side, text in zip(sides, ("three", "four"), strict=True):
+                side.set(text)
+            kind.set("a word")
+            return str(done.get())
+
+    assert await asyncio.to_thread(program) == "sent four"
+    assert sent == ["one", "four"]
+
+
 @client_step
 def broken(text: str) -> str:
     raise KeyError(text)
