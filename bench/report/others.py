@@ -204,10 +204,11 @@ def rag_graph(results: Path) -> list[str]:
             "core 0 and the embedder on core 1: in LlamaIndex, in asyncio by hand, and as one "
             f"graph. A text has {sizes['chunks']} chunks of {sizes['chunk_tokens']} tokens, an "
             f"answer {sizes['answer_tokens']} tokens, and the search server takes "
-            f"{sizes['search_delay_s']:g} s. The bound is the longest path through the graph, with "
-            "each part of the program by hand alone on the machine; what is computed before its "
-            "input is complete can pass it. The ratio is to the row's first system, task by task. "
-            f"Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
+            f"{sizes['search_delay_s']:g} s. The engine drafts nothing, because it drafts from "
+            "texts that other systems have left. The bound is the longest path through the graph, "
+            "with each part of the program by hand alone on the machine; what is computed before "
+            "its input is complete can pass it. The ratio is to the row's first system, task by "
+            f"task. Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
             f"{machine['commit']}."
         ),
         "",
