@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--model", default="default", help="the server's name of the model")
     parser.add_argument("--graph", action="store_true", help="send calls of sessions to weftline")
     parser.add_argument("--quick", action="store_true", help="16 sessions of at most 24 requests")
-    parser.add_argument("--folder", type=Path, help="write the rows to this folder, as replay.json")
+    parser.add_argument(
+        "--folder", type=Path, help="write the rows to this folder, as replay-TRACE.json"
+    )
     args = parser.parse_args()
     if not args.simulate and not args.base_url:
         parser.error("give --simulate, or the --base-url of a server")
@@ -70,7 +72,7 @@ def main() -> int:
         trace = args.trace.stem if args.trace else "drawn"
         write(
             args.folder,
-            "replay",
+            f"replay-{trace}",
             {**stamp(machine.describe()), **told, "trace": trace, "rows": rows},
         )
     return 0
