@@ -366,11 +366,42 @@ def test_one_always_enters_an_empty_cache() -> None:
 def test_one_application_beyond_the_room_enters_while_it_is_cheap(
     recomputed: float | None, busy: float, changed: float, enters: bool
 ) -> None:
-    inside = [app("a", 0.0, 900, 900)]
+    """The room is for what all will hold in the end. Now they hold a third of it."""
+    inside = [app("a", 0.0, 300, 900)]
     pool = Pool(tokens=1000, recomputed=recomputed, busy=busy, changed=changed)
-    found = admit([app("b", 1.0, 900, 900), app("c", 2.0, 900, 900)], inside, pool, 10.0)
+    found = admit([app("b", 1.0, 300, 900), app("c", 2.0, 300, 900)], inside, pool, 10.0)
     assert names(found.enter) == (["b"] if enters else [])
     assert found.beyond is enters
+
+
+def test_what_does_not_fit_now_enters_only_for_its_age() -> None:
+    """While it waits, a later one that fits beside what the others hold goes before it."""
+    inside = [app("a", 0.0, 600, 900)]
+    waiting = [app("b", 1.0, 500, 900), app("c", 2.0, 300, 900)]
+    spare = Pool(tokens=1000, recomputed=0.0, busy=0.5)
+    assert names(admit(waiting, inside, spare, 10.0).enter) == ["c"]
+    assert names(admit(waiting[:1], inside, spare, 10.0).enter) == []
+    assert names(admit(waiting, inside, spare, PATIENCE_S + 2.0).enter) == ["b"]
+
+
+def test_who_enters_for_its_age_takes_the_place_of_others() -> None:
+    """Where contexts are computed again, the youngest leave until it fits. The oldest stays."""
+    inside = [app(name, at, 300, 300) for at, name in enumerate("acd")]
+    waiting = [app("b", 1.0, 500, 900)]
+    costly = Pool(tokens=1000, recomputed=0.5)
+    found = admit(waiting, inside, costly, PATIENCE_S + 2.0)
+    assert (names(found.enter), names(found.out)) == (["b"], ["d", "c"])
+    cheap = Pool(tokens=1000, recomputed=0.0)
+    assert names(admit(waiting, inside, cheap, PATIENCE_S + 2.0).out) == []
+
+
+def test_contexts_are_exchanged_ten_times_slower_than_they_are_computed() -> None:
+    """900 tokens of 0.1 s take 90 s. So the next one is admitted for its age after 900 s."""
+    waiting = [app("b", 1.0, 900, 900)]
+    for forced, enters in ((899.0, []), (901.0, ["b"])):
+        pool = Pool(tokens=1000, recomputed=0.5, fill_s=0.1, forced=forced)
+        found = admit(waiting, [app("a", 0.0, 900, 900)], pool, PATIENCE_S + 2.0)
+        assert names(found.enter) == enters
 
 
 def test_no_application_waits_for_ever() -> None:

@@ -45,19 +45,19 @@ class Habits:
     released: float | None = None
 
     def learn_release(self, gives_up: bool) -> None:
-        self.released = _mean(self.released, float(gives_up))
+        self.released = mean(self.released, float(gives_up))
 
     def learn_pause(self, seconds: float) -> None:
-        self.pause_s = _mean(self.pause_s, seconds)
+        self.pause_s = mean(self.pause_s, seconds)
 
     def learn_size(self, tokens: int) -> None:
-        self.size = _mean(self.size, tokens)
+        self.size = mean(self.size, tokens)
 
     def learn_shared(self, tokens: int) -> None:
-        self.shared = _mean(self.shared, tokens)
+        self.shared = mean(self.shared, tokens)
 
 
-def _mean(known: float | None, seen: float) -> float:
+def mean(known: float | None, seen: float) -> float:
     return seen if known is None else known + _NEWEST * (seen - known)
 
 
@@ -143,7 +143,7 @@ class Application:
         self.size = max(self.size, tokens)
         if self.idle_since is not None and not self.goes_on:
             pause = now - self.idle_since
-            self.pause_s = _mean(self.pause_s, pause)
+            self.pause_s = mean(self.pause_s, pause)
             self.habits.learn_pause(pause)
         self.idle_since = None
         self.busy += 1

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 from weftline_engine.api import Usage
 from weftline_server.schedule.memory.admission import MOST_RECOMPUTED, Pool, admit
-from weftline_server.schedule.memory.applications import Application, Busy, Recomputed
+from weftline_server.schedule.memory.applications import Application, Busy, Recomputed, mean
+
+# A prompt with fewer computed tokens tells more about the step than about a token.
+FEWEST_TIMED = 64
 
 
 @dataclass(slots=True)
@@ -19,6 +22,7 @@ class _Use:
 
     recomputed: Recomputed = field(default_factory=Recomputed)
     busy: Busy = field(default_factory=Busy)
+    fill_s: float | None = None  # running mean of the seconds of a computed prompt token
     changed: float = -1e9
     forced: float = -1e9
 
@@ -70,7 +74,10 @@ class Gate:
 
     def computed(self, model: str, usage: Usage, known: int, horizon: float) -> None:
         """Count a prompt of which `known` tokens had been computed before; see Recomputed.add."""
-        self.use(model).recomputed.add(usage, known, horizon)
+        use = self.use(model)
+        use.recomputed.add(usage, known, horizon)
+        if (tokens := usage.prompt_tokens - usage.cached_tokens) >= FEWEST_TIMED:
+            use.fill_s = mean(use.fill_s, (usage.filled - usage.started) / tokens)
 
     def admit(self, model: str, pool: int | None, now: float) -> None:
         """Admit applications while they fit into the `pool` tokens of the model's engines.
@@ -93,6 +100,7 @@ class Gate:
             tokens=pool,
             recomputed=share,
             busy=use.busy.share,
+            fill_s=use.fill_s or 0.0,
             changed=now - use.changed,
             forced=now - use.forced,
         )
