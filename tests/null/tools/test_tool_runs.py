@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from tests.null.asgi import Serve, Server
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine import api
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
@@ -28,7 +30,7 @@ def called(name: str, **arguments: Any) -> str:
 
 def script(notes: str) -> tuple[tuple[str, str], ...]:
     long = called("add", a=1, b=2) + called("look_up", query="x " * 40)
-    forecast = called("forecast", location="Rome", days=3, why="because " * 200)
+    forecast = called("forecast", location="Rome", days=3, why="because " * 2000)
     return (
         ("waited", "I waited."),
         ("It may have run", "I check."),
@@ -61,7 +63,7 @@ async def serving(serve: Serve, folder: Path, *without: str) -> Server:
 async def ask(server: Server, text: str, **more: Any) -> dict[str, Any]:
     body = {
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": 400,
+        "max_tokens": 4000,
         "weftline": {"run_tools": True},
         **more,
     }
@@ -94,7 +96,7 @@ async def test_a_stream_has_the_same_text(server: Server) -> None:
     """Chunks come as the model writes, and the last one has the messages."""
     body = {
         "messages": [{"role": "user", "content": "#weather"}],
-        "max_tokens": 400,
+        "max_tokens": 4000,
         "stream": True,
         "weftline": {"run_tools": True},
     }
@@ -123,17 +125,65 @@ async def test_a_tool_runs_while_the_model_writes(serve: Serve, tmp_path: Path) 
         assert (ended["add"][0] < min(ended["chat"])) is overlaps
 
 
-async def test_a_tool_stops_a_turn(server: Server) -> None:
-    """It refuses the first argument. The model writes no more of the call, whose rest has 200
-    words, and goes on with the error."""
+class _Model(NullEngine):
+    """A null engine that records its parts, and when it is cancelled.
+
+    With `silent` it writes nothing between the location's end and the cancellation.
+    """
+
+    def __init__(self, config: NullConfig, seen: list[str], silent: bool) -> None:
+        super().__init__(config)
+        self._seen = seen
+        self._silent = silent
+
+    def cancel(self, op: str) -> None:
+        self._seen.append("cancel")
+        super().cancel(op)
+
+    def _emit(self, event: api.Event) -> None:
+        if isinstance(event, api.Part):
+            if self._silent and "Rome" in "".join(self._seen) and "cancel" not in self._seen:
+                return
+            self._seen.append(event.text)
+        super()._emit(event)
+
+
+class _Tools(ToolEngine):
+    """A tool engine that records when the server takes the end of a call."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(config(), Begun())
+        self._seen = seen
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        async for events in super().events():
+            self._seen += ["end" for event in events if isinstance(event, api.Finished)]
+            yield events
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_tool_stops_a_turn(serve: Serve, tmp_path: Path, silent: bool) -> None:
+    """It refuses the first argument. At most two words later the engine is told to stop, also if it
+    writes none. The rest of the call has 2,000 words. The model goes on with the error."""
+    seen: list[str] = []
+    model = NullConfig(
+        mode=NullMode.SCRIPT, model="m", script=script(str(tmp_path / "notes")), latency=PACE
+    )
+    also: dict[str, Callable[[], api.Engine]] = {
+        "m": lambda: _Model(model, seen, silent),
+        "tool:some": lambda: _Tools(seen),
+    }
+    server = await serve(also=also)
     session = server.driver.open("local")
-    answer = await ask(server, "#weather", session_id=session.id)
+    answer = await ask(server, "#weather", session_id=session.id, model="m")
+    assert seen.count("end") == 1
+    assert seen.index("cancel") - seen.index("end") - 1 <= (0 if silent else 2)
     assert answer["choices"][0]["message"]["content"] == "I ask for the state."
     said, _ = answer["weftline"]["messages"]
     assert said["content"] == "Let me see."
     [call] = said["tool_calls"]
     assert call["function"]["arguments"].startswith('{"location": "Rome"')
-    assert call["function"]["arguments"].count("because") < 150
+    assert call["function"]["arguments"].count("because") < 2000
     assert told(answer) == ["location has to be 'city, state'"]
 
 
