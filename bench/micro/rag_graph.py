@@ -4,8 +4,10 @@
 
 All systems use the same engines with the same cores: the model on core 0, the embedder on core 1.
 They take turns at each task, on texts that differ in one number, so that no system finds another
-one's work in a cache. At the low rate a task comes when the one before it has ended. At the high
-rate tasks come as LlamaIndex alone could just not bear them, at the same times for all systems.
+one's work in a cache. The engine drafts nothing: it drafts from what it has written before, so
+the same expansion took 0.22 to 2.6 s by what earlier tasks had left. At the low rate a task comes
+when the one before it has ended. At the high rate tasks come as LlamaIndex alone could just not
+bear them, at the same times for all systems.
 
 The bound is the longest path through the graph. It takes its turn as the systems do: the parts of
 the program by hand run one after another, each with the machine for itself. A schedule that
@@ -94,6 +96,7 @@ def served(settings: Settings, *without: str) -> Iterator[str]:
 engine = "torch"
 model = {json.dumps(settings.model)}
 cores = [0]
+drafting = false
 [[embedder]]
 name = "minilm"
 cores = [1]
