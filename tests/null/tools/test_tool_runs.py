@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.null.asgi import Serve, Server
+from tests.null.test_disconnect import posting
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
 from weftline_engine import api
@@ -43,6 +44,7 @@ def script(notes: str) -> tuple[tuple[str, str], ...]:
         ("#note", called("note", path=notes) + called("look_up", query="y " * 30)),
         ("#die", called("die")),
         ("#mine", called("mine", x=1)),
+        ("#ask", called("note", path=notes) + called("mine", x=1)),
         ("#wait", called("wait_for", path=f"{notes}.end")),
         ("#slow", called("note", path=notes, wait_s=60.0)),
     )
@@ -250,6 +252,35 @@ async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path:
         await gone(child)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("text", "begun"), [("#wait", "notes.end.begun"), ("#slow", "notes")])
+async def test_a_client_that_leaves_ends_its_tools(
+    server: Server, tmp_path: Path, text: str, begun: str, stream: bool
+) -> None:
+    """Its connection is dropped in the middle of a tool: the process is killed, the session ends,
+    and a tool with effects has run once."""
+    body = {"messages": [{"role": "user", "content": text}], "stream": stream}
+    data = json.dumps({**body, "weftline": {"run_tools": True}}).encode()
+    requests = iter([{"type": "http.request", "body": data, "more_body": False}])
+    children: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        for request in requests:
+            return request
+        await until(tmp_path / begun)
+        children.extend(children_of(zygote_of(server)))
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        assert b"I waited" not in message.get("body", b"")
+
+    await server.app(posting("/v1/chat/completions"), receive, send)
+    assert server.service.status().sessions == 0
+    assert len(children) == 1
+    await gone(children[0])
+    assert len((tmp_path / begun).read_text().splitlines()) == 1
+
+
 async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:
     """The response has its call, as without run_tools. The client goes on."""
     mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
@@ -258,6 +289,18 @@ async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "mine"
     assert answer["weftline"]["messages"] == []
+
+
+async def test_a_tool_that_needs_approval_is_the_clients(server: Server, tmp_path: Path) -> None:
+    """A person decides in the client, before any tool with effects of the same turn has run."""
+    mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
+    note = {"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}
+    answer = await ask(server, "#ask", tools=[mine, note])
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    calls = [call["function"]["name"] for call in choice["message"]["tool_calls"]]
+    assert calls == ["note", "mine"]
+    assert not (tmp_path / "notes").exists()
 
 
 async def test_a_model_that_calls_for_ever_is_stopped(server: Server) -> None:
