@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from weftline.toolkit import Found, Reject, StreamingTool
 from weftline_engine.tools import frames
 
 
-def serve_call(found: Found, connection: socket.socket) -> None:
+def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
     """Run a tool on the frames of `connection`, and send its result, error or rejection."""
     try:
-        answer = {"result": _run(found, connection)}
+        answer = {"result": _run(find(), connection)}
     except Reject as reason:
         answer = {"rejected": str(reason)}
     except EOFError:

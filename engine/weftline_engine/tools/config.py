@@ -29,7 +29,7 @@ class ToolsConfig:
 
     `path` is put before Python's search path. `env` names variables of the server's environment
     that the tools may read. With `user` the calls run as that user, which needs root. `cores` are
-    CPU cores; empty means all.
+    CPU cores; empty means all. With `sandbox` each call runs in a sandbox of bubblewrap.
     """
 
     name: str
@@ -39,11 +39,14 @@ class ToolsConfig:
     env: tuple[str, ...] = ()
     user: str | None = None
     cores: tuple[int, ...] = ()
+    sandbox: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
         """The zygote's environment: these settings, and nothing of `outer` that was not named."""
         passed = {name: outer[name] for name in (*PASSED, *self.env) if name in outer}
+        if self.sandbox:  # the server's folder may hold secrets, and is not on the path then
+            passed["PYTHONSAFEPATH"] = "1"
         return {**passed, VARIABLE: json.dumps(asdict(self), default=str)}
 
 

@@ -30,6 +30,10 @@ START_S = 60.0  # to import the modules of the tools
 CODE_S = 1.0
 
 
+class SandboxUnavailable(api.EngineDied):
+    """The calls cannot be isolated here, so these tools do not run at all."""
+
+
 @dataclass(eq=False)
 class _Running:
     """An op in hand. `sealed` is set when the arguments are complete."""
@@ -63,7 +67,8 @@ class ToolEngine:
         self._closing = False
 
     async def start(self) -> api.Description:
-        """Start the zygote and load the tools. Raises EngineDied with the module's error."""
+        """Start the zygote and load the tools. Raises EngineDied with the module's error, and
+        SandboxUnavailable."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._zygote = await asyncio.create_subprocess_exec(
@@ -91,6 +96,8 @@ class ToolEngine:
         if "failed" in told:
             await self.close()
             name = self._config.name
+            if "sandbox" in told:
+                raise SandboxUnavailable(f"the tools {name!r} have no sandbox: {told['failed']}")
             raise api.EngineDied(f"the tools {name!r} did not start: {told['failed']}")
         self._specs = {one["name"]: one for one in told["tools"]}
         loop.add_reader(ours, self._hear)

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from weftline.toolkit import Found, tools_in
 from weftline_engine.tools.call import serve_call
 from weftline_engine.tools.config import ToolsConfig, from_environment
+from weftline_engine.tools.sandbox import CannotSandbox, Sandbox
 
 MOST_MESSAGE = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -35,11 +36,16 @@ class Zygote:
     """The loop, and the calls whose processes run."""
 
     def __init__(
-        self, control: socket.socket, config: ToolsConfig, tools: dict[str, Found]
+        self,
+        control: socket.socket,
+        config: ToolsConfig,
+        tools: dict[str, Found],
+        sandbox: Sandbox | None,
     ) -> None:
         self._control = control
         self._config = config
         self._tools = tools
+        self._sandbox = sandbox
         self._calls: dict[int, str] = {}  # by process id
         self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -79,7 +85,8 @@ class Zygote:
     def _start(self, id: str, name: str, descriptor: int) -> None:
         pid = os.fork()
         if pid == 0:
-            _call(self._control, self._config, self._tools[name], descriptor)
+            self._control.close()
+            _call(self._config, self._sandbox, self._tools[name], descriptor)
         os.close(descriptor)
         self._calls[pid] = id
 
@@ -96,7 +103,10 @@ class Zygote:
                 ended = True
                 _kill(pid)  # what it has left in its group
                 code = os.waitstatus_to_exitcode(status)
-                self._control.send(json.dumps({"ended": id, "code": code}).encode())
+                if self._sandbox is not None and code > 128:  # bubblewrap's word for a signal
+                    code = 128 - code
+                with suppress(OSError):  # the engine has gone: the loop ends next
+                    self._control.send(json.dumps({"ended": id, "code": code}).encode())
         if ended:
             self._kill_strays()
 
@@ -115,7 +125,7 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _call(control: socket.socket, config: ToolsConfig, tool: Found, descriptor: int) -> NoReturn:
+def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor: int) -> NoReturn:
     """The process of one call."""
     try:
         os.setsid()
@@ -123,12 +133,16 @@ def _call(control: socket.socket, config: ToolsConfig, tool: Found, descriptor: 
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        control.close()
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         _limit(config)
-        serve_call(tool, socket.socket(fileno=descriptor))
+        connection = socket.socket(fileno=descriptor)
+        if sandbox is not None:  # it returns only if it fails
+            name = tool.spec.function.name
+            serve_call(lambda: sandbox.enter(name, descriptor), connection)
+        else:
+            serve_call(lambda: tool, connection)
     finally:
         os._exit(0)
 
@@ -140,14 +154,15 @@ def _limit(config: ToolsConfig) -> None:
     _set(resource.RLIMIT_FSIZE, limits.file_mb * megabyte)
     _set(resource.RLIMIT_CORE, 0)
     uid = os.getuid()
-    if config.user is not None:
-        user = pwd.getpwnam(config.user)
-        os.setgroups([])
-        os.setgid(user.pw_gid)
+    name = config.user or ("nobody" if config.sandbox and uid == 0 else None)
+    user = None if name is None else pwd.getpwnam(name)
+    if user is not None:
         uid = user.pw_uid
     # The kernel counts all processes of the user, so those that run already are added.
     _set(resource.RLIMIT_NPROC, limits.processes + _processes_of(uid))
-    if config.user is not None:
+    if user is not None and not config.sandbox:  # in a sandbox, a call changes the user inside
+        os.setgroups([])
+        os.setgid(user.pw_gid)
         os.setuid(uid)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a new user resets it
 
@@ -182,9 +197,16 @@ def main() -> None:
     config = from_environment()
     if config.cores:
         os.sched_setaffinity(0, config.cores)
+    sandbox = None
     try:
         tools = _load(config)
+        if config.sandbox:
+            sandbox = Sandbox.of(config)
+            sandbox.check(lambda: _limit(config))
         told: dict[str, Any] = {"tools": [_told(found) for found in tools.values()]}
+    except CannotSandbox as error:
+        control.send(json.dumps({"failed": str(error), "sandbox": True}).encode())
+        sys.exit(1)
     except BaseException as error:  # whatever a module raises is the reason that the operator reads
         reason = f"{type(error).__name__}: {error}"
         control.send(json.dumps({"failed": reason[:2000]}).encode())
@@ -192,7 +214,7 @@ def main() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     control.send(json.dumps(told).encode())
-    Zygote(control, config, tools).run()
+    Zygote(control, config, tools, sandbox).run()
 
 
 def _load(config: ToolsConfig) -> dict[str, Found]:

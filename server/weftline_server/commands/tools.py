@@ -23,7 +23,8 @@ class ToolSpec:
     `module` is imported with `path` before Python's search path. `name` is the engine's name, by
     default the module's. `preload` names further modules to import once, for all calls. `env` names
     the environment variables that the tools may read. `user` runs the calls as that user, which
-    needs root. `cores` are CPU cores; empty means all. `limits` is what one call may use.
+    needs root. `cores` are CPU cores; empty means all. With `sandbox` each call is isolated by
+    bubblewrap, without network. `limits` is what one call may use.
     """
 
     module: str
@@ -33,6 +34,7 @@ class ToolSpec:
     env: tuple[str, ...] = ()
     user: str | None = None
     cores: tuple[int, ...] = ()
+    sandbox: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def factory(self) -> Callable[[], Engine]:
@@ -48,6 +50,7 @@ class ToolSpec:
             env=self.env,
             user=self.user,
             cores=self.cores,
+            sandbox=self.sandbox,
             limits=self.limits,
         )
         begun = Begun()  # one for all incarnations of the engine

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from weftline.errors import Timeout
@@ -45,12 +45,29 @@ class Readers:
         self._kept = kept
         self._apply = apply
         self._now = clock
-        self._signals: defaultdict[tuple[str, str], set[asyncio.Event]] = defaultdict(set)
+        self._signals: defaultdict[tuple[str, str], set[Callable[[], None]]] = defaultdict(set)
 
     def wake(self, session: Session, variable: str) -> None:
         """The variable has a new part, a value or an error, or its client may compute it."""
         for signal in self._signals.get((session.id, variable), ()):
-            signal.set()
+            signal()
+
+    @contextmanager
+    def watching(
+        self, session: Session, variable: str, changed: Callable[[], None]
+    ) -> Iterator[None]:
+        """Call `changed` at every change of the variable, without counting as its reader.
+
+        The change is being performed then: `changed` must only note it.
+        """
+        signals = self._signals[session.id, variable]
+        signals.add(changed)
+        try:
+            yield
+        finally:
+            signals.discard(changed)
+            if not signals:
+                self._signals.pop((session.id, variable), None)
 
     def read(self, session: Session, variable: str) -> Variable:
         """The variable in its present state. Raises UnknownVariable."""
@@ -90,18 +107,12 @@ class Readers:
         """Wait until the client's step that makes `variable` may be computed; False if it has
         ended instead."""
         signal = asyncio.Event()
-        signals = self._signals[session.id, variable]
-        signals.add(signal)
         run, found = client_step(session.execution, variable), session.variable(variable)
         assert run is not None, f"no client computes {variable!r}"
-        try:
+        with self.watching(session, variable, signal.set):
             while not (found.settled or run.state in UNDER_WAY):
                 await signal.wait()
                 signal.clear()
-        finally:
-            signals.discard(signal)
-            if not signals:
-                self._signals.pop((session.id, variable), None)
         await self._kept(session)
         return not found.settled
 
@@ -151,18 +162,14 @@ class Readers:
         self._apply(session, opened)
         found = session.variable(variable)
         signal = asyncio.Event()
-        signals = self._signals[session.id, variable]
-        signals.add(signal)
         served = True
         try:
-            yield found, signal
+            with self.watching(session, variable, signal.set):
+                yield found, signal
         except (asyncio.CancelledError, GeneratorExit):
             served = found.settled
             raise
         finally:
-            signals.discard(signal)
-            if not signals:
-                self._signals.pop((session.id, variable), None)
             if served or not grace_s:
                 self._leave(session, variable, served)
             else:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from weftline.arguments import ArgumentReader
-from weftline.errors import InvalidRequest, WeftlineError
+from weftline.errors import Cancelled, InvalidRequest, WeftlineError
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
 from weftline.tools import CalledFunction, ToolCall
 from weftline_engine.api import FinishReason
@@ -85,6 +85,7 @@ class ToolLoop:
         self._session = session
         self._call = call
         self._tools = tools
+        self._watches = ExitStack()  # of the open calls of the turn that is being written
         self.turns: list[Turn] = []
 
     async def texts(self) -> AsyncIterator[str]:
@@ -113,15 +114,18 @@ class ToolLoop:
         format = driver.dispatcher.prompter(turn.task.resource).tool_format
         parser = parser_of(made, f"{turn.task.id}/0", format)
         reading = driver.readers.stream(session, turn.task.writes[0])
-        async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
-            async for chunk in chunks:
-                for delta in parser.feed(chunk.text):
-                    if text := await self._hear(turn, delta):
-                        yield text
-                if self._is_refused(turn):
-                    turn.was_stopped = True
-                    driver.cancel(session, turn.task.id)
-                    return
+        try:
+            async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
+                async for chunk in chunks:
+                    for delta in parser.feed(chunk.text):
+                        if text := await self._hear(turn, delta):
+                            yield text
+        except Cancelled:
+            if not turn.was_stopped:
+                raise
+            return
+        finally:
+            self._watches.close()
         for delta in parser.end():
             if text := await self._hear(turn, delta):
                 yield text
@@ -155,6 +159,8 @@ class ToolLoop:
     async def _start(self, call: _Written, is_open: bool = False) -> None:
         task = lower_tool(self._tools[call.name], call.arguments, is_open)
         call.task = task
+        if is_open:
+            self._watch(self.turns[-1], task.writes[0])
         await self._driver.start(self._session, [task])
 
     async def _feed(self, call: _Written) -> None:
@@ -170,6 +176,27 @@ class ToolLoop:
         while run.live and not feed():  # noqa: ASYNC110 - no event marks it
             await asyncio.sleep(0)
         call.fed = len(call.arguments)
+
+    def _watch(self, turn: Turn, variable: str) -> None:
+        """Stop the turn when the tool that writes `variable` refuses its call.
+
+        That is not left to the model's next text: an engine may be slow, or hold text back.
+        """
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            # Not at once: the session is still performing the end of the tool.
+            loop.call_soon(self._stop_if_refused, turn)
+
+        readers = self._driver.readers
+        self._watches.enter_context(readers.watching(self._session, variable, changed))
+
+    def _stop_if_refused(self, turn: Turn) -> None:
+        """Cancel the model's turn if a tool has ended before its call was complete."""
+        if turn.was_stopped or self._session.ended is not None or not self._is_refused(turn):
+            return
+        turn.was_stopped = True
+        self._driver.cancel(self._session, turn.task.id)
 
     def _is_refused(self, turn: Turn) -> bool:
         """Whether a tool has ended before the model has written all of its call."""

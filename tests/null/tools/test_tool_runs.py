@@ -6,15 +6,18 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.null.asgi import Serve, Server
+from tests.null.test_disconnect import posting
 from tests.null.tools.conftest import config
 from tests.null.tools.test_tool_engine import children_of, gone
-from weftline_engine.null import LatencyProfile, NullConfig, NullMode
+from weftline_engine import api
+from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
@@ -28,7 +31,7 @@ def called(name: str, **arguments: Any) -> str:
 
 def script(notes: str) -> tuple[tuple[str, str], ...]:
     long = called("add", a=1, b=2) + called("look_up", query="x " * 40)
-    forecast = called("forecast", location="Rome", days=3, why="because " * 200)
+    forecast = called("forecast", location="Rome", days=3, why="because " * 2000)
     return (
         ("waited", "I waited."),
         ("It may have run", "I check."),
@@ -41,6 +44,7 @@ def script(notes: str) -> tuple[tuple[str, str], ...]:
         ("#note", called("note", path=notes) + called("look_up", query="y " * 30)),
         ("#die", called("die")),
         ("#mine", called("mine", x=1)),
+        ("#ask", called("note", path=notes) + called("mine", x=1)),
         ("#wait", called("wait_for", path=f"{notes}.end")),
         ("#slow", called("note", path=notes, wait_s=60.0)),
     )
@@ -61,7 +65,7 @@ async def serving(serve: Serve, folder: Path, *without: str) -> Server:
 async def ask(server: Server, text: str, **more: Any) -> dict[str, Any]:
     body = {
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": 400,
+        "max_tokens": 4000,
         "weftline": {"run_tools": True},
         **more,
     }
@@ -94,7 +98,7 @@ async def test_a_stream_has_the_same_text(server: Server) -> None:
     """Chunks come as the model writes, and the last one has the messages."""
     body = {
         "messages": [{"role": "user", "content": "#weather"}],
-        "max_tokens": 400,
+        "max_tokens": 4000,
         "stream": True,
         "weftline": {"run_tools": True},
     }
@@ -123,17 +127,65 @@ async def test_a_tool_runs_while_the_model_writes(serve: Serve, tmp_path: Path) 
         assert (ended["add"][0] < min(ended["chat"])) is overlaps
 
 
-async def test_a_tool_stops_a_turn(server: Server) -> None:
-    """It refuses the first argument. The model writes no more of the call, whose rest has 200
-    words, and goes on with the error."""
+class _Model(NullEngine):
+    """A null engine that records its parts, and when it is cancelled.
+
+    With `silent` it writes nothing between the location's end and the cancellation.
+    """
+
+    def __init__(self, config: NullConfig, seen: list[str], silent: bool) -> None:
+        super().__init__(config)
+        self._seen = seen
+        self._silent = silent
+
+    def cancel(self, op: str) -> None:
+        self._seen.append("cancel")
+        super().cancel(op)
+
+    def _emit(self, event: api.Event) -> None:
+        if isinstance(event, api.Part):
+            if self._silent and "Rome" in "".join(self._seen) and "cancel" not in self._seen:
+                return
+            self._seen.append(event.text)
+        super()._emit(event)
+
+
+class _Tools(ToolEngine):
+    """A tool engine that records when the server takes the end of a call."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(config(), Begun())
+        self._seen = seen
+
+    async def events(self) -> AsyncIterator[list[api.Event]]:
+        async for events in super().events():
+            self._seen += ["end" for event in events if isinstance(event, api.Finished)]
+            yield events
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_tool_stops_a_turn(serve: Serve, tmp_path: Path, silent: bool) -> None:
+    """It refuses the first argument. At most two words later the engine is told to stop, also if it
+    writes none. The rest of the call has 2,000 words. The model goes on with the error."""
+    seen: list[str] = []
+    model = NullConfig(
+        mode=NullMode.SCRIPT, model="m", script=script(str(tmp_path / "notes")), latency=PACE
+    )
+    also: dict[str, Callable[[], api.Engine]] = {
+        "m": lambda: _Model(model, seen, silent),
+        "tool:some": lambda: _Tools(seen),
+    }
+    server = await serve(also=also)
     session = server.driver.open("local")
-    answer = await ask(server, "#weather", session_id=session.id)
+    answer = await ask(server, "#weather", session_id=session.id, model="m")
+    assert seen.count("end") == 1
+    assert seen.index("cancel") - seen.index("end") - 1 <= (0 if silent else 2)
     assert answer["choices"][0]["message"]["content"] == "I ask for the state."
     said, _ = answer["weftline"]["messages"]
     assert said["content"] == "Let me see."
     [call] = said["tool_calls"]
     assert call["function"]["arguments"].startswith('{"location": "Rome"')
-    assert call["function"]["arguments"].count("because") < 150
+    assert call["function"]["arguments"].count("because") < 2000
     assert told(answer) == ["location has to be 'city, state'"]
 
 
@@ -200,6 +252,35 @@ async def test_a_session_that_is_closed_ends_its_tools(server: Server, tmp_path:
         await gone(child)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("text", "begun"), [("#wait", "notes.end.begun"), ("#slow", "notes")])
+async def test_a_client_that_leaves_ends_its_tools(
+    server: Server, tmp_path: Path, text: str, begun: str, stream: bool
+) -> None:
+    """Its connection is dropped in the middle of a tool: the process is killed, the session ends,
+    and a tool with effects has run once."""
+    body = {"messages": [{"role": "user", "content": text}], "stream": stream}
+    data = json.dumps({**body, "weftline": {"run_tools": True}}).encode()
+    requests = iter([{"type": "http.request", "body": data, "more_body": False}])
+    children: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        for request in requests:
+            return request
+        await until(tmp_path / begun)
+        children.extend(children_of(zygote_of(server)))
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        assert b"I waited" not in message.get("body", b"")
+
+    await server.app(posting("/v1/chat/completions"), receive, send)
+    assert server.service.status().sessions == 0
+    assert len(children) == 1
+    await gone(children[0])
+    assert len((tmp_path / begun).read_text().splitlines()) == 1
+
+
 async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:
     """The response has its call, as without run_tools. The client goes on."""
     mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
@@ -208,6 +289,18 @@ async def test_a_tool_of_the_client_ends_the_run(server: Server) -> None:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "mine"
     assert answer["weftline"]["messages"] == []
+
+
+async def test_a_tool_that_needs_approval_is_the_clients(server: Server, tmp_path: Path) -> None:
+    """A person decides in the client, before any tool with effects of the same turn has run."""
+    mine = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
+    note = {"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}
+    answer = await ask(server, "#ask", tools=[mine, note])
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    calls = [call["function"]["name"] for call in choice["message"]["tool_calls"]]
+    assert calls == ["note", "mine"]
+    assert not (tmp_path / "notes").exists()
 
 
 async def test_a_model_that_calls_for_ever_is_stopped(server: Server) -> None:

@@ -1,0 +1,163 @@
+"""The sandbox of tools that run code: each call sees its own network, processes and files.
+
+bubblewrap makes it. A call can read the system's programs, Python's path and nothing else, and can
+write to an empty /tmp alone. It starts with an environment that has no secret, because bubblewrap
+itself stays in the call's process table, where its environment can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from weftline_engine.tools.config import ToolsConfig
+
+# --size and --disable-userns are from this version on.
+OLDEST = (0, 8)
+CHECK_S = 30.0  # a Python that imports the module, on a busy machine
+NOBODY = 65534
+# Those that are links to folders of /usr on most systems.
+_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
+_PASSED = ("LANG", "LC_ALL", "TZ")
+
+
+class CannotSandbox(Exception):
+    """The calls cannot be isolated here. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How bubblewrap is called. `user` is who the calls run as, where the server runs as root."""
+
+    program: str
+    module: str
+    folders: tuple[Path, ...]
+    environment: dict[str, str]
+    size: int
+    user: tuple[int, int] | None
+
+    @staticmethod
+    def of(config: ToolsConfig) -> Sandbox:
+        """The sandbox of a module that has been imported. Raises CannotSandbox."""
+        folders = tuple(_folders())
+        user = None
+        if os.getuid() == 0:
+            found = pwd.getpwnam(config.user or "nobody")
+            user = found.pw_uid, found.pw_gid
+        given = {name: os.environ[name] for name in (*_PASSED, *config.env) if name in os.environ}
+        environment = {
+            **given,
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp",
+            "TMPDIR": "/tmp",
+            "PYTHONPATH": os.pathsep.join(one for one in sys.path if one and Path(one).is_dir()),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONSAFEPATH": "1",
+        }
+        size = config.limits.file_mb << 20
+        return Sandbox(_program(), config.module, folders, environment, size, user)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a call's process."""
+        inner = [sys.executable, "-m", "weftline_engine.tools.inside", "--module", self.module]
+        if self.user is not None:
+            inner += ["--user", "{}:{}".format(*self.user)]
+        return [self.program, *self._walls(), *self._files(), "--", *inner, *arguments]
+
+    def enter(self, tool: str, descriptor: int) -> NoReturn:
+        """Become the process of one call."""
+        os.set_inheritable(descriptor, True)
+        command = self.command("--tool", tool, "--fd", str(descriptor))
+        os.execve(self.program, command, self.environment)
+
+    def check(self, limit: Callable[[], None]) -> None:
+        """Start one, under the limits that `limit` sets. Raises CannotSandbox if it leaks."""
+        try:
+            made = subprocess.run(
+                self.command("--check"),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=CHECK_S,
+                preexec_fn=limit,  # this process has one thread
+            )
+        except subprocess.TimeoutExpired:
+            raise CannotSandbox(f"its self-test took more than {CHECK_S:g} s") from None
+        if made.returncode:
+            said = (made.stderr or made.stdout).strip()[-500:]
+            raise CannotSandbox(
+                f"bubblewrap's self-test failed: {said or made.returncode}. It needs user "
+                "namespaces, or a server of root with CAP_SYS_ADMIN; containers often allow neither"
+            )
+
+    def _walls(self) -> list[str]:
+        """Namespaces of its own. Root becomes another user inside, and has no user namespace:
+        in one, the user outside would still be root, whose processes have no limit."""
+        if self.user is None:
+            nobody = str(NOBODY)
+            walls = ["--unshare-all", "--unshare-user", "--disable-userns"]
+            walls += ["--uid", nobody, "--gid", nobody]
+        else:
+            walls = [f"--unshare-{one}" for one in ("ipc", "pid", "net", "uts", "cgroup-try")]
+            walls += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        return [*walls, "--hostname", "tool", "--die-with-parent"]
+
+    def _files(self) -> Iterator[str]:
+        """Its files. What is mounted later hides what came before."""
+        temporary = ("--perms", "1777", "--size", str(self.size), "--tmpfs")
+        yield from ("--ro-bind", "/usr", "/usr")
+        for name in map(Path, _SYSTEM):
+            if name.is_symlink():
+                yield from ("--symlink", str(name.readlink()), str(name))
+            elif name.is_dir():
+                yield from ("--ro-bind", str(name), str(name))
+        yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
+        yield from ("--proc", "/proc", "--dev", "/dev")
+        yield from (*temporary, "/dev/shm", "--remount-ro", "/dev", *temporary, "/tmp")
+        # Parents that bubblewrap makes by itself can be entered by their owner alone.
+        parents = {one for folder in self.folders for one in folder.parents[:-1]}
+        for parent in sorted(parents - {Path("/tmp")}):
+            yield from ("--perms", "0755", "--dir", str(parent))
+        for folder in self.folders:
+            yield from ("--ro-bind", str(folder), str(folder))
+        yield from ("--remount-ro", "/", "--chdir", "/tmp")
+
+
+def _program() -> str:
+    """The path of bubblewrap. Raises CannotSandbox."""
+    wanted = "install bubblewrap {}.{} or later (Debian, Ubuntu, Fedora: package bubblewrap)"
+    needed = wanted.format(*OLDEST)
+    program = shutil.which("bwrap")
+    if program is None:
+        raise CannotSandbox(f"there is no bwrap on the path: {needed}, or leave sandbox out")
+    said = subprocess.run([program, "--version"], env={}, capture_output=True, text=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST:
+        raise CannotSandbox(f"{program} is {said.strip()[:100] or 'broken'}: {needed}")
+    return program
+
+
+def _folders() -> Iterator[Path]:
+    """What Python reads, without folders that hold the home directory. Raises CannotSandbox."""
+    home = Path.home().resolve()
+    named = {Path(one).absolute() for one in (sys.prefix, sys.base_prefix, *sys.path) if one}
+    taken = [Path("/usr")]
+    for folder in sorted(named):
+        if not folder.is_dir() or any(folder.is_relative_to(one) for one in taken):
+            continue
+        if home.is_relative_to(folder.resolve()):
+            raise CannotSandbox(
+                f"{folder} is on Python's path and holds the home directory: "
+                "keep the tools and the programs in a folder of their own"
+            )
+        taken.append(folder)
+        yield folder
