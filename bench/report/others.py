@@ -228,5 +228,49 @@ def rag_graph(results: Path) -> list[str]:
     return [*lines, ""]
 
 
+def replay(results: Path) -> list[str]:
+    """Recorded and drawn agent sessions on a simulated engine; empty without results."""
+    newest = {
+        path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*/replay-*"))
+    }
+    if not newest:
+        return []
+    lines = [
+        "## Agents' sessions, replayed",
+        "",
+        *paragraph(
+            "`weftline bench replay --simulate` replays sessions of coding agents on one simulated "
+            "engine, in simulated time: their lengths and pauses, with words of our own, all "
+            "multiplied by one factor. The pressure is what the running sessions need at their "
+            "longest, over the tokens of the KV cache. The optimum is Belady's, with the requests "
+            "in the order in which they began: it counts single tokens, and requests that run hold "
+            "none of them, so no real cache reaches it. Without `--simulate` any server with "
+            "OpenAI's API can be measured."
+        ),
+        "",
+    ]
+    for report in newest.values():
+        trace = report["trace"].replace("_", " ")
+        lines += [
+            *paragraph(
+                f"{report['sessions']} sessions ({trace}), {report['at_once']} at once, times "
+                f"{report['scale']:g}; weftline at {report['machine']['commit']}:"
+            ),
+            "",
+            "| pressure | system | sessions a minute | slowest | cached | computed / optimum |",
+            "|---|---|---|---|---|---|",
+            *map(_replayed, report["rows"]),
+            "",
+        ]
+    return lines
+
+
+def _replayed(row: Mapping[str, Any]) -> str:
+    return (
+        f"| {row['pressure']:g} | {row['system']} | {row['sessions_per_minute']} "
+        f"| {row['slowest_s']} s | {row['cached_share']:.1%} | {row['computed_to_belady']:.2f} |"
+    )
+
+
 # By the name of the file that each is written from.
 SECTIONS = {"simulation": simulation, "llamaindex": llamaindex, "server": server}
