@@ -208,11 +208,13 @@ def rag_graph(results: Path) -> list[str]:
             "texts that other systems have left. The bound is the longest path through the graph, "
             "with each part of the program by hand alone on the machine; what is computed before "
             "its input is complete can pass it. The ratio is to the row's first system, task by "
-            f"task. The load is that of the machine, with what else ran. Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
+            "task. The load is that of the machine, with what else ran. "
+            f"Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
             f"{machine['commit']}."
         ),
         "",
-        "| application | rate | delay | load | system | tasks | seconds (quartiles) | ratio | bound |",
+        "| application | rate | delay | load | system | tasks | seconds (quartiles) "
+        "| ratio | bound |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
