@@ -55,6 +55,9 @@ class StepThreads:
             if not self._accepted.done():
                 self._accepted.set_exception(error)
                 return
+            if self._session.closed:
+                log.debug("the watch of session %s ends: %s", self._session.id, error)
+                return  # nobody waits for the steps, and the client may be closed as well
             log.warning("the client steps of session %s end: %s", self._session.id, error)
             for out in self._waiting.by_out:
                 self._send(out, outcome_of(error))
@@ -89,6 +92,11 @@ class StepThreads:
                 if not left:  # the get that waits for it fails in the same way
                     log.warning("the result of %s cannot be sent: %s", out, error)
             except (AlreadySet, UnknownSession) as error:
+                log.debug("the result of %s comes too late: %s", out, error)
+                return
+            except RuntimeError as error:  # httpx's error of a closed client
+                if not self._session.closed:
+                    raise
                 log.debug("the result of %s comes too late: %s", out, error)
                 return
             else:

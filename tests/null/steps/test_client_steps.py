@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -391,3 +392,31 @@ async def test_a_client_that_leaves_ends_its_steps(listen: Listen) -> None:
         await said.get()
     await session.close()
     await made.close()
+
+
+async def test_a_client_that_is_closed_ends_its_threads_quietly(listen: Listen) -> None:
+    """A function ends after its session and its client were closed. Its result is nobody's, and its
+    thread raises nothing: pytest would report that."""
+    socket = await listen()
+    begun, closed = threading.Event(), threading.Event()
+    ended: list[threading.Thread] = []
+
+    @client_step
+    def slow(text: str) -> str:
+        ended.append(threading.current_thread())
+        begun.set()
+        assert closed.wait(30)
+        return text
+
+    def program() -> None:
+        with socket.client() as made, made.session() as session:
+            given = session.variable()
+            slow(given)
+            session.flush()
+            given.set("x")
+            assert begun.wait(30)
+        closed.set()
+        ended[0].join(30)
+        assert not ended[0].is_alive()
+
+    await asyncio.to_thread(program)
