@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -268,7 +269,8 @@ class Bench:
     def _add(
         self, row: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], base: str
     ) -> None:
-        self.rows.append({**row, "base": base, "systems": compared(seconds, base)})
+        load = round(os.getloadavg()[0], 1)  # of the last minute, with what else ran
+        self.rows.append({**row, "base": base, "load": load, "systems": compared(seconds, base)})
         self.results.write(self.rows, self.raw)
         _show(self.rows[-1])
 

@@ -208,12 +208,14 @@ def rag_graph(results: Path) -> list[str]:
             "texts that other systems have left. The bound is the longest path through the graph, "
             "with each part of the program by hand alone on the machine; what is computed before "
             "its input is complete can pass it. The ratio is to the row's first system, task by "
-            f"task. Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
+            "task. The load is that of the machine, with what else ran. "
+            f"Measured on {machine['cpu']}, {machine['cores']} cores; weftline at "
             f"{machine['commit']}."
         ),
         "",
-        "| application | rate | delay | system | tasks | seconds (quartiles) | ratio | bound |",
-        "|---|---|---|---|---|---|---|---|",
+        "| application | rate | delay | load | system | tasks | seconds (quartiles) "
+        "| ratio | bound |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
         for name in dict.fromkeys((row["base"], *row["systems"])):
@@ -221,7 +223,8 @@ def rag_graph(results: Path) -> list[str]:
             took = one["seconds"]
             share = f"{one['of_bound']['median']:.0%}" if "of_bound" in one else ""
             lines.append(
-                f"| {row['app']} | {row['rate']} | {row['delay_ms']} ms | {name} | {took['n']} "
+                f"| {row['app']} | {row['rate']} | {row['delay_ms']} ms | {row.get('load', '')} "
+                f"| {name} | {took['n']} "
                 f"| {took['median']:.2f} s ({took['low']:.2f} to {took['high']:.2f}) "
                 f"| {one['times_faster']['median']:.2f} | {share} |"
             )

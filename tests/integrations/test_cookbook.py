@@ -12,7 +12,7 @@ import pytest
 from tests.integrations.conftest import StartServer
 
 RECIPES = Path(__file__).parents[2] / "cookbook" / "langchain"
-PROGRAMS = ("map_reduce", "refine", "router", "rag", "send", "coders", "copilot")
+PROGRAMS = ("map_reduce", "refine", "router", "evaluator", "rag", "send", "coders", "copilot")
 MAX_LINES = 60
 
 # Calls of the program, and the round trips of T0, T2 and T3. T2 ends where a step of the client
@@ -21,6 +21,7 @@ EXPECTED = {
     "map_reduce": (7, 7, 1, 1),
     "refine": (8, 8, 1, 1),
     "router": (6, 6, 6, 4),
+    "evaluator": (8, 8, 4, 4),
     "rag": (3, 3, 3, 1),
     "send": (8, 8, 5, 5),
     "coders": (16, 16, 1, 1),

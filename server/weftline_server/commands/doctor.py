@@ -51,16 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start the embedded engine and measure what its KV cache costs",
     )
     parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="start each function of this file of serve --config once, and nothing else",
+    )
+    parser.add_argument(
         "--store", metavar="FILE", help="examine this file of serve --store, and nothing else"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the machine and print the report, or measure an engine, or examine a file."""
+    """Examine the machine and print the report, or only what an option names."""
     if args.calibrate is not None:
         from weftline_server.commands import calibrate  # it needs the engine's packages
 
         return calibrate.run(args.calibrate)
+    if args.config is not None:
+        from weftline_server.commands import functions  # it needs the server's packages
+
+        return functions.run(args.config)
     if args.store is not None:
         return _examined(args.store)
     report = examine()

@@ -15,6 +15,7 @@ from weftline.errors import InvalidRequest
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.functions.engine import FunctionEngine
+from weftline_server.cli import main
 from weftline_server.commands.retrieval import factories, from_tables
 
 MODULE = """
@@ -138,3 +139,21 @@ def test_wrong_settings_are_refused(change: dict[str, Any]) -> None:
     table = {"name": "w", "call": "a:b", **change}
     with pytest.raises(InvalidRequest):
         factories(from_tables({"function": [table]}))
+
+
+def test_doctor_starts_each_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function that cannot be imported is found before the server runs."""
+    (tmp_path / "ours.py").write_text(MODULE)
+    file = tmp_path / "weftline.toml"
+    table = f'[[function]]\nname = "work"\ncall = "ours:work"\npath = "{tmp_path}"\n'
+    file.write_text(table)
+    assert main(["doctor", "--config", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["work      starts"]
+    file.write_text(table + table.replace("work", "gone"))
+    assert main(["doctor", "--config", str(file)]) == 1
+    _, works, fails = capsys.readouterr().out.splitlines()
+    assert works.split() == ["work", "starts"]
+    assert fails.startswith("gone      does not start  ") and "ended its process" in fails
+    file.write_text("")
+    assert main(["doctor", "--config", str(file)]) == 0
+    assert "has no [[function]]" in capsys.readouterr().out

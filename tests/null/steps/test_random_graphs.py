@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -36,6 +37,7 @@ from weftline_server.session.variable import VariableState
 
 SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
 LETTERS = "abc"
+GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "120"))  # `make test-long` draws 300
 MOST_CHARS = 300  # of a value, so that no answer is cut at 512 tokens
 
 
@@ -292,7 +294,7 @@ def check_records(session: Session, records: list[bytes], without: frozenset[str
         cut.validate()
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=GRAPHS, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     random=st.randoms(use_true_random=False),
     size=st.integers(1, 7),
