@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from hypothesis import settings
@@ -15,7 +14,7 @@ from weftline_server.journal.replay import Opened, replay, resumed
 from weftline_server.lowering.call import task_of
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
-from weftline_server.session.task import RunState, Step
+from weftline_server.session.task import RunState
 
 CLOCK = Clock(1000.0)
 OPENED = Opened(tenant="t", id="s", alias="", at=1000.0, stays=True)
@@ -62,12 +61,6 @@ RecordedMachine.TestCase.settings = settings(
 TestRecorded = RecordedMachine.TestCase
 
 
-def timed(step: Step | None) -> str:
-    """A step, with its times to the microsecond: a time of the wall clock has no more bits, and which
-    are lost depends on how long the machine has run."""
-    return re.sub(r"\d+\.\d{7,}", lambda found: f"{float(found[0]):.6f}", repr(step))
-
-
 def lasting(session: Session) -> dict[str, Any]:
     """What a session is, apart from its readers and the calls that run."""
     graph = session.graph
@@ -78,7 +71,7 @@ def lasting(session: Session) -> dict[str, Any]:
             id: ("live" if run.live else run.state, run.detached, str(run.error))
             for id, run in session.tasks.items()
         },
-        "steps": {id: timed(run.step) for id, run in ended.items() if run.state == "done"},
+        "steps": {id: (run.state, run.step) for id, run in ended.items() if run.state == "done"},
         "variables": {
             id: (one.state, one.text, one.value, str(one.error)) if one.settled else "open"
             for id, one in session.variables.items()
