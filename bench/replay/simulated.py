@@ -42,7 +42,7 @@ class Outcome:
     seconds: float = 0.0
 
     @property
-    def row(self) -> dict[str, float]:
+    def row(self) -> dict[str, float | None]:
         """The figures: sessions a minute, the share of prompts that was cached, the tokens that
         were computed beside the optimum's, and those that were computed again."""
         in_order = [one for _, one in sorted(self.accesses, key=lambda one: one[0])]
@@ -55,7 +55,7 @@ class Outcome:
             "cached_share": round(1 - self.computed / self.prompts, 4),
             "computed_to_belady": round(self.computed / best, 3),
             "recomputed": again,
-            "recomputed_to_belady": round(again / at_best, 3) if at_best else 1.0,
+            "recomputed_to_belady": round(again / at_best, 3) if at_best else None,
         }
 
 
