@@ -6,12 +6,12 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
-from llama_index.llms.weftline.served import Served
 
 from weftline.adapters import retrieval
+from weftline.adapters.fields import ServerFields
 
 
-class WeftlineEmbedding(BaseEmbedding, Served):
+class WeftlineEmbedding(BaseEmbedding, ServerFields):
     """Embeds with the server's embedder `model_name`; "default" is the server's first one.
 
     Start the server with `weftline serve --embedder minilm`, for example. Then:
@@ -38,7 +38,7 @@ class WeftlineEmbedding(BaseEmbedding, Served):
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(self._server.ask(self._asked(texts[part])))
+            for vector in retrieval.vectors_of(self.server.ask(self._asked(texts[part])))
         ]
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Embedding]:
@@ -46,7 +46,7 @@ class WeftlineEmbedding(BaseEmbedding, Served):
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(await self._server.aask(self._asked(texts[part])))
+            for vector in retrieval.vectors_of(await self.server.aask(self._asked(texts[part])))
         ]
 
     def _get_text_embedding(self, text: str) -> Embedding:

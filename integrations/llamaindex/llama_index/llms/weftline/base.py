@@ -26,7 +26,6 @@ from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.llms.weftline.asking import Asked, Asking
 from llama_index.llms.weftline.objects import wanted
-from llama_index.llms.weftline.served import api_key_of_environment
 from llama_index.llms.weftline.spans import listen
 from llama_index.llms.weftline.structured import StructuredLLM
 from llama_index.llms.weftline.wire import (
@@ -40,6 +39,7 @@ from llama_index.llms.weftline.wire import (
     message_body,
 )
 
+from weftline.adapters.fields import api_key_of_environment
 from weftline.adapters.server import Server, default_base_url, is_on, without_v1
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Criterion

@@ -8,12 +8,12 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-from llama_index.llms.weftline.served import Served
 
 from weftline.adapters import retrieval
+from weftline.adapters.fields import ServerFields
 
 
-class WeftlineRerank(BaseNodePostprocessor, Served):
+class WeftlineRerank(BaseNodePostprocessor, ServerFields):
     """Keeps the `top_n` nodes that fit the query best, the best first.
 
     `model` names a reranker of the server; None takes the first one. An embedder reranks too, by
@@ -33,14 +33,14 @@ class WeftlineRerank(BaseNodePostprocessor, Served):
     ) -> list[NodeWithScore]:
         if not nodes:
             return []
-        return _chosen(nodes, self._server.ask(self._asked(nodes, query_bundle)))
+        return _chosen(nodes, self.server.ask(self._asked(nodes, query_bundle)))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         if not nodes:
             return []
-        return _chosen(nodes, await self._server.aask(self._asked(nodes, query_bundle)))
+        return _chosen(nodes, await self.server.aask(self._asked(nodes, query_bundle)))
 
     def _asked(self, nodes: Sequence[NodeWithScore], query: QueryBundle | None) -> retrieval.Asked:
         if query is None:

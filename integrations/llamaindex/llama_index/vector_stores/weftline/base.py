@@ -16,12 +16,12 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
-from llama_index.llms.weftline.served import Served
 
 from weftline.adapters import Retrieval, retrieval
+from weftline.adapters.fields import ServerFields
 
 
-class WeftlineVectorStore(BasePydanticVectorStore, Served):
+class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
     """A store of the server, by its name.
 
     Start the server with `weftline serve --embedder minilm --store sqlite:docs.db`, for example.
@@ -44,7 +44,7 @@ class WeftlineVectorStore(BasePydanticVectorStore, Served):
     @property
     def client(self) -> Retrieval:
         """The server that keeps the store."""
-        return self._server
+        return self.server
 
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         """Add nodes with their embeddings, or replace those with equal ids."""

@@ -1,10 +1,13 @@
-"""The settings that every class of a weftline server has: its address, key and time limit."""
+"""The server of an adapter's class, as fields of a pydantic model: its address, key and time limit.
+
+Both frameworks bring pydantic. The client does not need it, and imports this file nowhere else.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from llama_index.core.bridge.pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator
 
 from weftline.adapters import Retrieval
 from weftline.adapters.server import Server, default_api_key, default_base_url, without_v1
@@ -16,12 +19,13 @@ def api_key_of_environment() -> SecretStr | None:
     return None if key is None else SecretStr(key)
 
 
-class Served(BaseModel):
-    """The fields of a class whose requests go to an embedder, a reranker or a store of a server."""
+class ServerFields(BaseModel):
+    """Where requests go. `base_url` may end in `/v1`, as it does for the chat models."""
 
     base_url: str = Field(default_factory=default_base_url, validate_default=True)
     api_key: SecretStr | None = Field(default_factory=api_key_of_environment, exclude=True)
     timeout: float | None = Field(default=600.0, gt=0)
+    """Seconds for which the server may be silent; None waits for ever."""
 
     @field_validator("base_url", mode="before")
     @classmethod
@@ -29,6 +33,7 @@ class Served(BaseModel):
         return without_v1(url) if isinstance(url, str) else url
 
     @property
-    def _server(self) -> Retrieval:
+    def server(self) -> Retrieval:
+        """The embedders, rerankers and stores of the server."""
         key = None if self.api_key is None else self.api_key.get_secret_value()
         return Retrieval(Server(self.base_url, key, timeout_s=self.timeout))
