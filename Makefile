@@ -62,9 +62,8 @@ test: install ## the product's tests that need no GPU, but for those of test-lon
 	$(call suite,tests/integrations,$(BY_FILE) tests/integrations $(BUT_LONG))
 	$(call suite,tests/e2e,$(BY_FILE) tests/contract tests/e2e tests/cpu $(BUT_LONG))
 
-test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes, random graphs
+test-long: install ## the longest tests: exactness on the real model, all benchmarks, RAG recipes
 	$(BY_FILE) $(LONG)
-	RANDOM_GRAPHS=300 $(NO_TORCH) $(BY_FILE) $(STRICT) tests/null/steps/test_random_graphs.py $(NO_NET)
 
 # In-process servers and a few real ones, without torch; FAULTS=full kills and runs ten times as much.
 test-faults: install ## what goes wrong: docs/reliability.md

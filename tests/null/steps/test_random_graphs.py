@@ -37,7 +37,7 @@ from weftline_server.session.variable import VariableState
 
 SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
 LETTERS = "abc"
-GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "120"))  # `make test-long` draws 300
+GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "120"))  # more where a bug is sought
 MOST_CHARS = 300  # of a value, so that no answer is cut at 512 tokens
 
 
