@@ -197,19 +197,21 @@ class Graph:
         found.pop(task, None)
         return found
 
-    def affected_by(self, task: str) -> tuple[Collection[str], Collection[str]]:
-        """Tasks that cannot go on without `task`, and primitives that take its failure as input."""
+    def affected_by(self, failed: Iterable[str]) -> tuple[Collection[str], Collection[str]]:
+        """Tasks that cannot go on without the primitives `failed`, which are of one task, and
+        primitives that take their failure as input."""
         tasks: dict[str, None] = {}
         tolerant: dict[str, None] = {}
-        for primitive in self.tasks[task].primitives:
-            for id in self.downstream(primitive.id):
+        for one in failed:
+            primitive = self.primitives[one]
+            for id in self.downstream(one):
                 below = self.primitives[id]
                 flows = {read.flow for read in below.reads if read.variable in primitive.writes}
-                if primitive.id in below.after or flows - _TOLERANT:
+                if one in below.after or flows - _TOLERANT:
                     tasks[below.task] = None
                 elif Flow.OUTCOME in flows:
                     tolerant[id] = None
-        tasks.pop(task, None)
+            tasks.pop(primitive.task, None)
         return tasks, tolerant
 
     def topological(self) -> list[str]:

@@ -212,7 +212,10 @@ class Execution:
     def fail(
         self, task: TaskRun, error: WeftlineError, state: RunState = RunState.FAILED
     ) -> list[ev.Action]:
-        """End `task` and, at once, every task below it, all with the first task's error."""
+        """End `task` and, at once, every task that it leaves without an input, all with its error.
+
+        What reads only outputs that the task had made before goes on.
+        """
         error.of_call(task.task.name)
         actions: list[ev.Action] = []
         tolerant: dict[str, None] = {}
@@ -222,11 +225,11 @@ class Execution:
             if not task.live:
                 continue
             task.error = error
-            for run in task.primitives:
-                if run.live:
-                    actions += self._drop(run, error, state)
+            lost = [run for run in task.primitives if run.live]
+            for run in lost:
+                actions += self._drop(run, error, state)
             actions.append(ev.Ended(task.task.id))
-            below, go_on = self.graph.affected_by(task.task.id)
+            below, go_on = self.graph.affected_by([run.id for run in lost])
             ending.extend(self.tasks[id] for id in below)
             ending.extend(self._owned.get(task.task.id, ()))
             tolerant.update(dict.fromkeys(go_on))

@@ -211,8 +211,8 @@ def zygote_of(server: Server) -> int:
 
 
 async def until(path: Path) -> None:
-    """Wait until a tool has written the file."""
-    while not os.access(path, os.F_OK):  # noqa: ASYNC110 - another process writes it
+    """Wait until a tool has written to the file. It is created before the text is in it."""
+    while not os.access(path, os.F_OK) or not os.stat(path).st_size:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
