@@ -90,6 +90,17 @@ class ToolSpec:
         if not 0 < self.timeout_s <= 3600:
             raise ValueError(f"timeout_s must be in 0 to 3600, got {self.timeout_s}")
 
+    def told(self) -> dict[str, Any]:
+        """The tool as an engine announces it."""
+        return {
+            "name": self.function.name,
+            "description": self.function.description,
+            "parameters": self.function.parameters,
+            "effects": self.effects,
+            "timeout_s": self.timeout_s,
+            "streams": self.streams,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Marked:

@@ -203,7 +203,7 @@ def main() -> None:
         if config.sandbox:
             sandbox = Sandbox.of(config)
             sandbox.check(lambda: _limit(config))
-        told: dict[str, Any] = {"tools": [_told(found) for found in tools.values()]}
+        told: dict[str, Any] = {"tools": [found.spec.told() for found in tools.values()]}
     except CannotSandbox as error:
         control.send(json.dumps({"failed": str(error), "sandbox": True}).encode())
         sys.exit(1)
@@ -231,18 +231,6 @@ def _load(config: ToolsConfig) -> dict[str, Found]:
     if config.user is not None and os.getuid() != 0:
         raise PermissionError(f"only root can run tools as {config.user}")
     return found
-
-
-def _told(found: Found) -> dict[str, Any]:
-    spec = found.spec
-    return {
-        "name": spec.function.name,
-        "description": spec.function.description,
-        "parameters": spec.function.parameters,
-        "effects": spec.effects,
-        "timeout_s": spec.timeout_s,
-        "streams": spec.streams,
-    }
 
 
 if __name__ == "__main__":
