@@ -105,6 +105,7 @@ def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
 
 def announced(description: Description, cores: int, seconds: float) -> str:
     """What an engine says when it has loaded: what runs on what, its KV cache, and the time."""
+    assert description.kv_tokens and description.kv_bytes_per_token, "our engine has a KV cache"
     cache_gib = description.kv_tokens * description.kv_bytes_per_token / (1 << 30)
     where = f"{description.device}, {cores} cores" if description.device == "cpu" else (
         description.device
