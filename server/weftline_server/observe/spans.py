@@ -43,7 +43,7 @@ _OPERATIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class _Ids(IdGenerator):
+class _Ids(IdGenerator):  # type: ignore[misc]  # OpenTelemetry is read without types
     """Numbers of spans that engines were told before; else random ones."""
 
     def __init__(self) -> None:
