@@ -21,6 +21,7 @@ from weftline_server.http.openai.replies import CHAT, Reply, usage_body
 from weftline_server.http.openai.requests import ChatRequest
 from weftline_server.http.openai.runs import Runs
 from weftline_server.http.wire import or_disconnect
+from weftline_server.observe.cost import Prices
 from weftline_server.observe.view import output_step
 from weftline_server.runtime.service import ClientCall, Service, Turn
 from weftline_server.session.session import Session
@@ -30,13 +31,16 @@ from weftline_server.session.task import Step
 class ToolRun:
     """One request, and how it becomes a response."""
 
-    def __init__(self, service: Service, runs: Runs, tenant: str, body: ChatRequest) -> None:
+    def __init__(
+        self, service: Service, runs: Runs, tenant: str, body: ChatRequest, prices: Prices
+    ) -> None:
         check(body)
         said = body.weftline or Provenance()
         if body.session_id is not None:
             said = replace(said, session_id=body.session_id)
         self._service = service
         self._runs = runs
+        self._prices = prices
         self.own = said.session_id is None
         self._turns: list[Turn] = []
         if said.session_id is None:
@@ -84,9 +88,11 @@ class ToolRun:
             self.end()
 
     def usage(self) -> dict[str, Any]:
-        """The usage of all turns."""
+        """The usage of all turns, and what they cost."""
         steps = (self._step_of(turn.task.writes[0]) for turn in self._turns)
-        return usage_body([one.usage for one in steps if one and one.usage is not None], 1)
+        usages = [one.usage for one in steps if one and one.usage is not None]
+        cost = self._prices.of_usages(self._reply.model, usages)
+        return {**usage_body(usages, 1), **self._prices.shown(cost)}
 
     def end(self) -> None:
         """End what still runs, and the session if it is the request's own."""
@@ -137,11 +143,16 @@ def check(body: ChatRequest) -> None:
 
 
 async def respond(
-    request: Request, service: Service, runs: Runs, tenant: str, body: ChatRequest
+    request: Request,
+    service: Service,
+    runs: Runs,
+    tenant: str,
+    body: ChatRequest,
+    prices: Prices,
 ) -> Response:
     """The response to a chat completion whose tools the server runs."""
     body.check()
-    run = ToolRun(service, runs, tenant, body)
+    run = ToolRun(service, runs, tenant, body, prices)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(run.events(usage))
