@@ -37,7 +37,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "edges": "An edge for each value that one call takes from another.",
     "embedding": "The vector, as numbers or as base64 of 32-bit floats.",
     "engine": "The engine that ran it.",
-    "engines": "The engines of the server.",
+    "engines": "The engines of the server, or those that ran something of a session.",
     "error": "Why it failed, or null.",
     "event": "What happened.",
     "events": "The newest events, oldest first.",

@@ -78,7 +78,7 @@ _GRAPH = {
 _ROW = {
     "session_id": _ID, "name": "draft", "state": "open", "opened": 1800000000.0, "age_s": 1.5,
     "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
-    "output_tokens": 5, "error": None,
+    "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
 _MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftline",
           "max_model_len": 8192}  # fmt: skip
