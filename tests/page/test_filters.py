@@ -44,7 +44,7 @@ def test_the_list_is_filtered_and_the_address_keeps_it(
 def test_calls_are_filtered_and_a_selection_keeps_the_filter(
     page: Page, url: str, client: Client
 ) -> None:
-    """The timeline shows what matches, the graph fades the others, and typing is not interrupted."""
+    """The timeline shows what matches, the graph fades the rest, typing goes on."""
     session = map_reduce(client, 3)
     session.get("summary")
     page.goto(f"{url}/ui/#/s/{session.id}")

@@ -37,7 +37,7 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
     """One session. `wall` is the difference of the wall clock to the sessions' clock.
 
     `name` is that of its first call. `age_s` counts to now, or to its end. Tokens are those of the
-    outputs that have ended.
+    outputs that have ended. `engines` are those that ran something of it.
     """
     states: Counter[str] = Counter()
     prompt = cached = output = calls = 0

@@ -9,6 +9,7 @@ from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
 from weftline_server.observe.critical import critical_view
+from weftline_server.observe.placed import placement_view
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
@@ -55,16 +56,23 @@ def value_view(session: Session, variable: str) -> dict[str, Any]:
     }
 
 
-def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:
+def graph_view(
+    session: Session, engines: Sequence[EngineStatus] = (), *, whole: bool = False
+) -> dict[str, Any]:
     """The session's graph. Times are seconds since the session was opened, durations seconds.
 
-    `engines` appear with the capabilities that they lack, which explain the calls' times.
+    `engines` appear with the capabilities that they lack, which explain the calls' times. A reader
+    who may see the `whole` server also gets the engines' loads when calls were placed.
     """
     producer, consumers = _producers(session), _readers(session)
     runs = session.tasks.values()
     return {
         "session_id": session.id,
-        "calls": [task_view(session, run) for run in runs if run.task.call],
+        "calls": [
+            {**task_view(session, run), "placement": placement_view(run, whole)}
+            for run in runs
+            if run.task.call
+        ],
         "steps": [task_view(session, run) for run in runs if not run.task.call],
         "variables": [
             {

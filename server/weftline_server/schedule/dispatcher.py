@@ -182,7 +182,7 @@ class Dispatcher:
             member.engine.feed(op, work.fed_so_far, part, last)
             member.hold(work.fed(part, last))
             if last and (work.item.has_prompt or work.op.streams):
-                sent = Sent(member.name, self._now(), member.node)
+                sent = Sent(member.name, self._now(), member.node, work.why)
                 self._sessions.outcome(work.primitive, sent)
             return True
         return False

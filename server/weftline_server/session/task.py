@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from weftline.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import Primitive, Task
 from weftline_server.session.origin import NOBODY, Origin
 
@@ -62,6 +63,7 @@ class Step:
     transform_s: float = 0.0
     engine: str | None = None
     node: str = ""  # the machine, where the engine runs on another one
+    why: tuple[Considered, ...] = ()  # what placement weighed, for `engine` first
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them

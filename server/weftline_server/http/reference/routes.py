@@ -62,9 +62,11 @@ _TASK = {
     "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5, "drafted_tokens": 0,
     "accepted_tokens": 0, "computed_tokens": 4, "steps": [_STEP],
 }  # fmt: skip
+_PLACEMENT = [{"engine": "torch", "room": True, "missing_tokens": 20, "prefix": 80, "group": 0,
+               "load": 100, "gather": 0, "score": 180}]  # fmt: skip
 _GRAPH = {
     "session_id": _ID,
-    "calls": [_TASK],
+    "calls": [{**_TASK, "placement": _PLACEMENT}],
     "steps": [],
     "variables": [
         {"semantic_var_id": "draft", "state": "ready", "producer": _CALL_ID, "consumers": [],
@@ -116,7 +118,8 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         OF_SESSION, (EVENTS,)),
     ("GET", "/v1/session/{session_id}/call/{call_id}"): Answer(
         "The call.",
-        {**_TASK, "segments": [{"role": None, "kind": "constant", "name": None,
+        {**_TASK, "placement": _PLACEMENT,
+         "segments": [{"role": None, "kind": "constant", "name": None,
                                 "semantic_var_id": None, "text": "Write a headline", "chars": 16,
                                 "transforms": []}]},
         (*OF_SESSION, "UnknownCall")),

@@ -10,6 +10,7 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
@@ -66,6 +67,7 @@ class Work:
     stays: bool = False
     once: bool = False
     deaths: int = 0
+    why: tuple[Considered, ...] = ()  # of an open op that was placed
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
     def __post_init__(self) -> None:
