@@ -1,10 +1,11 @@
 // The page: a list of sessions, and one session with its graph, its timeline and a selected call.
-// The address names the view: #/ is the list, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+// The address names the view: #/ is the list, #/engines the engines, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
 // After "?" it has the filter of the list or of the calls.
 
 import { Refused, events, get, setKey } from "./api.js";
 import { drawDetail } from "./detail.js";
 import { el, seconds } from "./dom.js";
+import { drawEngines } from "./engines.js";
 import { address, filterBar, isSet, matchesSession, matchesTask, read } from "./filter.js";
 import { drawGraph } from "./graph.js";
 import { drawTimeline, legend } from "./timeline.js";
@@ -31,7 +32,12 @@ function route() {
     shown.filter = filter;
     return shown.selected === (call || null) ? shown.draw() : select(call || null);
   }
-  if (page !== "s" && listed) {
+  for (const link of document.querySelectorAll("nav a")) {
+    const here = link.getAttribute("href") === (page === "engines" ? "#/engines" : page === "s" ? "" : "#/");
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (!page && listed) {
     listed.filter = filter;
     return listed.draw();
   }
@@ -40,7 +46,22 @@ function route() {
   shown = null;
   listed = null;
   if (page === "s" && session) return follow(session, call || null, filter, leaving.signal);
+  if (page === "engines") return engines(leaving.signal);
   return list(filter, leaving.signal);
+}
+
+function engines(signal) {
+  const history = new Map();
+  said("Engines");
+  main.replaceChildren();
+  return persist(signal, async () => {
+    for await (const { engines: rows } of events("../v1/engines/follow", signal)) {
+      said(count(rows.length, "engine"));
+      main.replaceChildren(drawEngines(rows, history));
+    }
+    await sleep(AGAIN_MS); // the server stops: it is asked again until it is back
+    return false;
+  });
 }
 
 // Filters change the address in place: the back button leaves the view and does not undo letters.

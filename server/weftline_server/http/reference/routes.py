@@ -64,6 +64,13 @@ _TASK = {
 }  # fmt: skip
 _PLACEMENT = [{"engine": "torch", "room": True, "missing_tokens": 20, "prefix": 80, "group": 0,
                "load": 100, "gather": 0, "score": 180}]  # fmt: skip
+_ENGINE = {
+    "name": "torch", "state": "ready", "model": "default", "running": 3, "max_running": 64,
+    "waiting": 2, "tokens": {"computed": 900, "cached": 400, "output": 700},
+    "pool": {"size": 65536, "running": 2000, "kept": 500, "evictable": 4000, "host": 0,
+             "host_size": 0},
+    "rates": None,
+}  # fmt: skip
 _GRAPH = {
     "session_id": _ID,
     "calls": [{**_TASK, "placement": _PLACEMENT}],
@@ -101,6 +108,10 @@ _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
     ("POST", "/v1/session"): Answer(
         "The session is open.", {"session_id": _ID, "protocol": "1"}, OF_WORK),
+    ("GET", "/v1/engines"): Answer("The engines.", {"engines": [_ENGINE]}),
+    ("GET", "/v1/engines/follow"): Answer(
+        "Server-sent events `engines`.", 'event: engines\ndata: {"engines": []}\n\n', (),
+        (EVENTS,)),
     ("GET", "/v1/sessions"): Answer(
         "The tenant's sessions.", {"sessions": [_ROW], "total": 1}, ("InvalidRequest",)),
     ("DELETE", "/v1/session/{session_id}"): Answer(
