@@ -161,10 +161,16 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
         "node": run.steps[-1].node if run.steps else "",
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
+        "ended_s": _ended(session, run),
         **total,
         "computed_tokens": total["prompt_tokens"] - total["cached_tokens"],
         "steps": steps,
     }
+
+
+def _ended(session: Session, run: TaskRun) -> float | None:
+    """When the task was done, failed, cancelled or skipped."""
+    return None if run.live or run.ended is None else run.ended - session.opened
 
 
 def _other(session: Session, run: TaskRun) -> dict[str, Any]:
@@ -192,6 +198,7 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
         "finish_reason": None if step is None or step.reason is None else step.reason.value,
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
+        "ended_s": _ended(session, run),
         "queued_s": None if not run.steps else since_open(run.steps[0].queued),
         "started_s": None if usage is None else since_open(usage.started),
         "finished_s": None if step is None else since_open(step.finished),

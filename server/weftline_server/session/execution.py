@@ -301,6 +301,7 @@ class Execution:
 
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
+        run.task.ended = self.now
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:

@@ -130,6 +130,7 @@ class TaskRun:
     detached: bool
     origin: Origin = NOBODY
     error: WeftlineError | None = None
+    ended: float | None = None  # when its last primitive that has ended did
     primitives: tuple[PrimitiveRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import { el, seconds } from "./dom.js";
 import { drawEngines } from "./engines.js";
 import { address, filterBar, isSet, matchesSession, matchesTask, read } from "./filter.js";
 import { drawGraph } from "./graph.js";
+import { endOf, player, then } from "./playback.js";
 import { drawTimeline, legend } from "./timeline.js";
 
 const LIST_MS = 1000;
@@ -164,7 +165,11 @@ function table(sessions) {
 function follow(id, call, filter, signal) {
   shown = {
     id, filter, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, panel: null,
-    bar: filterBar("session", filter, filterBy), body: el("div", {}), draw: soon(draw),
+    bar: filterBar("session", filter, filterBy), body: el("div", {}), draw: soon(draw), at: null,
+    player: player((at) => {
+      shown.at = at;
+      shown.draw();
+    }),
   };
   said(`Session ${id}`);
   main.replaceChildren();
@@ -209,7 +214,9 @@ function draw() {
   const go = (task) => {
     location.hash = address(`s/${shown.id}/${task}`, shown.filter);
   };
-  const tasks = [...shown.tasks.values()];
+  shown.player.grown(endOf(shown));
+  const view = shown.at === null ? shown : then(shown, shown.at);
+  const tasks = [...view.tasks.values()];
   const matching = tasks.filter((task) => matchesTask(task, shown.filter));
   shown.bar.offer([...new Set(tasks.map((task) => task.engine).filter(Boolean))].sort());
   shown.bar.show(
@@ -217,13 +224,15 @@ function draw() {
     isSet(shown.filter) ? `${matching.length.toLocaleString("en")} of ${count(tasks.length, "task")}` : "",
   );
   const matched = isSet(shown.filter) ? new Set(matching.map((task) => task.call_id ?? task.step_id)) : null;
-  if (shown.body.parentNode !== main) main.replaceChildren(shown.bar, shown.body);
+  if (shown.body.parentNode !== main) main.replaceChildren(shown.bar, shown.player, shown.body);
   shown.body.replaceChildren(
     el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
     el(
       "p",
       { class: "soft" },
-      shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,
+      shown.at !== null
+        ? `Played back: the session after ${seconds(shown.at)}. `
+        : shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,
       el("button", { onclick: () => download(shown.id) }, "Download the trace"),
     ),
     el(
@@ -233,10 +242,10 @@ function draw() {
         "div",
         {},
         el("h2", {}, "Graph"),
-        drawGraph(shown, matched, shown.selected, go),
+        drawGraph(view, matched, shown.selected, go),
         el("h2", {}, "Timeline"),
         legend(),
-        drawTimeline(shown, matched, shown.selected, go, timelineWidth()),
+        drawTimeline(view, matched, shown.selected, go, timelineWidth()),
       ),
       shown.selected ? (shown.panel ?? el("section", { id: "detail" })) : null,
     ),

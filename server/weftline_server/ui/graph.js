@@ -3,7 +3,7 @@
 import { el, pressed, seconds, shortened, svg } from "./dom.js";
 import { HEIGHT, WIDTH, layout } from "./layout.js";
 
-const SIGNS = { waiting: "○", queued: "◔", running: "◑", done: "●", failed: "✕", cancelled: "⊘", skipped: "–" };
+const SIGNS = { later: " ", waiting: "○", queued: "◔", running: "◑", done: "●", failed: "✕", cancelled: "⊘", skipped: "–" };
 
 // `matched` has the ids of the tasks that the filter lets through; null is no filter.
 export function drawGraph(session, matched, selected, select) {
@@ -53,13 +53,14 @@ function drawn(box, session, critical, matched, selected, select) {
 }
 
 function stateOf(tasks) {
-  for (const state of ["failed", "running", "queued", "waiting", "cancelled", "done"]) {
+  for (const state of ["failed", "running", "queued", "waiting", "later", "cancelled", "done"]) {
     if (tasks.some((task) => task.state === state)) return state;
   }
   return tasks[0].state;
 }
 
 function noteOf(task) {
+  if (task.state === "later") return "not submitted yet";
   if (task.kind) return task.kind;
   if (task.state !== "done") return task.state;
   return `${seconds(task.fill_s + task.generate_s)}, ${task.output_tokens} tokens`;

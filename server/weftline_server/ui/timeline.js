@@ -28,8 +28,9 @@ export function drawTimeline(session, matched, selected, select, width) {
   const critical = new Set(session.critical?.tasks ?? []);
   const rows = [...session.tasks].map(([id, task]) => ({ id, task, bars: barsOf(task) })).filter((row) => row.bars.length);
   rows.sort((one, other) => one.bars[0].start - other.bars[0].start);
-  const first = rows.length ? rows[0].bars[0].start : 0;
-  const last = rows.reduce((most, row) => Math.max(most, ...row.bars.map(endOf)), first);
+  const played = session.at !== undefined && session.at !== null; // then the axis is that of the whole run
+  const first = played || !rows.length ? 0 : rows[0].bars[0].start;
+  const last = played ? session.whole : rows.reduce((most, row) => Math.max(most, ...row.bars.map(endOf)), first);
   const scale = chart / Math.max(last - first, 1e-6);
   const rowsShown = matched ? rows.filter(({ id }) => matched.has(id)) : rows; // times stay those of all
   if (!rowsShown.length) {
@@ -45,7 +46,9 @@ export function drawTimeline(session, matched, selected, select, width) {
     axis.append(svg("text", { class: "soft", x: LABEL + (chart * tick) / 4, y: 14 }, seconds(((last - first) * tick) / 4)));
   }
   const body = svg("g", {});
-  picture.append(axis, body);
+  const x = LABEL + session.at * scale;
+  const cursor = played ? svg("line", { class: "cursor", x1: x, x2: x, y1: 18, y2: height }) : null;
+  picture.append(...[axis, body, cursor].filter(Boolean));
   const box = el("div", { class: "scroll", id: "timeline" }, picture);
   const show = () => {
     const from = Math.max(0, Math.floor(box.scrollTop / ROW) - OVER);

@@ -38,6 +38,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "drafted_tokens": "Tokens that were guessed and verified.",
     "edges": "An edge for each value that one call takes from another.",
     "embedding": "The vector, as numbers or as base64 of 32-bit floats.",
+    "ended_s": "When it was done, failed, cancelled or skipped, or null.",
     "engine": "The engine that ran it.",
     "engines": "The engines of the server, or those that ran something of a session.",
     "error": "Why it failed, or null.",

@@ -58,6 +58,7 @@ _TASK = {
     "template": "Write a headline about rivers: {{output:line}}", "inputs": [],
     "outputs": ["draft"], "depth": 0, "objective": "latency", "group": None,
     "prefix_hashes": ["9f2c"], "engine": "torch", "node": "", "error": None, "submitted_s": 0.001,
+    "ended_s": 0.2,
     "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17, "transform_s": 0.0,
     "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5, "drafted_tokens": 0,
     "accepted_tokens": 0, "computed_tokens": 4, "steps": [_STEP],
