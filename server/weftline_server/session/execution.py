@@ -149,6 +149,7 @@ class Execution:
             self.planning.start(run.id)
             self.recent.append(run.id)
         run.step.sent, run.step.engine, run.step.node = event.now, event.engine, event.node
+        run.step.why = event.why
         return []
 
     def text(self, event: ev.TextGenerated) -> list[ev.Action]:
@@ -300,6 +301,7 @@ class Execution:
 
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
+        run.task.ended = self.now
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:
