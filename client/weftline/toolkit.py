@@ -70,6 +70,9 @@ class StreamingTool:
     def line(self, name: str, line: str) -> None:
         """Called for each complete line of an argument that is a string, without its end."""
 
+    def statement(self, name: str, code: str) -> None:
+        """Called for each top-level Python statement of an argument, when the next one begins."""
+
     def finish(self) -> Any:
         """Called when the call is complete, with its `arguments`. Returns the result."""
         raise NotImplementedError

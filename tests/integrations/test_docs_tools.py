@@ -18,7 +18,7 @@ from weftline_server.commands.tools import McpSpec, factories, from_tables
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 LANGCHAIN, LLAMA, SDK, MODULE, REQUEST = PROGRAMS
-TABLE, MCP = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+TABLE, MCP, _ = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def called(name: str, **arguments: Any) -> str:

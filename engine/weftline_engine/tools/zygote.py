@@ -222,7 +222,10 @@ def _load(config: ToolsConfig) -> dict[str, Found]:
         sys.path.insert(0, str(config.path))
     for name in config.preload:
         importlib.import_module(name)
-    listed = list(tools_in(importlib.import_module(config.module)))
+    module = importlib.import_module(config.module)
+    if getattr(module, "NEEDS_SANDBOX", False) and not config.sandbox:
+        raise PermissionError(f"{config.module} runs code of the model: set sandbox = true")
+    listed = list(tools_in(module))
     found = {one.spec.function.name: one for one in listed}
     if not listed:
         raise LookupError(f"{config.module} defines no tool: mark functions with @tool")

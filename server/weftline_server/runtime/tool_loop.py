@@ -29,12 +29,14 @@ from weftline_server.lowering.tool import (
     lower_tool,
     starts_early,
 )
+from weftline_server.prompt.tool_blocks import BlockParser, BlockStyle, code_of
 from weftline_server.prompt.tool_parser import (
     Arguments,
     Called,
     Delta,
     Said,
     Sealed,
+    ToolParser,
     parser_of,
 )
 from weftline_server.runtime.driver import Driver
@@ -64,11 +66,12 @@ class Turn:
     said: str = ""
     calls: list[_Written] = field(default_factory=list)
     was_stopped: bool = False
+    in_text: bool = False  # the calls are blocks of what it said
 
     def message(self) -> dict[str, Any]:
         """The answer as OpenAI's message."""
         message: dict[str, Any] = {"role": "assistant", "content": self.said}
-        if self.calls:
+        if self.calls and not self.in_text:
             calls = [
                 {
                     "id": one.id,
@@ -95,12 +98,18 @@ class ToolLoop:
     """One request's turns, in its session. The tools of `tools` are run, here or by the client."""
 
     def __init__(
-        self, driver: Driver, session: Session, call: Call, tools: Mapping[str, RunTool]
+        self,
+        driver: Driver,
+        session: Session,
+        call: Call,
+        tools: Mapping[str, RunTool],
+        blocks: BlockStyle | None = None,
     ) -> None:
         self._driver = driver
         self._session = session
         self._call = call
         self._tools = tools
+        self._blocks = blocks
         self._watches = ExitStack()  # of the open calls of the turn that is being written
         self._due: list[ClientCall] = []  # calls that the client is not yet told of
         self.turns: list[Turn] = []
@@ -115,7 +124,7 @@ class ToolLoop:
             [task] = await self._driver.submit(
                 self._session, Submit(session_id=self._session.id, calls=(call,))
             )
-            turn = Turn(task)
+            turn = Turn(task, in_text=self._blocks is not None)
             self.turns.append(turn)
             async with aclosing(self._written(turn)) as texts:
                 async for text in texts:
@@ -135,9 +144,7 @@ class ToolLoop:
     async def _written(self, turn: Turn) -> AsyncGenerator[str, None]:
         """What the model says in one turn, by and by. Starts the tools that may start early."""
         driver, session = self._driver, self._session
-        made = call_of(turn.task)
-        format = driver.dispatcher.prompter(turn.task.resource).tool_format
-        parser = parser_of(made, f"{turn.task.id}/0", format)
+        parser = self._parser(turn.task)
         reading = driver.readers.stream(session, turn.task.writes[0])
         try:
             async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
@@ -152,6 +159,12 @@ class ToolLoop:
             self._watches.close()
         for delta in parser.end():
             yield await self._hear(turn, delta)
+
+    def _parser(self, task: Task) -> ToolParser | BlockParser:
+        if self._blocks is not None:
+            return BlockParser(self._blocks, task.id)
+        format = self._driver.dispatcher.prompter(task.resource).tool_format
+        return parser_of(call_of(task), f"{task.id}/0", format)
 
     async def _hear(self, turn: Turn, delta: Delta) -> str:
         match delta:
@@ -263,6 +276,7 @@ class ToolLoop:
         made = tuple(
             ToolCall(id=one.id, function=CalledFunction(name=one.name, arguments=_json(one)))
             for one in turn.calls
+            if not turn.in_text
         )
         said = (Segment(text=turn.said),) if turn.said else ()
         messages: list[Message] = [Message(role="assistant", content=said, tool_calls=made)]
@@ -271,7 +285,11 @@ class ToolLoop:
             assert one.task is not None, "every tool has started"
             name = f"tool_{len(self.turns)}_{index}"
             messages.append(
-                Message(role="tool", content=(Segment(input=name),), tool_call_id=one.id)
+                Message(
+                    role="tool",
+                    content=(Segment(input=name),),
+                    tool_call_id=None if turn.in_text else one.id,
+                )
             )
             holders.append(
                 Placeholder(name=name, in_out=InOut.IN, semantic_var_id=one.task.writes[0])
@@ -319,22 +337,45 @@ def _json(call: _Written) -> str:
     return call.arguments
 
 
+def _blocks_of(tools: Mapping[str, ServerTool], name: str) -> BlockStyle:
+    """How blocks of code call the tool. Raises InvalidRequest if it does not take a text."""
+    tool = tools.get(name)
+    schema = {} if tool is None else tool.tool.function.schema
+    needed = schema.get("required", [])
+    if len(needed) != 1 or schema["properties"][needed[0]].get("type") != "string":
+        raise InvalidRequest(
+            f"code_tool {name!r} is no tool of this server that takes one text: add a [[tool]] "
+            'with module = "weftline_engine.tools.interpreter"',
+            param="weftline.code_tool",
+        )
+    return code_of(name, needed[0])
+
+
 class ServerTools:
     """The tools that the engines run, and the requests that use them."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def loop(self, session: Session, call: Call, own: Sequence[ClientTool] = ()) -> ToolLoop:
+    def loop(
+        self,
+        session: Session,
+        call: Call,
+        own: Sequence[ClientTool] = (),
+        code: str | None = None,
+    ) -> ToolLoop:
         """The turns of `call`, with the server's tools that it names, or all if it names none.
 
-        The client computes the tools of `own`. A call of any other tool that the server does not
+        The client computes the tools of `own`. With `code` the calls are the blocks of Python in
+        the answer, for that tool. A call of any other tool that the server does not
         know ends the run. Raises InvalidRequest if there is no tool to run.
         """
         known = {
             name: ServerTool.of(resource, told)
             for name, (resource, told) in self._driver.dispatcher.tools.items()
         }
+        if code is not None:
+            return ToolLoop(self._driver, session, call, known, _blocks_of(known, code))
         offered = {one.function.name for one in call.tools}
         for one in own:
             if one.name in known or one.name not in offered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -64,7 +65,8 @@ TestRecorded = RecordedMachine.TestCase
 def lasting(session: Session) -> dict[str, Any]:
     """What a session is, apart from its readers and the calls that run.
 
-    The text of a call that was stopped while it ran is not recorded.
+    The text of a call that was stopped while it ran is not recorded, nor why a call ran on its
+    engine.
     """
     graph = session.graph
     named = {*graph.producer, *graph.consumers}
@@ -79,7 +81,11 @@ def lasting(session: Session) -> dict[str, Any]:
             id: ("live" if run.live else run.state, run.detached, str(run.error))
             for id, run in session.tasks.items()
         },
-        "steps": {id: (run.state, run.step) for id, run in ended.items() if run.state == "done"},
+        "steps": {
+            id: replace(run.step, why=())
+            for id, run in ended.items()
+            if run.state == "done" and run.step is not None
+        },
         "variables": {
             id: (one.state, id not in stopped and one.text, one.value, str(one.error))
             if one.settled

@@ -46,7 +46,8 @@ class Provenance:
     for the first answer. `close` names sessions that the client no longer needs. `messages` has the
     pieces of each message, or null for a plain one. With `run_tools` the server runs its own tools
     when the model calls them, and the model goes on. `client_tools` are those that the client
-    computes: the stream tells it of each call, and it sets the variable of the result.
+    computes: the stream tells it of each call, and it sets the variable of the result. With
+    `code_tool` the blocks of Python in the answer are calls of that tool, and there are no others.
     """
 
     session_id: str | None = None
@@ -56,6 +57,7 @@ class Provenance:
     messages: tuple[tuple[Piece, ...] | None, ...] = ()
     run_tools: bool = False
     client_tools: tuple[ClientTool, ...] = ()
+    code_tool: str | None = None
 
     __pydantic_config__ = _STRICT
 
@@ -68,8 +70,11 @@ class Provenance:
             raise InvalidRequest(
                 f"messages of 'weftline' have at most {MAX_ITEMS:,} pieces", param="messages"
             )
-        if self.client_tools and not self.run_tools:
-            raise InvalidRequest("client_tools go with run_tools", param="client_tools")
+        if (self.client_tools or self.code_tool is not None) and not self.run_tools:
+            name = "client_tools go" if self.client_tools else "code_tool goes"
+            raise InvalidRequest(f"{name} with run_tools", param=name.split()[0])
+        if self.client_tools and self.code_tool is not None:
+            raise InvalidRequest("a run has client_tools or a code_tool", param="code_tool")
         if len(self.close) > MAX_CLOSED:
             raise InvalidRequest(f"close may name at most {MAX_CLOSED} sessions", param="close")
 

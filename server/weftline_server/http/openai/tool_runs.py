@@ -49,7 +49,7 @@ class ToolRun:
             self.session = runs.enter(tenant, said.session_id, opens=said.open)
         try:
             [call] = body.calls(self.session)
-            self._loop = service.tools.loop(self.session, call, said.client_tools)
+            self._loop = service.tools.loop(self.session, call, said.client_tools, said.code_tool)
             self._turns = self._loop.turns
             self._reply = Reply.new(CHAT, service.model(body.model).name, None)
         except BaseException:

@@ -210,6 +210,7 @@ _OPENAI = {
     "ClientTool.lease_s": Field("A call waits so long for a client that is gone.", 60.0),
     "ClientTool.name": Field("One of the request's tools.", "calculate"),
     "Provenance.client_tools": Field("Tools that the client computes. They need a stream.", []),
+    "Provenance.code_tool": Field("The tool that runs blocks of Python in the answer.", None),
     "Provenance.close": Field("Sessions that the client has finished.", []),
     "Provenance.messages": Field("For each message null, or its pieces.", []),
     "Provenance.open": Field("The client chose the id. Its first request opens it.", False),
