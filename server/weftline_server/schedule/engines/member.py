@@ -12,6 +12,7 @@ from types import MappingProxyType
 from weftline_engine import api
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens
+from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.placement import (
     PROMPT_KINDS,
@@ -25,6 +26,7 @@ from weftline_server.schedule.placement import (
 class EngineState(StrEnum):
     """Where an engine stands, as seen by the dispatcher."""
 
+    ASLEEP = "asleep"  # it starts when it is first used
     STARTING = "starting"
     READY = "ready"
     SUSPENDED = "suspended"  # it asks for no work for a while: its breaker is open
@@ -36,11 +38,12 @@ class EngineState(StrEnum):
 _S = EngineState
 ALLOWED: Mapping[EngineState, frozenset[EngineState]] = MappingProxyType(
     {
+        _S.ASLEEP: frozenset({_S.STARTING, _S.CLOSED}),
         _S.STARTING: frozenset({_S.READY, _S.DOWN, _S.CLOSED}),
         _S.READY: frozenset({_S.SUSPENDED, _S.LEAVING, _S.DOWN, _S.CLOSED}),
         _S.SUSPENDED: frozenset({_S.READY, _S.LEAVING, _S.DOWN, _S.CLOSED}),
         _S.LEAVING: frozenset({_S.DOWN, _S.CLOSED}),
-        _S.DOWN: frozenset({_S.READY, _S.CLOSED}),
+        _S.DOWN: frozenset({_S.READY, _S.ASLEEP, _S.CLOSED}),
         _S.CLOSED: frozenset(),
     }
 )
@@ -219,7 +222,7 @@ class Member:
     """One engine under supervision.
 
     `make` starts it again after it has died. It is None for an engine that joined: that one comes
-    back by joining again.
+    back by joining again. An engine on demand is asleep until it is used.
     """
 
     def __init__(
@@ -240,6 +243,8 @@ class Member:
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
         self._load: EngineLoad | None = None
+        if isinstance(make, OnDemand):
+            self.state, description = EngineState.ASLEEP, make.says
         if description is not None:
             self.describe(description)
 
@@ -258,6 +263,11 @@ class Member:
     @property
     def closed(self) -> bool:
         return self.state is EngineState.CLOSED
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether it runs only when it is used."""
+        return isinstance(self.make, OnDemand)
 
     @property
     def node(self) -> str:
