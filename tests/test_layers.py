@@ -128,8 +128,10 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "weftline_engine.embedded": (
         "weftline_engine.api",
         "weftline_engine.bookkeeping",
+        "weftline_engine.memory",
         "weftline_kernels",
     ),
+    "weftline_engine.memory": (),
     "weftline_kernels": (),
 }
 OURS = ("weftline", "weftline_server", "weftline_engine", "weftline_kernels", "langchain_weftline")

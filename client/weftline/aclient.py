@@ -13,6 +13,8 @@ from typing import Any, Self
 import httpx
 from httpx_sse import ServerSentEvent, aconnect_sse
 
+from weftline.agent import Agent, AgentTool, Prompt
+from weftline.agent_arun import AsyncAgentRun
 from weftline.errors import WeftlineError
 from weftline.http import (
     CONNECT_S,
@@ -348,6 +350,23 @@ class AsyncSession(SessionBase[AsyncVariable]):
         body = get_body(self.id, variable, criteria, None, wait, stream=True)
         async for text in self._client._texts("/v1/get", body):
             yield text
+
+    def agent(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[AgentTool] | None = None,
+        system: str | None = None,
+        **options: Any,
+    ) -> AsyncAgentRun:
+        """Run an agent: the model's turns, and between and during them the tools that it calls.
+
+        `prompt` is the user's message, or messages of OpenAI's API. `tools` are functions, which
+        run here, and names of the server's tools; without it the model gets all of the server's. A
+        function with `@tool(effects="none")` of `weftline.toolkit` starts while the model writes.
+        `options` are further fields of a chat completion, such as `model` and `max_tokens`.
+        """
+        return AsyncAgentRun(self, Agent(self.id, prompt, tools, system, options))
 
     async def graph(self) -> dict[str, Any]:
         """Calls, variables, edges, and the times of each phase."""

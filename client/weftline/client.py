@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
 from time import sleep
@@ -13,6 +13,8 @@ import httpx
 from httpx_sse import ServerSentEvent, connect_sse
 
 from weftline.abandoned import TextStream
+from weftline.agent import Agent, AgentTool, Prompt
+from weftline.agent_run import AgentRun
 from weftline.http import (
     TIMEOUT,
     Endpoint,
@@ -143,7 +145,9 @@ class Client:
                 if text := text_of_event(event, on_graph):
                     yield text
 
-    def _events(self, path: str, body: Get | Submit) -> Generator[ServerSentEvent, None, None]:
+    def _events(
+        self, path: str, body: Get | Submit | Mapping[str, Any]
+    ) -> Generator[ServerSentEvent, None, None]:
         request = StreamedRequest(path, body, known=self._known)
         while True:
             try:
@@ -267,6 +271,23 @@ class Session(SessionBase[Variable]):
         return self._client._texts(
             "/v1/get", get_body(self.id, variable, criteria, None, wait, stream=True)
         )
+
+    def agent(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[AgentTool] | None = None,
+        system: str | None = None,
+        **options: Any,
+    ) -> AgentRun:
+        """Run an agent: the model's turns, and between and during them the tools that it calls.
+
+        `prompt` is the user's message, or messages of OpenAI's API. `tools` are functions, which
+        run here, and names of the server's tools; without it the model gets all of the server's. A
+        function with `@tool(effects="none")` of `weftline.toolkit` starts while the model writes.
+        `options` are further fields of a chat completion, such as `model` and `max_tokens`.
+        """
+        return AgentRun(self, Agent(self.id, prompt, tools, system, options))
 
     def graph(self) -> dict[str, Any]:
         """Calls, variables, edges, and the times of each phase."""

@@ -28,7 +28,7 @@
     ├── BudgetExceeded                 422  the session has used up its budget
     ├── Cancelled                      409  the call, its session or its last reader went away
     ├── Interrupted                    409  the server ended while a call with an effect ran
-    ├── Skipped                        409  a branch took another side
+    ├── Skipped                        409  no branch took the variable
     ├── Overloaded                     429  a limit is reached; retry after `retry_after_s`
     ├── EngineFailed                   502  the engine gave up on the call
     ├── EngineUnavailable              503  no engine is ready (starting, restarting, draining)

@@ -69,7 +69,7 @@ class StepTasks:
                 return
             log.warning("the client steps of session %s end: %s", self._session.id, error)
             for out in waiting.by_out:
-                await self._send(out, outcome_of(error))
+                await send(self._session, out, outcome_of(error))
 
     async def _compute(self, computation: Computation, function: Callable[[], Any]) -> None:
         try:
@@ -77,21 +77,23 @@ class StepTasks:
                 value = await function()
             else:
                 value = await asyncio.to_thread(function)
-            await self._send(computation.out, result_of(computation, value))
+            await send(self._session, computation.out, result_of(computation, value))
         except Exception as error:
             self._session._failures[computation.out] = error
-            await self._send(computation.out, outcome_of(error))
+            await send(self._session, computation.out, outcome_of(error))
 
-    async def _send(self, out: str, body: SetVariable) -> None:
-        path = f"/v1/session/{self._session.id}/variable/{out}"
-        for left in reversed(range(MOST_SENDS)):
-            try:
-                await self._session._client._request("PUT", path, body)
-            except ConnectionFailed as error:
-                if not left:  # the get that waits for it fails in the same way
-                    log.warning("the result of %s cannot be sent: %s", out, error)
-            except (AlreadySet, UnknownSession) as error:
-                log.debug("the result of %s comes too late: %s", out, error)
-                return
-            else:
-                return
+
+async def send(session: AsyncSession, out: str, body: SetVariable) -> None:
+    """Send the result of what this client computes. One that comes too late is dropped."""
+    path = f"/v1/session/{session.id}/variable/{out}"
+    for left in reversed(range(MOST_SENDS)):
+        try:
+            await session._client._request("PUT", path, body)
+        except ConnectionFailed as error:
+            if not left:  # the get that waits for it fails in the same way
+                log.warning("the result of %s cannot be sent: %s", out, error)
+        except (AlreadySet, UnknownSession) as error:
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        else:
+            return

@@ -60,7 +60,7 @@ class StepThreads:
                 return  # nobody waits for the steps, and the client may be closed as well
             log.warning("the client steps of session %s end: %s", self._session.id, error)
             for out in self._waiting.by_out:
-                self._send(out, outcome_of(error))
+                send(self._session, out, outcome_of(error))
 
     def _start_ready(self) -> None:
         for computation, function in self._waiting.take_ready():
@@ -78,26 +78,28 @@ class StepThreads:
                 value = function()
                 if inspect.iscoroutine(value):
                     value = asyncio.run(value)
-            self._send(computation.out, result_of(computation, value))
+            send(self._session, computation.out, result_of(computation, value))
         except Exception as error:
             self._session._failures[computation.out] = error
-            self._send(computation.out, outcome_of(error))
+            send(self._session, computation.out, outcome_of(error))
 
-    def _send(self, out: str, body: SetVariable) -> None:
-        path = f"/v1/session/{self._session.id}/variable/{out}"
-        for left in reversed(range(MOST_SENDS)):
-            try:
-                self._session._client._request("PUT", path, body)
-            except ConnectionFailed as error:
-                if not left:  # the get that waits for it fails in the same way
-                    log.warning("the result of %s cannot be sent: %s", out, error)
-            except (AlreadySet, UnknownSession) as error:
-                log.debug("the result of %s comes too late: %s", out, error)
-                return
-            except RuntimeError as error:  # httpx's error of a closed client
-                if not self._session.closed:
-                    raise
-                log.debug("the result of %s comes too late: %s", out, error)
-                return
-            else:
-                return
+
+def send(session: Session, out: str, body: SetVariable) -> None:
+    """Send the result of what this client computes. One that comes too late is dropped."""
+    path = f"/v1/session/{session.id}/variable/{out}"
+    for left in reversed(range(MOST_SENDS)):
+        try:
+            session._client._request("PUT", path, body)
+        except ConnectionFailed as error:
+            if not left:  # the get that waits for it fails in the same way
+                log.warning("the result of %s cannot be sent: %s", out, error)
+        except (AlreadySet, UnknownSession) as error:
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        except RuntimeError as error:  # httpx's error of a closed client
+            if not session.closed:
+                raise
+            log.debug("the result of %s comes too late: %s", out, error)
+            return
+        else:
+            return

@@ -70,6 +70,9 @@ class StreamingTool:
     def line(self, name: str, line: str) -> None:
         """Called for each complete line of an argument that is a string, without its end."""
 
+    def statement(self, name: str, code: str) -> None:
+        """Called for each top-level Python statement of an argument, when the next one begins."""
+
     def finish(self) -> Any:
         """Called when the call is complete, with its `arguments`. Returns the result."""
         raise NotImplementedError
@@ -89,6 +92,17 @@ class ToolSpec:
             raise ValueError(f"effects {self.effects!r} is none of none, idempotent and once")
         if not 0 < self.timeout_s <= 3600:
             raise ValueError(f"timeout_s must be in 0 to 3600, got {self.timeout_s}")
+
+    def told(self) -> dict[str, Any]:
+        """The tool as an engine announces it."""
+        return {
+            "name": self.function.name,
+            "description": self.function.description,
+            "parameters": self.function.parameters,
+            "effects": self.effects,
+            "timeout_s": self.timeout_s,
+            "streams": self.streams,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +156,7 @@ def tools_in(module: ModuleType) -> Iterator[Found]:
         if isinstance(marked := getattr(one, _MARK, None), _Marked):
             yield _found(one, marked)
         elif _is_tool_class(one) and one.__module__ == module.__name__:
-            yield Found(_spec_of(one), one)
+            yield Found(_spec_of_class(one), one)
 
 
 def _is_tool_class(one: Any) -> TypeGuard[type[StreamingTool]]:
@@ -150,6 +164,20 @@ def _is_tool_class(one: Any) -> TypeGuard[type[StreamingTool]]:
 
 
 def _found(function: Callable[..., Any], marked: _Marked) -> Found:
+    return Found(_spec_of_function(function, marked), lambda: _Calling(function))
+
+
+def spec_of(function: Callable[..., Any]) -> ToolSpec:
+    """A function as a tool. Without `@tool` it has effects "once", and TIMEOUT_S."""
+    if not inspect.isroutine(function):
+        raise TypeError(f"a tool is a function, not {function!r}: streaming tools run in a server")
+    marked = getattr(function, _MARK, None)
+    return _spec_of_function(
+        function, marked if isinstance(marked, _Marked) else _Marked(None, "once", TIMEOUT_S)
+    )
+
+
+def _spec_of_function(function: Callable[..., Any], marked: _Marked) -> ToolSpec:
     hints = typing.get_type_hints(function)
     given = inspect.signature(function).parameters
     needed = [name for name, one in given.items() if one.default is inspect.Parameter.empty]
@@ -158,11 +186,10 @@ def _found(function: Callable[..., Any], marked: _Marked) -> Found:
         description=inspect.getdoc(function),
         parameters=_schema({name: hints.get(name, Any) for name in given}, needed),
     )
-    spec = ToolSpec(described, marked.effects, marked.timeout_s, streams=False)
-    return Found(spec, lambda: _Calling(function))
+    return ToolSpec(described, marked.effects, marked.timeout_s, streams=False)
 
 
-def _spec_of(cls: type[StreamingTool]) -> ToolSpec:
+def _spec_of_class(cls: type[StreamingTool]) -> ToolSpec:
     needed = [name for name in cls.parameters if name not in cls.optional]
     described = Function(
         name=cls.name or cls.__name__,

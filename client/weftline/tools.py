@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
 from weftline.sampling import check_schema
+from weftline.steps import MAX_LEASE_S
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 1024
@@ -59,6 +60,30 @@ class Tool:
         if self.function.description is not None:
             function["description"] = self.function.description
         return {"type": "function", "function": {**function, "parameters": self.function.schema}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A tool of a run that the client computes: what running it twice would do.
+
+    The run fails when the client has had no request open for `lease_s` seconds of a call.
+    """
+
+    name: str
+    effects: Literal["none", "idempotent", "once"] = "once"
+    lease_s: float = 60.0
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"{self.name[:40]!r} is not a function's name", param="client_tools"
+            )
+        if not 0 < self.lease_s <= MAX_LEASE_S:
+            raise InvalidRequest(
+                f"lease_s must be above 0 and at most {MAX_LEASE_S:,}", param="client_tools"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

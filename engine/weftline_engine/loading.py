@@ -6,6 +6,7 @@ It is not part of `embedded`, which knows no tokenizer.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from weftline_engine.embedded.sample.constraint import Grammars
 from weftline_engine.embedded.step import step_cost, step_costs, step_profile
 from weftline_engine.model_texts import default_sampling, tokenizer_texts
 from weftline_engine.models.cache import default_home
+from weftline_engine.models.progress import Silent, for_stream
 
 
 def load(options: argparse.Namespace) -> tuple[Core, Description]:
@@ -44,14 +46,7 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
     if not path.is_file():
         raise ModelError(f"{directory} holds no tokenizer.json; the engine needs it to make text")
     tokenizer = Tokenizer.from_file(str(path))
-    builds = default_home() / "kernels"
-    decoder: Model
-    if device.type == "cuda":
-        decoder = load_on_device(
-            directory, options.dtype, device, max_running=options.max_running, dummy=dummy
-        )
-    else:
-        decoder = load_decoder(directory, options.dtype, options.block_size, builds, dummy=dummy)
+    decoder = _decoder(options, device)
     cell = decoder.new_cache(1, 1)
     per_token = cell.numel() * cell.element_size()
     measured = step_cost(decoder, options.block_size) if device.type == "cpu" else None
@@ -90,6 +85,35 @@ def load(options: argparse.Namespace) -> tuple[Core, Description]:
         kv_costs=kv_costs(measured, core.cache, config),
     )
     return core, description
+
+
+def _decoder(options: argparse.Namespace, device: torch.device) -> Model:
+    """The model with its weights; a terminal sees a bar while they are read."""
+    dummy, dtype = options.load_format == "dummy", options.dtype
+    progress = for_stream(sys.stderr) if sys.stderr.isatty() else Silent()
+    with progress.stage("engine: weights", None, "bytes") as meter:
+        if device.type == "cuda":
+            running = options.max_running
+            return load_on_device(
+                options.model, dtype, device, max_running=running, dummy=dummy, heard=meter.at
+            )
+        builds = default_home() / "kernels"
+        return load_decoder(
+            options.model, dtype, options.block_size, builds, dummy=dummy, heard=meter.at
+        )
+
+
+def announced(description: Description, cores: int, seconds: float) -> str:
+    """What an engine says when it has loaded: what runs on what, its KV cache, and the time."""
+    assert description.kv_tokens and description.kv_bytes_per_token, "our engine has a KV cache"
+    cache_gib = description.kv_tokens * description.kv_bytes_per_token / (1 << 30)
+    where = f"{description.device}, {cores} cores" if description.device == "cpu" else (
+        description.device
+    )  # fmt: skip
+    return (
+        f"engine: {description.model} in {description.dtype} on {where}; KV cache of "
+        f"{description.kv_tokens:,} tokens, {cache_gib:.1f} GiB; ready after {seconds:.1f} s"
+    )
 
 
 def _precision(decoder: Model, asked: str) -> str:

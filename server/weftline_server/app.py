@@ -22,6 +22,7 @@ from weftline_engine.api import Engine
 from weftline_server.config import ServerConfig
 from weftline_server.extras import install
 from weftline_server.http import calls, health, page, retrieval, sessions
+from weftline_server.http import engines as engine_routes
 from weftline_server.http.guard import Connections
 from weftline_server.http.idempotency import Idempotency
 from weftline_server.http.openai import completions, models, responses
@@ -83,6 +84,7 @@ def create_app(config: ServerConfig, engines: EngineMakers) -> FastAPI:
         responses.router,
         models.router,
         retrieval.router,
+        engine_routes.router,
         health.router,
         page.docs,
     ):

@@ -46,6 +46,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "lancedb": {"lancedb": "lancedb", "numpy": "numpy", "pyarrow": "pyarrow"},
         "pgvector": {"numpy": "numpy", "pgvector": "pgvector", "psycopg": "psycopg"},
+        "mcp": {"httpx2": "httpx2", "mcp": "mcp"},
         "otel": {
             "opentelemetry-sdk": "opentelemetry.sdk",
             "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",

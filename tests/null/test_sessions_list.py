@@ -165,6 +165,7 @@ ROW: dict[str, Any] = {
     "prompt_tokens": 30,
     "cached_tokens": 4,
     "output_tokens": 5,
+    "engines": ["null"],
     "error": None,
 }
 

@@ -18,6 +18,7 @@ from weftline_engine.api import Description, Hints, Op, Retention
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
+from weftline_server.session.origin import trace_of
 from weftline_server.session.variable import PIECE_CHARS
 
 # A step takes 10 ms and a prompt token 1 ms.
@@ -162,7 +163,7 @@ def test_contexts_are_kept_advised_and_freed(said: Said) -> None:
 
 def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
     """The hints of both calls of a chain, the second filled early: the session and its start, the
-    work left in all, the distance to the sink, and the objective.
+    work left in all, the distance to the sink, and the objective. Each call is a span of one trace.
     """
     known: list[tuple[str, float, int]] = []
 
@@ -179,10 +180,13 @@ def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
     assert arrival == 7.0 and work_left > 200 + 10
     both: dict[str, Any] = {"application": application, "arrival": 7.0, "work_left": work_left}
     both |= {"criterion": Criterion.THROUGHPUT}
-    assert [op.hints for name, (op, *_) in said if name == "submit"] == [
+    ops: list[Op] = [op for name, (op, *_) in said if name == "submit"]
+    assert [replace(op.hints, traceparent="") for op in ops] == [
         Hints(depth=1, **both),
         Hints(depth=0, priority=3, **both),
     ]
+    traces, spans = zip(*(op.hints.traceparent.split("-")[1:3] for op in ops), strict=True)
+    assert set(traces) == {f"{trace_of(application):032x}"} and len(set(spans)) == 2
 
 
 def test_tenants_are_parted_by_their_salts(said: Said) -> None:

@@ -202,7 +202,7 @@ def test_blocks_are_calls_with_one_argument() -> None:
     text = "Here:\n```python\nx = '```'\n\nprint(x)\n``` \nDone"
     places, texts = told(events(BlockParser(CODE, "k"), text))
     code = "x = '```'\n\nprint(x)\n"
-    assert texts == {"said": text, (0, "code"): code}
+    assert texts == {"said": text, (0, "code"): code, 0: json.dumps({"code": code})}
     assert places == [Called(0, "k/0", "python"), Argument(0, "code", code), Sealed(0)]
     places, _ = told(events(BlockParser(PLAN, "k"), ">>>\nsearch a\nsearch b\n<<"))
     assert places == [Called(0, "k/0", "plan")], "a plan that is cut off is not sealed"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
 from weftline_engine.embedded.config import Device
 from weftline_engine.embedded.model.config import ModelError
+from weftline_engine.memory import available_bytes
 from weftline_kernels.jit import HAS_TRITON
 
 # 1.5 GB for SmolLM2 in bfloat16, of which only what is used is ever touched.
@@ -74,7 +74,6 @@ def use_cores() -> None:
 
 def _free_memory() -> int:
     """Bytes that can be allocated without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ModelError("this system does not say how much memory is free; give --kv-tokens")
+    if (found := available_bytes()) is None:
+        raise ModelError("this system does not say how much memory is free; give --kv-tokens")
+    return found

@@ -100,10 +100,12 @@ class Endpoint:
         await self._http.close()
 
     async def stream(
-        self, path: str, body: dict[str, Any], request_id: str
+        self, path: str, body: dict[str, Any], request_id: str, traceparent: str = ""
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the JSON events of a streamed response up to [DONE]. Raises EndpointError."""
         headers = {"X-Request-Id": request_id}
+        if traceparent:
+            headers["traceparent"] = traceparent
         async with self._failing(), self._request("POST", path, body, headers) as response:
             if response.status != 200:
                 raise await _refusal(response)

@@ -87,7 +87,9 @@ class OpenAIEngine(RemoteEngine):
         if op.sampling.constraint is not None:
             _, begin, end = _enforced(op.sampling.constraint)
         body = self._body(op, chat)
-        async for event in self.endpoint.stream(path, body, f"{op.id}.{op.attempt}"):
+        async for event in self.endpoint.stream(
+            path, body, f"{op.id}.{op.attempt}", op.hints.traceparent
+        ):
             piece = _piece(event)
             if piece is None:
                 continue

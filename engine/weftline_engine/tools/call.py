@@ -8,6 +8,7 @@ from typing import Any
 
 from weftline.toolkit import Found, Reject, StreamingTool
 from weftline_engine.tools import frames
+from weftline_engine.tools.statements import Statements
 
 
 def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
@@ -49,22 +50,29 @@ def _run(found: Found, connection: socket.socket) -> Any:
 
 
 class _Lines:
-    """Tells a tool of the complete lines of its arguments."""
+    """Tells a tool of the complete lines of its arguments, and of their statements if it asks."""
 
     def __init__(self, tool: StreamingTool) -> None:
         self._tool = tool
         self._begun = ""
+        asks = type(tool).statement is not StreamingTool.statement
+        self._statements = Statements() if asks else None
 
     def feed(self, name: str, text: str) -> None:
         *complete, self._begun = (self._begun + text).split("\n")
         for line in complete:
             self._tool.line(name, line)
+        for code in self._statements.feed(text) if self._statements is not None else ():
+            self._tool.statement(name, code)
 
     def end(self, name: str) -> None:
         """The argument is complete, and so is its last line."""
         line, self._begun = self._begun, ""
         if line:
             self._tool.line(name, line)
+        rest = "" if self._statements is None else self._statements.end()
+        if rest.strip():
+            self._tool.statement(name, rest)
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def main() -> None:
         if config.sandbox:
             sandbox = Sandbox.of(config)
             sandbox.check(lambda: _limit(config))
-        told: dict[str, Any] = {"tools": [_told(found) for found in tools.values()]}
+        told: dict[str, Any] = {"tools": [found.spec.told() for found in tools.values()]}
     except CannotSandbox as error:
         control.send(json.dumps({"failed": str(error), "sandbox": True}).encode())
         sys.exit(1)
@@ -222,7 +222,10 @@ def _load(config: ToolsConfig) -> dict[str, Found]:
         sys.path.insert(0, str(config.path))
     for name in config.preload:
         importlib.import_module(name)
-    listed = list(tools_in(importlib.import_module(config.module)))
+    module = importlib.import_module(config.module)
+    if getattr(module, "NEEDS_SANDBOX", False) and not config.sandbox:
+        raise PermissionError(f"{config.module} runs code of the model: set sandbox = true")
+    listed = list(tools_in(module))
     found = {one.spec.function.name: one for one in listed}
     if not listed:
         raise LookupError(f"{config.module} defines no tool: mark functions with @tool")
@@ -231,18 +234,6 @@ def _load(config: ToolsConfig) -> dict[str, Found]:
     if config.user is not None and os.getuid() != 0:
         raise PermissionError(f"only root can run tools as {config.user}")
     return found
-
-
-def _told(found: Found) -> dict[str, Any]:
-    spec = found.spec
-    return {
-        "name": spec.function.name,
-        "description": spec.function.description,
-        "parameters": spec.function.parameters,
-        "effects": spec.effects,
-        "timeout_s": spec.timeout_s,
-        "streams": spec.streams,
-    }
 
 
 if __name__ == "__main__":

@@ -32,15 +32,20 @@ def main() -> None:
     if options.cores:
         os.sched_setaffinity(0, map(int, options.cores.split(",")))
     connection, verbs = connect(options.fd)
+    began = time.monotonic()
+    name = options.name or options.model.name
+    print(f"engine: loading {name}", file=sys.stderr, flush=True)
     # Importing torch takes 2 s. The listening thread already notices if the parent dies meanwhile.
     from weftline_engine.embedded.model.config import ModelError
-    from weftline_engine.loading import load
+    from weftline_engine.loading import announced, load
 
     try:
         core, description = load(options)
     except (ModelError, MemoryError) as error:
         connection.sendall(wire.encode([wire.LoadFailed(str(error) or "out of memory")]))
         sys.exit(1)
+    cores, seconds = len(os.sched_getaffinity(0)), time.monotonic() - began
+    print(announced(description, cores, seconds), file=sys.stderr, flush=True)
     connection.prepare = core.prepare
     connection.sendall(wire.encode([description]))
     serve(core, connection, verbs)

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import weftline_engine
 from weftline_engine.api import EngineDied
+from weftline_engine.memory import available_bytes
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.notes import Notes
-from weftline_engine.vllm.versions import NOTES, is_known, refusal, version_of
+from weftline_engine.vllm.output import Lines, cause, passed_on
+from weftline_engine.vllm.processor import settings
+from weftline_engine.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
 
 POLL_S = 0.25  # seconds between two checks whether vLLM answers
-KEPT_LINES = 40  # last lines of its standard error, to find the reason of a failed start
+# Last lines of its standard error, to find the reason of a failed start. Three processes print a
+# traceback each; the first has the reason.
+KEPT_LINES = 400
 
 
 class Child:
@@ -30,6 +35,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader: asyncio.Task[None] | None = None
+        self._loading = True
         self.notes = Notes()  # to our scheduler, if the child runs it
 
     @property
@@ -46,7 +52,8 @@ class Child:
         """Start vLLM and wait until it answers. Raises EngineDied with vLLM's last error."""
         guard = (sys.executable, "-m", "weftline_engine.vllm.guard")
         try:
-            ours = await self._runs_our_scheduler()
+            name, version = await self._package()
+            ours = self._runs_our_scheduler(version)
             if ours:
                 await self.notes.listen(self._folder / "notes")
             self._process = await asyncio.create_subprocess_exec(
@@ -55,12 +62,13 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                env=self._environment(ours),
+                env=self._environment(ours, is_for_cpus(name, version)),
                 limit=1 << 20,
             )
             self._reader = asyncio.create_task(self._read())
             async with asyncio.timeout(self._config.ready_s):
                 await self._wait_until_ready()
+            self._loading = False
         except TimeoutError:
             await self.close()
             message = f"vLLM did not answer within {self._config.ready_s:g} s"
@@ -100,44 +108,49 @@ class Child:
         raise EngineDied(f"the engine did not start: {await self._reason()}")
 
     async def _reason(self) -> str:
-        """Return the last error line of its output, else the last line."""
         assert self._reader is not None
         await self._reader
-        errors = [line for line in self._lines if "Error" in line]
-        last = (errors or list(self._lines) or ["it printed nothing"])[-1]
-        return f"vLLM ended while loading: {last[-300:]}"
+        return f"vLLM ended while loading: {cause(self._lines)}"
 
     async def _read(self) -> None:
-        """Keep the last lines of its standard error, and copy errors to ours."""
+        """Keep the last lines of its standard error. Copy errors to ours, and before a terminal
+        also what it says while it loads."""
         assert self._process is not None and self._process.stderr is not None
-        while line := await self._process.stderr.readline():
-            text = line.decode(errors="replace").rstrip()
-            self._lines.append(text)
-            if " ERROR " in text or "Error" in text:
-                print(f"vllm: {text}", file=sys.stderr)
+        lines = Lines()
+        while data := await self._process.stderr.read(1 << 16):
+            for line in lines.split(data.decode(errors="replace")):
+                self._lines.append(line)
+                loading = self._loading and sys.stderr.isatty()
+                if (words := passed_on(line, loading=loading)) is not None:
+                    print(words, file=sys.stderr)
 
-    async def _runs_our_scheduler(self) -> bool:
-        """Whether the child is to run our scheduler. Raises EngineDied if it must and cannot."""
-        choice = self._config.scheduler
-        if choice is SchedulerChoice.VLLM:
-            return False
+    async def _package(self) -> tuple[str, str]:
+        """The name and the version of vLLM's package. Raises EngineDied."""
         assert self._config.python is not None
         try:
-            version = await version_of(self._config.python)
+            return await package_of(self._config.python)
         except OSError as error:
             raise EngineDied(f"the engine did not start: {error}") from error
+
+    def _runs_our_scheduler(self, version: str) -> bool:
+        """Whether the child is to run our scheduler. Raises EngineDied if it must and cannot."""
+        choice = self._config.scheduler
         if choice is SchedulerChoice.WEFTLINE and not is_known(version):
             raise EngineDied(f"the engine did not start: {refusal(version)}")
-        return is_known(version)
+        return choice is not SchedulerChoice.VLLM and is_known(version)
 
-    def _environment(self, ours: bool) -> dict[str, str]:
+    def _environment(self, ours: bool, on_cpu: bool) -> dict[str, str]:
         """Our environment without our key and without paths that lead to our packages.
 
-        With `ours` there is one path, to a folder that holds this package alone.
+        With `ours` there is one path, to a folder that holds this package alone. `on_cpu` adds what
+        fits the machine's cores and memory.
         """
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "WEFTLINE_API_KEY")
         found = {key: value for key, value in os.environ.items() if key not in without}
         found |= {"PYTHONSAFEPATH": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if on_cpu:
+            cores = len(os.sched_getaffinity(0))
+            found |= settings(cores, available_bytes(), found, self._config.arguments)
         if ours:
             site = self._folder / "site"
             site.mkdir()

@@ -226,7 +226,9 @@ class VLLMEngine(RemoteEngine):
             return
         made: list[int] = []
         body = self._body(op, tokens)
-        async for event in self.endpoint.stream("/completions", body, f"{op.id}.{op.attempt}"):
+        async for event in self.endpoint.stream(
+            "/completions", body, f"{op.id}.{op.attempt}", op.hints.traceparent
+        ):
             piece = _piece(event, op.sampling.logprobs if op.sampling else None)
             if piece is not None:
                 made += piece.tokens

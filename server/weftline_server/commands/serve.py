@@ -217,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
     makers = {} if args.cluster else engines.factories(specs)
     asked = retrieval.from_tables(settings.retrieval) or retrieval.from_arguments(args)
     makers |= retrieval.factories(asked, settings.server.without)
-    makers |= tools.factories(tools.from_tables(settings.tools))
+    makers |= tools.factories(tools.from_tables(settings.tools, settings.mcp))
     serving = _serve(settings, makers, _gate_of(args, specs), args.until_stdin_closes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serving)

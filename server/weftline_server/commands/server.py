@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -21,6 +21,7 @@ from fastapi import FastAPI
 
 from weftline_engine.api import LACKING, Capability
 from weftline_server.http.state import state_of
+from weftline_server.runtime.service import EngineStatus
 
 log = logging.getLogger("weftline.server")
 
@@ -44,26 +45,13 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            for line in self._lacking():
+            state = state_of(self._app)
+            tenants = len(set(state.config.keys.values()))
+            for line in lacking(state.service.engines, several_tenants=tenants > 1):
                 print(f"weftline: {line}", file=sys.stderr)
             print(f"weftline serves on {self._url}", flush=True)
-
-    def _lacking(self) -> Iterator[str]:
-        """Yield a line for each set of lacking capabilities, except for the null engine."""
-        names: dict[tuple[str, ...], list[str]] = {}
-        for engine in state_of(self._app).service.engines:
-            if engine.lacks and engine.model != "null":
-                names.setdefault(engine.lacks, []).append(engine.name)
-        several = len(set(state_of(self._app).config.keys.values())) > 1
-        for engine in state_of(self._app).service.engines if several else ():
-            if LACKING[Capability.SALT] in engine.lacks:
-                yield (
-                    f"engine {engine.name} is shared by several tenants and does not part their "
-                    "caches: the time of an answer may tell a tenant of another's prompts"
-                )
-        for lacks, engines in names.items():
-            what = f"engine {engines[0]}" if len(engines) == 1 else f"each of {', '.join(engines)}"
-            yield f"{what} " + "; ".join(lacks)
+            if state.config.ui:
+                print(f"weftline shows its sessions on {self._url}/ui", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second. It may run between any two instructions."""
@@ -106,3 +94,20 @@ class Server(uvicorn.Server):
         await state_of(self._app).service.drain(0.0)
         self.config.timeout_graceful_shutdown = 1
         self.should_exit = True
+
+
+def lacking(engines: Iterable[EngineStatus], *, several_tenants: bool) -> Iterator[str]:
+    """Yield a line for each set of lacking capabilities, however many engines lack it. The null
+    engine has none: what it lacks, no user misses."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for engine in engines:
+        if several_tenants and LACKING[Capability.SALT] in engine.lacks:
+            yield (
+                f"engine {engine.name} is shared by several tenants and does not part their "
+                "caches: the time of an answer may tell a tenant of another's prompts"
+            )
+        if engine.lacks and engine.model != "null":
+            names.setdefault(engine.lacks, []).append(engine.name)
+    for lacks, some in names.items():
+        what = f"engine {some[0]}" if len(some) == 1 else f"each of {', '.join(some)}"
+        yield f"{what} " + "; ".join(lacks)

@@ -50,6 +50,7 @@ class Settings:
     engines: tuple[Mapping[str, Any], ...] = field(default=())
     retrieval: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = field(default=())
+    mcp: tuple[Mapping[str, Any], ...] = field(default=())
 
 
 def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
@@ -61,7 +62,7 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     tables = {} if path is None else _read(path)
     engines = _listed(tables, "engine")
     retrieval = {kind: _listed(tables, kind) for kind in RETRIEVAL if kind in tables}
-    tools = _listed(tables, "tool")
+    tools, mcp = _listed(tables, "tool"), _listed(tables, "mcp")
     keys = tables.pop("keys", {})
     prices = _prices(tables.pop("price", {}))
     given = dict(tables)
@@ -75,8 +76,8 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     of_process = {one.name for one in dataclasses.fields(Process)}
     process = {name: value for name, value in given.items() if name in of_process}
     server = {name: value for name, value in given.items() if name not in of_process}
-    made = make(ServerConfig, server, "", {*of_process, "engine", "tool", *RETRIEVAL})
-    return Settings(made, make(Process, process, ""), engines, retrieval, tools)
+    made = make(ServerConfig, server, "", {*of_process, "engine", "tool", "mcp", *RETRIEVAL})
+    return Settings(made, make(Process, process, ""), engines, retrieval, tools, mcp)
 
 
 def key_of(path: Path | None) -> str | None:

@@ -1,19 +1,23 @@
-"""Reads `[[tool]]` tables, and makes the factories of their engines.
+"""Reads `[[tool]]` and `[[mcp]]` tables, and makes the factories of their engines.
 
 Which code runs as a tool stands here only: a request names a tool, and never where its code is.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, Literal
 
 from weftline.errors import InvalidRequest
 from weftline_engine.api import Engine
 from weftline_engine.tools.config import Limits, ToolsConfig
 from weftline_server.commands.settings import make
+from weftline_server.extras import install, versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +61,103 @@ class ToolSpec:
         return lambda: ToolEngine(config, begun)
 
 
-def from_tables(tables: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
-    """The engines of the `[[tool]]` tables. Raises InvalidRequest."""
-    found = []
-    for table in tables:
+_NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpSpec:
+    """An `[[mcp]]` table: the tools of one MCP server.
+
+    A `command` is started here, and gets the variables of the environment that `env` names. A `url`
+    is one of streamable HTTP; in its `headers`, `$NAME` is a variable of the environment. Models
+    see the tools' names behind `prefix`, by default the name and an underscore. `tools` names those
+    to serve; empty means all. `effects` says of a tool what running it twice would do, in place of
+    what the MCP server says.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    env: tuple[str, ...] = ()
+    prefix: str | None = None
+    tools: tuple[str, ...] = ()
+    effects: dict[str, Literal["none", "idempotent", "once"]] = field(default_factory=dict)
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"mcp.name {self.name[:40]!r}: use 1 to 64 letters, digits or '_-'",
+                param="mcp.name",
+            )
+        if bool(self.command) == (self.url is not None):
+            raise InvalidRequest(
+                f"the MCP server {self.name!r} has either a command to start or a url", param="mcp"
+            )
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"mcp.url {self.url[:80]!r}: it begins with https:// or http://", param="mcp.url"
+            )
+        if not 0 < self.timeout_s <= 3600:
+            raise InvalidRequest(
+                f"mcp.timeout_s must be in 0 to 3600, got {self.timeout_s}", param="mcp.timeout_s"
+            )
+
+    def factory(self) -> Callable[[], Engine]:
+        """A function that makes the engine. Raises InvalidRequest."""
+        from weftline_engine.tools.mcp.config import McpConfig
+        from weftline_engine.transport.process import ProcessEngine
+
+        if None in versions("mcp").values():
+            raise InvalidRequest(f"[[mcp]] needs the package mcp: {install('mcp')}", param="mcp")
+        config = McpConfig(
+            name=self.name,
+            command=self.command,
+            url=self.url,
+            headers={name: self._filled(value) for name, value in self.headers.items()},
+            env=self.env,
+            prefix=f"{self.name}_" if self.prefix is None else self.prefix,
+            tools=self.tools,
+            effects=self.effects,
+            timeout_s=self.timeout_s,
+        )
+        return lambda: ProcessEngine(config)
+
+    def _filled(self, value: str) -> str:
+        try:
+            return Template(value).substitute(os.environ)
+        except (KeyError, ValueError) as error:
+            raise InvalidRequest(
+                f"a header of the MCP server {self.name!r} names {error}, which is not set in the "
+                "environment",
+                param="mcp.headers",
+            ) from None
+
+
+def from_tables(
+    tools: Iterable[Mapping[str, Any]], servers: Iterable[Mapping[str, Any]] = ()
+) -> tuple[ToolSpec | McpSpec, ...]:
+    """The engines of the `[[tool]]` and `[[mcp]]` tables. Raises InvalidRequest."""
+    found: list[ToolSpec | McpSpec] = []
+    for table in tools:
         if "module" not in table:
             raise InvalidRequest("a [[tool]] table needs a module", param="tool.module")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-        found.append(make(ToolSpec, values, "tool."))
+        found.append(make(ToolSpec, table, "tool."))
+    for table in servers:
+        if "name" not in table:
+            raise InvalidRequest("an [[mcp]] table needs a name", param="mcp.name")
+        found.append(make(McpSpec, table, "mcp."))
     return tuple(found)
 
 
-def factories(specs: Iterable[ToolSpec]) -> dict[str, Callable[[], Engine]]:
+def factories(specs: Iterable[ToolSpec | McpSpec]) -> dict[str, Callable[[], Engine]]:
     """The factory of each engine by its name. Raises InvalidRequest for two of one name."""
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
-        name = f"tool:{spec.name or spec.module}"
+        name = (
+            f"mcp:{spec.name}" if isinstance(spec, McpSpec) else f"tool:{spec.name or spec.module}"
+        )
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}", param="name")
         found[name] = spec.factory()

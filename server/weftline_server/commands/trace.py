@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path, help="SVG file to write (default: SESSION.svg)")
     parser.add_argument(
+        "--why",
+        action="store_true",
+        help="also print why each call ran on its engine: the terms of the engines' scores",
+    )
+    parser.add_argument(
         "--events",
         action="store_true",
         help="print the session's newest events, one a line, and draw no picture",
@@ -38,10 +43,32 @@ def run(args: argparse.Namespace) -> int:
             return 0
         graph = session.graph()
     print(timeline.text(graph))
+    if args.why:
+        print(why(graph))
     picture = args.output or Path(f"{session.id}.svg")
     picture.write_text(timeline.svg({session.id: graph}))
     print(f"picture: {picture}")
     return 0
+
+
+_HEADS = ("call", "engine", "score", "load", "missing", "prefix", "group", "gather", "")
+
+
+def why(graph: dict[str, Any]) -> str:
+    """Why each call ran on its engine: a line for each engine that was considered, in tokens."""
+    rows = []
+    for call in graph["calls"]:
+        for at, one in enumerate(call.get("placement", ())):
+            # Where tenants share the server, the load of its engines is not told.
+            numbers = [
+                f"{one[name]:,.0f}" if name in one else "-"
+                for name in ("score", "load", "missing_tokens", "prefix", "group", "gather")
+            ]
+            note = "chosen" if at == 0 else "" if one["room"] else "no room"
+            rows.append((printable(call["name"]), printable(one["engine"]), *numbers, note))
+    if not rows:
+        return "(no placement is known)"
+    return aligned(_HEADS, rows, right=_HEADS[2:-1])
 
 
 def last(client: Client) -> str:

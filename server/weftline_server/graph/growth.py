@@ -35,6 +35,11 @@ class Growing(ABC):
     def growth(self, graph: Graph, value: Any) -> Growth:
         """What the graph gets when the primitive ends with `value`. Raises a WeftlineError."""
 
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The variables that nothing needs any more if the primitive fails."""
+        return ()
+
 
 class TakesItems(Growing):
     """A body that can take the items of its list one by one, before the list is complete."""

@@ -17,7 +17,7 @@ from weftline_server.graph.primitive import Task
 from weftline_server.http.event_stream import EventStream, sse, sse_or_error
 from weftline_server.http.idempotency import key_of
 from weftline_server.http.openai.runs import Runs
-from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, state_of
+from weftline_server.http.state import ACCEPTING, ServiceDep, Tenant, sees_all, state_of
 from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.lowering.call import outputs_of
 from weftline_server.observe.view import graph_view, value_view
@@ -43,7 +43,7 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
         )
     runs, key = state_of(request.app).runs, key_of(request)
     earlier = earlier_submit(service, key)
-    headers = durability(service)
+    headers, whole = durability(service), sees_all(request, tenant)
     session = _session(service, runs, tenant, body) if earlier is None else earlier[0]
     # A client does not learn the id of a session that is opened here and fails: it cannot close it.
     close, leaves = body.close or body.session_id is None, body.open and earlier is None
@@ -54,13 +54,13 @@ async def submit(request: Request, service: ServiceDep, tenant: Tenant) -> Respo
             for variable in watched:
                 session.watch.check(variable, wait=body.wait)
             close = leaves = False
-            events = _whole_run(service, runs, session, body, response)
+            events = _whole_run(service, runs, session, body, response, whole)
             resumed = {} if earlier is None else {"Weftline-Resumed": "true"}
             return EventStream(sse_or_error(events), {**headers, **resumed})
         if body.get:
             response["values"] = await or_disconnect(request, _values(service, session, body.get))
         if body.graph:
-            response["graph"] = graph_view(session, service.engines)
+            response["graph"] = graph_view(session, service.engines, whole=whole)
         close = body.close
         runs.responded(session)
         return JSONResponse(response, headers=headers)
@@ -86,7 +86,12 @@ def _session(service: Service, runs: Runs, tenant: str, body: Submit) -> Session
 
 
 async def _whole_run(
-    service: Service, runs: Runs, session: Session, body: Submit, response: dict[str, Any]
+    service: Service,
+    runs: Runs,
+    session: Session,
+    body: Submit,
+    response: dict[str, Any],
+    whole: bool,
 ) -> AsyncGenerator[bytes, None]:
     """A `submitted` event, the events of the stream or the watch, and the graph if asked for."""
     try:
@@ -101,7 +106,7 @@ async def _whole_run(
             async for event in events:
                 yield event
         if body.graph:
-            yield sse("graph", graph_view(session, service.engines))
+            yield sse("graph", graph_view(session, service.engines, whole=whole))
     finally:
         if body.open:
             runs.leave(session)

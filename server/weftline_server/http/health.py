@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from weftline.errors import Forbidden
-from weftline_server.http.state import ServiceDep, Tenant, state_of
+from weftline_server.http.state import ServiceDep, Tenant, sees_all, state_of
 from weftline_server.observe import engine_metrics
 from weftline_server.schedule.engines.member import EngineState
 
@@ -55,8 +55,7 @@ async def metrics(request: Request, service: ServiceDep, tenant: Tenant) -> Resp
     Where the server has keys, one is needed. They count the calls of all tenants, so where there
     are several only the tenant of `metrics_tenant` may read them.
     """
-    config = state_of(request.app).config
-    if len(set(config.keys.values())) > 1 and tenant != config.metrics_tenant:
+    if not sees_all(request, tenant):
         raise Forbidden(
             "metrics count the calls of all tenants: use the key of the tenant that "
             "`metrics_tenant` names in the server's configuration",

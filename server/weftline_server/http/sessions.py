@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from weftline.protocol import PROTOCOL_VERSION, SetVariable, check_id
 from weftline_server.http.calls import durability
 from weftline_server.http.event_stream import EventStream, sse
-from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, state_of
+from weftline_server.http.state import ACCEPTING, PricesDep, ServiceDep, Tenant, sees_all, state_of
 from weftline_server.http.wire import read, schema
 from weftline_server.observe.chrome_trace import chrome_trace
 from weftline_server.observe.following import Follower
@@ -67,9 +67,11 @@ async def close_session(
 
 
 @router.get("/{session_id}/graph")
-async def get_graph(session: Looked, service: ServiceDep) -> dict[str, Any]:
+async def get_graph(
+    session: Looked, service: ServiceDep, request: Request, tenant: Tenant
+) -> dict[str, Any]:
     """Calls, variables, edges, and where every second went."""
-    return graph_view(session, service.engines)
+    return graph_view(session, service.engines, whole=sees_all(request, tenant))
 
 
 @router.get("/{session_id}/trace")
@@ -85,9 +87,13 @@ async def get_events(session: Looked) -> dict[str, Any]:
 
 
 @router.get("/{session_id}/call/{call_id}")
-async def get_call(session: Looked, call_id: str, prices: PricesDep) -> dict[str, Any]:
-    """One call: its prompt with the values that stand in it, and where its seconds went."""
-    return call_view(session, call_id, prices)
+async def get_call(
+    session: Looked, call_id: str, prices: PricesDep, request: Request, tenant: Tenant
+) -> dict[str, Any]:
+    """One call: its prompt with the values that stand in it, where its seconds went, and why it
+    ran on its engine.
+    """
+    return call_view(session, call_id, prices, whole=sees_all(request, tenant))
 
 
 @router.get("/{session_id}/follow", response_model=None)

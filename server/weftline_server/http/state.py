@@ -50,6 +50,15 @@ def state_of(app: Starlette) -> ServerState:
     return state
 
 
+def sees_all(request: Request, tenant: str) -> bool:
+    """Whether the tenant may see what all tenants' work makes of the engines.
+
+    It may where it is the only one, or the one that `metrics_tenant` names.
+    """
+    config = state_of(request.app).config
+    return len(set(config.keys.values())) <= 1 or tenant == config.metrics_tenant
+
+
 def tenant_of(request: Request) -> str:
     """The tenant of the request's key. Raises Unauthorized if there are keys and it has none."""
     config = state_of(request.app).config

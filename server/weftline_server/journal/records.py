@@ -1,8 +1,8 @@
 """A session's events as versioned JSON, and back. Nothing is pickled, and no code is stored.
 
-Only events that change what a session is are recorded; the text of a running call and the readers
-are not. A record holds times of the wall clock, since each run of the server has a monotonic clock
-of its own.
+Only events that change what a session is are recorded; the text of a running call, the readers and
+what placement weighed are not. A record holds times of the wall clock, since each run of the server
+has a monotonic clock of its own.
 """
 
 from __future__ import annotations

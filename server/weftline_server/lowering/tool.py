@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from weftline.tools import Function, Tool
+from weftline.steps import ClientStep
+from weftline.tools import ClientTool, Function, Tool
 from weftline_server.graph.primitive import Effects, Primitive, Task
+from weftline_server.lowering.step import lower_step
 
 TOOL = "tool"  # the kind of the primitives, and of the ops of tool engines
 
@@ -40,6 +42,14 @@ class ServerTool:
         return self.tool.function.name
 
 
+RunTool: TypeAlias = ServerTool | ClientTool  # a tool of a run, by who computes it
+
+
+def starts_early(tool: RunTool) -> bool:
+    """Whether a call may start before the model's turn has ended."""
+    return tool.effects == Effects.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class ToolBody:
     """A tool, and the JSON text of its arguments. More of it may follow if it `is_open`."""
@@ -58,8 +68,12 @@ class ToolBody:
         return False
 
 
-def lower_tool(tool: ServerTool, arguments: str, is_open: bool = False) -> Task:
+def lower_tool(tool: RunTool, arguments: str, is_open: bool = False) -> Task:
     """The task of one call."""
+    if isinstance(tool, ClientTool):
+        return lower_step(
+            ClientStep(name=tool.name, effects=tool.effects, lease_s=tool.lease_s), ""
+        )
     id = f"t_{uuid.uuid4().hex[:12]}"
     primitive = Primitive(
         id=f"{id}/0",

@@ -37,17 +37,20 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
     """One session. `wall` is the difference of the wall clock to the sessions' clock.
 
     `name` is that of its first call. `age_s` counts to now, or to its end. Tokens are those of the
-    outputs that have ended.
+    outputs that have ended. `engines` are those that ran something of it.
     """
     states: Counter[str] = Counter()
     prompt = cached = output = calls = 0
     error = None
+    engines: set[str] = set()
     for run in session.tasks.values():
         states[run.state.value] += 1
         calls += run.task.call is not None
         if error is None and run.error is not None:
             error = run.error.type
         for step in run.steps:
+            if step.engine:
+                engines.add(step.engine)
             if step.usage is not None:
                 prompt += step.usage.prompt_tokens
                 cached += step.usage.cached_tokens
@@ -66,5 +69,6 @@ def row(session: Session, now: float, wall: float) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "output_tokens": output,
+        "engines": sorted(engines),
         "error": error,
     }

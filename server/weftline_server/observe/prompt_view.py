@@ -7,6 +7,7 @@ from typing import Any
 from weftline.errors import UnknownCall
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment
 from weftline_server.observe.cost import Prices
+from weftline_server.observe.placed import placement_view
 from weftline_server.observe.view import task_view
 from weftline_server.prompt.render import value_text
 from weftline_server.session.session import Session
@@ -14,17 +15,22 @@ from weftline_server.session.session import Session
 SHOWN_CHARS = 20_000  # of one segment; `chars` says how many it has
 
 
-def call_view(session: Session, id: str, prices: Prices) -> dict[str, Any]:
+def call_view(session: Session, id: str, prices: Prices, *, whole: bool = False) -> dict[str, Any]:
     """A task of the session with its prompt. A step that is no call has none.
 
-    Raises UnknownCall.
+    `whole` is as for `graph_view`. Raises UnknownCall.
     """
     run = session.tasks.get(id)
     if run is None:
         raise UnknownCall(f"the session has no call {id[:64]!r}", param="call_id")
     call = run.task.call
     segments = [] if call is None else _segments(session, call, dict(_bound(call, run.task.writes)))
-    return {**task_view(session, run), "segments": segments, **prices.shown(prices.of_task(run))}
+    return {
+        **task_view(session, run),
+        "placement": placement_view(run, whole),
+        "segments": segments,
+        **prices.shown(prices.of_task(run)),
+    }
 
 
 def _bound(call: Call, writes: tuple[str, ...]) -> list[tuple[str, str]]:

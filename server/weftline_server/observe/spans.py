@@ -16,10 +16,12 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from weftline_server.observe.view import edges_view
+from weftline_server.session.origin import span_of, trace_of
 from weftline_server.session.session import Session
 from weftline_server.session.task import RunState, Step, TaskRun
 
@@ -41,12 +43,32 @@ _OPERATIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+class _Ids(IdGenerator):  # type: ignore[misc]  # OpenTelemetry is read without types
+    """Numbers of spans that engines were told before; else random ones."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self.trace: int | None = None
+        self.span: int | None = None
+
+    def generate_trace_id(self) -> int:
+        found, self.trace = self.trace, None
+        return found or self._random.generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        found, self.span = self.span, None
+        return found or self._random.generate_span_id()
+
+
 class Spans:
     """Exports a session's spans when it is closed. The exporter's own thread sends them."""
 
     def __init__(self, endpoint: str) -> None:
         resource = Resource.create({"service.name": "weftline"})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            resource=resource, shutdown_on_exit=False, id_generator=self._ids
+        )
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("weftline")
@@ -68,6 +90,7 @@ class Spans:
             {"traceparent": runs[0].origin.traceparent}
         )
         ended = max([session.ended or session.opened, *(_end(run) for run in runs)])
+        self._ids.trace = trace_of(session.id)
         workflow = self._tracer.start_span(
             f"invoke_workflow {runs[0].task.name}",
             context=parent,
@@ -79,6 +102,7 @@ class Spans:
                 "weftline.tenant": session.tenant,
             },
         )
+        self._ids.trace = None  # a client's trace has a number of its own
         inside = trace.set_span_in_context(workflow)
         made: dict[str, Span] = {}
         reads: dict[str, list[str]] = {}
@@ -91,6 +115,7 @@ class Spans:
                 if one in made
             ]
             name, attributes = _described(run)
+            self._ids.span = span_of(session.id, run.task.id)
             kind = SpanKind.CLIENT if run.task.call is not None else SpanKind.INTERNAL
             span = self._tracer.start_span(
                 name, inside, kind, attributes, links, start_time=at(run.submitted)

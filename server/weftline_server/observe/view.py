@@ -9,6 +9,7 @@ from weftline.protocol import Message, Segment
 from weftline_server.graph.primitive import Task
 from weftline_server.lowering.call import call_of
 from weftline_server.observe.critical import critical_view
+from weftline_server.observe.placed import placement_view
 from weftline_server.runtime.service import EngineStatus
 from weftline_server.session.session import Session
 from weftline_server.session.task import Step, TaskRun
@@ -55,16 +56,23 @@ def value_view(session: Session, variable: str) -> dict[str, Any]:
     }
 
 
-def graph_view(session: Session, engines: Sequence[EngineStatus] = ()) -> dict[str, Any]:
+def graph_view(
+    session: Session, engines: Sequence[EngineStatus] = (), *, whole: bool = False
+) -> dict[str, Any]:
     """The session's graph. Times are seconds since the session was opened, durations seconds.
 
-    `engines` appear with the capabilities that they lack, which explain the calls' times.
+    `engines` appear with the capabilities that they lack, which explain the calls' times. A reader
+    who may see the `whole` server also gets the engines' loads when calls were placed.
     """
     producer, consumers = _producers(session), _readers(session)
     runs = session.tasks.values()
     return {
         "session_id": session.id,
-        "calls": [task_view(session, run) for run in runs if run.task.call],
+        "calls": [
+            {**task_view(session, run), "placement": placement_view(run, whole)}
+            for run in runs
+            if run.task.call
+        ],
         "steps": [task_view(session, run) for run in runs if not run.task.call],
         "variables": [
             {
@@ -153,10 +161,16 @@ def _call(session: Session, run: TaskRun) -> dict[str, Any]:
         "node": run.steps[-1].node if run.steps else "",
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
+        "ended_s": _ended(session, run),
         **total,
         "computed_tokens": total["prompt_tokens"] - total["cached_tokens"],
         "steps": steps,
     }
+
+
+def _ended(session: Session, run: TaskRun) -> float | None:
+    """When the task was done, failed, cancelled or skipped."""
+    return None if run.live or run.ended is None else run.ended - session.opened
 
 
 def _other(session: Session, run: TaskRun) -> dict[str, Any]:
@@ -184,6 +198,7 @@ def _other(session: Session, run: TaskRun) -> dict[str, Any]:
         "finish_reason": None if step is None or step.reason is None else step.reason.value,
         "error": None if run.error is None else run.error.to_body()["error"],
         "submitted_s": run.submitted - session.opened,
+        "ended_s": _ended(session, run),
         "queued_s": None if not run.steps else since_open(run.steps[0].queued),
         "started_s": None if usage is None else since_open(usage.started),
         "finished_s": None if step is None else since_open(step.finished),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from weftline_server.prompt.tool_parser import Argument, ArgumentText, Called, Delta, Said, Sealed
+from weftline_server.prompt.tool_parser import (
+    Argument,
+    Arguments,
+    ArgumentText,
+    Called,
+    Delta,
+    Said,
+    Sealed,
+)
 
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -22,12 +31,19 @@ class BlockStyle:
     end: str
 
 
-CODE = BlockStyle({"```python": "python", "```py": "python"}, "code", "```")
+def code_of(tool: str, argument: str) -> BlockStyle:
+    """Fenced Python, which `tool` takes as `argument`."""
+    return BlockStyle({"```python": tool, "```py": tool}, argument, "```")
+
+
+CODE = code_of("python", "code")
 PLAN = BlockStyle({">>>": "plan"}, "steps", "<<<")
 
 
 class BlockParser:
     """Takes an answer's text piece by piece. All of it is said, the blocks too.
+
+    A block's text is also given as the JSON text of the call's arguments.
 
     A block is sealed as soon as its closing mark is there. One that is cut off never is.
     """
@@ -61,6 +77,7 @@ class BlockParser:
             self._pieces = []
             self.calls += 1
             yield Called(self.calls - 1, f"{self._key}/{self.calls - 1}", tool)
+            yield Arguments(self.calls - 1, json.dumps({self._style.argument: ""})[:-2])
 
     def _inside(self, text: str) -> Iterator[Delta]:
         assert self._pieces is not None, "a block is open"
@@ -77,10 +94,12 @@ class BlockParser:
                 return
         self._is_fresh = text.endswith("\n")
         self._pieces.append(text)
+        yield Arguments(self.calls - 1, json.dumps(text, ensure_ascii=False)[1:-1])
         yield ArgumentText(self.calls - 1, self._style.argument, text)
 
     def _seal(self) -> Iterator[Delta]:
         assert self._pieces is not None, "a block is open"
+        yield Arguments(self.calls - 1, '"}')
         yield Argument(self.calls - 1, self._style.argument, "".join(self._pieces))
         yield Sealed(self.calls - 1)
         self._pieces = None

@@ -298,9 +298,9 @@ class Driver:
 
     def _hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
         match outcome:
-            case Sent(engine, at, node):
+            case Sent(engine, at, node, why):
                 event: ev.SessionEvent = ev.PrimitiveSent(
-                    now=at, primitive=primitive.id, engine=engine, node=node
+                    now=at, primitive=primitive.id, engine=engine, node=node, why=why
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())

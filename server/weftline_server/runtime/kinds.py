@@ -35,6 +35,7 @@ from weftline_server.runtime.prompting import body_of, parts_before, tokenised
 from weftline_server.runtime.workers import Workers
 from weftline_server.schedule.engines.member import Work
 from weftline_server.session import events as ev
+from weftline_server.session.origin import handed_on
 from weftline_server.session.session import Session
 
 # The prefixes of a prompt with these lengths, in tokens, are compared with those of other prompts:
@@ -54,6 +55,7 @@ def hints(session: Session, primitive: Primitive) -> api.Hints:
         work_left=session.execution.work_left,
         criterion=objective,
         priority=session.graph.tasks[primitive.task].priority,
+        traceparent=handed_on(session.tasks[primitive.task].origin, session.id, primitive.task),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,17 +18,25 @@ from typing import Any
 from weftline.arguments import ArgumentReader
 from weftline.errors import Cancelled, InvalidRequest, WeftlineError
 from weftline.protocol import Call, InOut, Message, Placeholder, Segment, Submit
-from weftline.tools import CalledFunction, ToolCall
+from weftline.tools import CalledFunction, ClientTool, ToolCall
 from weftline_engine.api import FinishReason
-from weftline_server.graph.primitive import Effects, PrimitiveId, Task
+from weftline_server.graph.primitive import PrimitiveId, Task
 from weftline_server.lowering.call import call_of
-from weftline_server.lowering.tool import ServerTool, ToolBody, lower_tool
+from weftline_server.lowering.tool import (
+    RunTool,
+    ServerTool,
+    ToolBody,
+    lower_tool,
+    starts_early,
+)
+from weftline_server.prompt.tool_blocks import BlockParser, BlockStyle, code_of
 from weftline_server.prompt.tool_parser import (
     Arguments,
     Called,
     Delta,
     Said,
     Sealed,
+    ToolParser,
     parser_of,
 )
 from weftline_server.runtime.driver import Driver
@@ -58,11 +66,12 @@ class Turn:
     said: str = ""
     calls: list[_Written] = field(default_factory=list)
     was_stopped: bool = False
+    in_text: bool = False  # the calls are blocks of what it said
 
     def message(self) -> dict[str, Any]:
         """The answer as OpenAI's message."""
         message: dict[str, Any] = {"role": "assistant", "content": self.said}
-        if self.calls:
+        if self.calls and not self.in_text:
             calls = [
                 {
                     "id": one.id,
@@ -75,51 +84,73 @@ class Turn:
         return message
 
 
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """A call of a tool that the client computes. Its result is the value of `variable`."""
+
+    id: str
+    name: str
+    arguments: str
+    variable: str
+
+
 class ToolLoop:
-    """One request's turns, in its session. The tools of `tools` are run here."""
+    """One request's turns, in its session. The tools of `tools` are run, here or by the client."""
 
     def __init__(
-        self, driver: Driver, session: Session, call: Call, tools: Mapping[str, ServerTool]
+        self,
+        driver: Driver,
+        session: Session,
+        call: Call,
+        tools: Mapping[str, RunTool],
+        blocks: BlockStyle | None = None,
     ) -> None:
         self._driver = driver
         self._session = session
         self._call = call
         self._tools = tools
+        self._blocks = blocks
         self._watches = ExitStack()  # of the open calls of the turn that is being written
+        self._due: list[ClientCall] = []  # calls that the client is not yet told of
         self.turns: list[Turn] = []
 
-    async def texts(self) -> AsyncIterator[str]:
-        """What the model says, turn by turn. Afterwards `turns` is complete."""
+    async def events(self) -> AsyncIterator[str | ClientCall]:
+        """What the model says, turn by turn, and the calls that the client has to compute.
+
+        Afterwards `turns` is complete.
+        """
         call = self._call
         while True:
             [task] = await self._driver.submit(
                 self._session, Submit(session_id=self._session.id, calls=(call,))
             )
-            turn = Turn(task)
+            turn = Turn(task, in_text=self._blocks is not None)
             self.turns.append(turn)
             async with aclosing(self._written(turn)) as texts:
                 async for text in texts:
-                    yield text
+                    if text:
+                        yield text
+                    for due in self._take_due():
+                        yield due
             if not self._goes_on(turn):
                 return
             await self._run_rest(turn)
+            for due in self._take_due():
+                yield due
             if len(self.turns) == MOST_TURNS:
                 return
             call = self._next(call, turn)
 
     async def _written(self, turn: Turn) -> AsyncGenerator[str, None]:
-        """What the model says in one turn. Starts the tools that may start early."""
+        """What the model says in one turn, by and by. Starts the tools that may start early."""
         driver, session = self._driver, self._session
-        made = call_of(turn.task)
-        format = driver.dispatcher.prompter(turn.task.resource).tool_format
-        parser = parser_of(made, f"{turn.task.id}/0", format)
+        parser = self._parser(turn.task)
         reading = driver.readers.stream(session, turn.task.writes[0])
         try:
             async with aclosing(reading) as chunks:  # type: ignore[type-var]  # it is a generator
                 async for chunk in chunks:
                     for delta in parser.feed(chunk.text):
-                        if text := await self._hear(turn, delta):
-                            yield text
+                        yield await self._hear(turn, delta)
         except Cancelled:
             if not turn.was_stopped:
                 raise
@@ -127,8 +158,13 @@ class ToolLoop:
         finally:
             self._watches.close()
         for delta in parser.end():
-            if text := await self._hear(turn, delta):
-                yield text
+            yield await self._hear(turn, delta)
+
+    def _parser(self, task: Task) -> ToolParser | BlockParser:
+        if self._blocks is not None:
+            return BlockParser(self._blocks, task.id)
+        format = self._driver.dispatcher.prompter(task.resource).tool_format
+        return parser_of(call_of(task), f"{task.id}/0", format)
 
     async def _hear(self, turn: Turn, delta: Delta) -> str:
         match delta:
@@ -138,7 +174,7 @@ class ToolLoop:
             case Called(_, id, name):
                 turn.calls.append(_Written(id, name))
                 tool = self._tools.get(name)
-                if tool is not None and tool.streams and self._may_start(tool):
+                if isinstance(tool, ServerTool) and tool.streams and self._may_start(tool):
                     await self._start(turn.calls[-1], is_open=True)
             case Arguments(index, text):
                 turn.calls[index].arguments += text
@@ -153,12 +189,19 @@ class ToolLoop:
                     await self._start(call)
         return ""
 
-    def _may_start(self, tool: ServerTool) -> bool:
-        return "early_tools" not in self._driver.without and tool.effects is Effects.NONE
+    def _take_due(self) -> list[ClientCall]:
+        due, self._due = self._due, []
+        return due
+
+    def _may_start(self, tool: RunTool) -> bool:
+        return "early_tools" not in self._driver.without and starts_early(tool)
 
     async def _start(self, call: _Written, is_open: bool = False) -> None:
-        task = lower_tool(self._tools[call.name], call.arguments, is_open)
+        tool = self._tools[call.name]
+        task = lower_tool(tool, call.arguments, is_open)
         call.task = task
+        if isinstance(tool, ClientTool):
+            self._due.append(ClientCall(call.id, call.name, call.arguments, task.writes[0]))
         if is_open:
             self._watch(self.turns[-1], task.writes[0])
         await self._driver.start(self._session, [task])
@@ -233,6 +276,7 @@ class ToolLoop:
         made = tuple(
             ToolCall(id=one.id, function=CalledFunction(name=one.name, arguments=_json(one)))
             for one in turn.calls
+            if not turn.in_text
         )
         said = (Segment(text=turn.said),) if turn.said else ()
         messages: list[Message] = [Message(role="assistant", content=said, tool_calls=made)]
@@ -241,7 +285,11 @@ class ToolLoop:
             assert one.task is not None, "every tool has started"
             name = f"tool_{len(self.turns)}_{index}"
             messages.append(
-                Message(role="tool", content=(Segment(input=name),), tool_call_id=one.id)
+                Message(
+                    role="tool",
+                    content=(Segment(input=name),),
+                    tool_call_id=None if turn.in_text else one.id,
+                )
             )
             holders.append(
                 Placeholder(name=name, in_out=InOut.IN, semantic_var_id=one.task.writes[0])
@@ -289,22 +337,54 @@ def _json(call: _Written) -> str:
     return call.arguments
 
 
+def _blocks_of(tools: Mapping[str, ServerTool], name: str) -> BlockStyle:
+    """How blocks of code call the tool. Raises InvalidRequest if it does not take a text."""
+    tool = tools.get(name)
+    schema = {} if tool is None else tool.tool.function.schema
+    needed = schema.get("required", [])
+    if len(needed) != 1 or schema["properties"][needed[0]].get("type") != "string":
+        raise InvalidRequest(
+            f"code_tool {name!r} is no tool of this server that takes one text: add a [[tool]] "
+            'with module = "weftline_engine.tools.interpreter"',
+            param="weftline.code_tool",
+        )
+    return code_of(name, needed[0])
+
+
 class ServerTools:
     """The tools that the engines run, and the requests that use them."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def loop(self, session: Session, call: Call) -> ToolLoop:
+    def loop(
+        self,
+        session: Session,
+        call: Call,
+        own: Sequence[ClientTool] = (),
+        code: str | None = None,
+    ) -> ToolLoop:
         """The turns of `call`, with the server's tools that it names, or all if it names none.
 
-        Tools that only the client knows stay as they are. Raises InvalidRequest if there are none.
+        The client computes the tools of `own`. With `code` the calls are the blocks of Python in
+        the answer, for that tool. A call of any other tool that the server does not
+        know ends the run. Raises InvalidRequest if there is no tool to run.
         """
         known = {
             name: ServerTool.of(resource, told)
             for name, (resource, told) in self._driver.dispatcher.tools.items()
         }
-        if not known:
+        if code is not None:
+            return ToolLoop(self._driver, session, call, known, _blocks_of(known, code))
+        offered = {one.function.name for one in call.tools}
+        for one in own:
+            if one.name in known or one.name not in offered:
+                raise InvalidRequest(
+                    f"client_tools names {one.name!r}, which "
+                    + ("the server runs" if one.name in known else "is not among the tools"),
+                    param="weftline.client_tools",
+                )
+        if not known and not own:
             raise InvalidRequest(
                 "this server has no tools: add a [[tool]] table to its configuration",
                 param="weftline.run_tools",
@@ -313,4 +393,5 @@ class ServerTools:
             known[name].tool if (name := one.function.name) in known else one for one in call.tools
         )
         tools = tuple(named) or tuple(one.tool for one in known.values())
-        return ToolLoop(self._driver, session, replace(call, tools=tools), known)
+        run: dict[str, RunTool] = {**known, **{one.name: one for one in own}}
+        return ToolLoop(self._driver, session, replace(call, tools=tools), run)

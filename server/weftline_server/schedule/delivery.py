@@ -115,6 +115,7 @@ class Delivery:
     def _finished(self, member: Member, work: Work, event: api.Finished | api.Paused) -> None:
         """Release an op that ended well, or that paused: another op will continue its context."""
         written = member.ops.written(work.op.id)
+        member.ops.totals.ended(work.op.id, event.usage)
         member.release(work.op.id)
         tokens = event.usage.prompt_tokens + event.usage.output_tokens
         # This holds until the engine reports the context itself.

@@ -110,9 +110,14 @@ class Dispatcher:
         """How many primitives wait for an engine."""
         return len(self._queue)
 
-    def queued_of(self, salt: str) -> int:
-        """How many primitives of the tenant with this salt wait for an engine."""
-        return self._queue.of(salt)
+    def queued_of(self, salt: str | None, model: str | None = None) -> int:
+        """How many primitives of the tenant with this salt, or of all, wait for an engine.
+
+        With a `model`, only those for it count.
+        """
+        if model is not None:
+            return self._queue.waiting(model, salt)
+        return len(self._queue) if salt is None else self._queue.of(salt)
 
     @property
     def models(self) -> list[str]:
@@ -184,7 +189,7 @@ class Dispatcher:
             member.engine.feed(op, work.fed_so_far, part, last)
             member.hold(work.fed(part, last))
             if last and (work.item.has_prompt or work.op.streams):
-                sent = Sent(member.name, self._now(), member.node)
+                sent = Sent(member.name, self._now(), member.node, work.why)
                 self._sessions.outcome(work.primitive, sent)
             return True
         return False

@@ -33,6 +33,12 @@ class Queue:
         """How many of the tenant with this salt wait."""
         return self._of[salt]
 
+    def waiting(self, model: str, salt: str | None) -> int:
+        """How many for this model wait: of one tenant, or of all."""
+        return sum(
+            work.model == model and salt in (None, work.op.salt) for work in self._works.values()
+        )
+
     def add(self, work: Work) -> None:
         assert work.op.id not in self._works, f"{work.op.id} waits already"
         self._works[work.op.id] = work

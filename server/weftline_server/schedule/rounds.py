@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from weftline_engine import api
+from weftline_server.graph.considered import Considered
 from weftline_server.schedule.engines.fleet import Fleet
 from weftline_server.schedule.engines.member import EngineState, Member
 from weftline_server.schedule.memory.keeper import Memory
@@ -67,7 +68,7 @@ class Rounds:
         loads = [member.load() for member in ready] if queue else []
         served = self._served.begin(item.tenant for item in queue)
         for placement in place(queue, loads, self._policy, self._now(), served):
-            self._send(placement.id, self._fleet.members[placement.engine])
+            self._send(placement.id, self._fleet.members[placement.engine], placement.why)
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
             gate.ran(model, busy, self._now())
@@ -82,9 +83,11 @@ class Rounds:
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.admit(model, pool, self._now())
 
-    def _send(self, op: str, member: Member) -> None:
+    def _send(self, op: str, member: Member, why: tuple[Considered, ...] = ()) -> None:
         work = self._queue.remove(op)
         assert work is not None and member.engine is not None
+        if why and work.op.open:
+            work = replace(work, why=why)  # it is told when its prompt is complete
         self._served.got(work.item.tenant, work.tokens)
         member.hold(work)
         sent = member.op(work, self._now())
@@ -92,7 +95,7 @@ class Rounds:
             sent = replace(sent, hints=_plain(sent.hints))
         member.engine.submit(self._memory.continuing(member.name, sent))
         if not work.op.open or not work.item.has_prompt:
-            self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node))
+            self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node, why))
 
 
 def _plain(hints: api.Hints) -> api.Hints:

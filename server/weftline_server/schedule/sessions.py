@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weftline_engine import api
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.memory.keeper import Outlook
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic)."""
+    """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic).
+
+    `why` has what placement weighed, for that engine first.
+    """
 
     engine: str
     time: float
     node: str = ""
+    why: tuple[Considered, ...] = ()
 
 
 # The reports about a primitive. The last three end it; after a pause its context is kept, and

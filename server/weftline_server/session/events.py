@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from weftline.errors import WeftlineError
 from weftline.protocol import Criterion
 from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import Task
 from weftline_server.graph.record import record
 from weftline_server.session.origin import NOBODY, Origin
@@ -141,10 +142,14 @@ class PrimitivePrepared(PrimitiveEvent):
 
 @record
 class PrimitiveSent(PrimitiveEvent):
-    """It went to an engine, on another machine where `node` names one."""
+    """It went to an engine, on another machine where `node` names one.
+
+    `why` has what placement weighed, for that engine first.
+    """
 
     engine: str
     node: str = ""
+    why: tuple[Considered, ...] = ()
 
     @property
     def detail(self) -> str:

@@ -23,6 +23,7 @@ from weftline_server.session.readiness import (
     lost_read,
     ready_reads,
     takers,
+    undecided,
 )
 from weftline_server.session.task import ALLOWED, UNDER_WAY, PrimitiveRun, RunState, Step, TaskRun
 from weftline_server.session.variable import WITHOUT_VALUE, Variable, VariableState
@@ -148,6 +149,7 @@ class Execution:
             self.planning.start(run.id)
             self.recent.append(run.id)
         run.step.sent, run.step.engine, run.step.node = event.now, event.engine, event.node
+        run.step.why = event.why
         return []
 
     def text(self, event: ev.TextGenerated) -> list[ev.Action]:
@@ -225,11 +227,13 @@ class Execution:
             if not task.live:
                 continue
             task.error = error
-            lost = [run for run in task.primitives if run.live]
-            for run in lost:
-                actions += self._drop(run, error, state)
+            lost = [run.id for run in task.primitives if run.live]
+            for id in lost:
+                actions += self._drop(self.primitives[id], error, state)
             actions.append(ev.Ended(task.task.id))
-            below, go_on = self.graph.affected_by([run.id for run in lost])
+            if state is RunState.FAILED:
+                actions += self.skip(undecided(self.graph, lost))
+            below, go_on = self.graph.affected_by(lost)
             ending.extend(self.tasks[id] for id in below)
             ending.extend(self._owned.get(task.task.id, ()))
             tolerant.update(dict.fromkeys(go_on))
@@ -297,6 +301,7 @@ class Execution:
 
     def _end(self, run: PrimitiveRun) -> None:
         self.work_left -= run.work
+        run.task.ended = self.now
         self.planning.end(run.id)
 
     def _move(self, run: PrimitiveRun, state: RunState) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -18,3 +19,24 @@ NOBODY = Origin()
 
 # Of the request that is being handled. The HTTP layer sets it, the driver reads it.
 ORIGIN: ContextVar[Origin] = ContextVar("weftline_origin", default=NOBODY)
+
+
+def trace_of(session: str) -> int:
+    """The number of a session's trace where no client names one."""
+    return _number(session, 16)
+
+
+def span_of(session: str, task: str) -> int:
+    """The number of a task's span. It follows from ids, so it is known before the span is made."""
+    return _number(f"{session}/{task}", 8)
+
+
+def handed_on(origin: Origin, session: str, task: str) -> str:
+    """The traceparent of a request to an engine: the task's span, in the client's trace if it sent
+    one, with the client's decision whether to record it."""
+    _, trace, _, flags = (origin.traceparent or f"00-{trace_of(session):032x}--01").split("-")
+    return f"00-{trace}-{span_of(session, task):016x}-{flags}"
+
+
+def _number(text: str, size: int) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest())

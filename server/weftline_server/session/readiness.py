@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from weftline.errors import WeftlineError
 from weftline_server.graph.graph import Graph
+from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Primitive, Task
 from weftline_server.session.events import Fill
 from weftline_server.session.task import PrimitiveRun, RunState
@@ -47,6 +48,13 @@ def lost_read(primitive: Primitive, variables: Mapping[str, Variable]) -> Weftli
         if error is not None and flow is not Flow.OUTCOME and flow not in _WAITS_FOR_NOTHING:
             return error
     return None
+
+
+def undecided(graph: Graph, lost: Iterable[str]) -> Iterator[str]:
+    """The variables that only a decision of the primitives `lost` could have needed."""
+    for id in lost:
+        if isinstance(body := graph.primitives[id].body, Growing):
+            yield from body.undecided
 
 
 def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Iterator[Fill]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from weftline.errors import WeftlineError
 from weftline_engine.api import FinishReason, Usage
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import Primitive, Task
 from weftline_server.session.origin import NOBODY, Origin
 
@@ -62,6 +63,7 @@ class Step:
     transform_s: float = 0.0
     engine: str | None = None
     node: str = ""  # the machine, where the engine runs on another one
+    why: tuple[Considered, ...] = ()  # what placement weighed, for `engine` first
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them
@@ -128,6 +130,7 @@ class TaskRun:
     detached: bool
     origin: Origin = NOBODY
     error: WeftlineError | None = None
+    ended: float | None = None  # when its last primitive that has ended did
     primitives: tuple[PrimitiveRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ class VariableState(StrEnum):
     STREAMING = "streaming"
     READY = "ready"
     FAILED = "failed"
-    SKIPPED = "skipped"  # a branch took another side; `error` says so to those who ask
+    SKIPPED = "skipped"  # no branch took it; `error` says so to those who ask
 
 
 _S = VariableState
@@ -104,6 +104,4 @@ class Variable:
 
     def skip(self) -> None:
         self.move_to(VariableState.SKIPPED)
-        self.error = Skipped(
-            f"variable {self.id!r} was skipped: a branch took another side", param=self.id
-        )
+        self.error = Skipped(f"variable {self.id!r} was skipped: no branch took it", param=self.id)

@@ -1,10 +1,14 @@
 // The page: a list of sessions, and one session with its graph, its timeline and a selected call.
-// The address names the view: #/ is the list, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+// The address names the view: #/ is the list, #/engines the engines, #/s/SESSION a session, #/s/SESSION/CALL one of its calls.
+// After "?" it has the filter of the list or of the calls.
 
 import { Refused, events, get, setKey } from "./api.js";
 import { drawDetail } from "./detail.js";
 import { el, seconds } from "./dom.js";
+import { drawEngines } from "./engines.js";
+import { address, filterBar, isSet, matchesSession, matchesTask, read } from "./filter.js";
 import { drawGraph } from "./graph.js";
+import { endOf, player, then } from "./playback.js";
 import { drawTimeline, legend } from "./timeline.js";
 
 const LIST_MS = 1000;
@@ -14,6 +18,8 @@ const status = document.getElementById("status");
 let leaving = new AbortController();
 // The session that is followed: {id, tasks, edges, critical, ended, selected, panel, draw}.
 let shown = null;
+// The list that is shown: {filter, sessions, total, bar, draw}.
+let listed = null;
 
 const said = (text) => {
   if (status.textContent !== text) status.textContent = text;
@@ -22,13 +28,47 @@ const money = (value) => (value === undefined ? "–" : value.toPrecision(3));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 function route() {
-  const [, page, session, call] = location.hash.split("/");
-  if (page === "s" && session && shown?.id === session) return select(call ?? null);
+  const { parts: [page, session, call], filter } = read();
+  if (page === "s" && session && shown?.id === session) {
+    shown.filter = filter;
+    return shown.selected === (call || null) ? shown.draw() : select(call || null);
+  }
+  for (const link of document.querySelectorAll("nav a")) {
+    const here = link.getAttribute("href") === (page === "engines" ? "#/engines" : page === "s" ? "" : "#/");
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (!page && listed) {
+    listed.filter = filter;
+    return listed.draw();
+  }
   leaving.abort();
   leaving = new AbortController();
   shown = null;
-  if (page === "s" && session) return follow(session, call ?? null, leaving.signal);
-  return list(leaving.signal);
+  listed = null;
+  if (page === "s" && session) return follow(session, call || null, filter, leaving.signal);
+  if (page === "engines") return engines(leaving.signal);
+  return list(filter, leaving.signal);
+}
+
+function engines(signal) {
+  const history = new Map();
+  said("Engines");
+  main.replaceChildren();
+  return persist(signal, async () => {
+    for await (const { engines: rows } of events("../v1/engines/follow", signal)) {
+      said(count(rows.length, "engine"));
+      main.replaceChildren(drawEngines(rows, history));
+    }
+    await sleep(AGAIN_MS); // the server stops: it is asked again until it is back
+    return false;
+  });
+}
+
+// Filters change the address in place: the back button leaves the view and does not undo letters.
+function filterBy(filter) {
+  history.replaceState(null, "", address(read().parts.join("/"), filter));
+  route();
 }
 
 // Runs `act` again after a lost connection, asks for a key after 401, and ends when the view is left.
@@ -55,6 +95,8 @@ function askKey() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     setKey(input.value.trim());
+    shown = null; // what was shown has ended: the view begins again
+    listed = null;
     route();
   });
   said("This server needs an API key.");
@@ -62,17 +104,35 @@ function askKey() {
   input.focus();
 }
 
-function list(signal) {
+const LIST_MOST = 1000; // what the server sends at most
+const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+
+function list(filter, signal) {
+  const body = el("div", {});
+  const bar = filterBar("list", filter, filterBy);
   let before = "";
+  listed = { filter, sessions: null, total: 0, draw: () => drawList(listed, bar, body) };
   return persist(signal, async () => {
-    const { sessions, total } = await get("../v1/sessions?limit=200", signal);
-    said(total ? `${total.toLocaleString("en")} sessions` : "No session yet. Run a program.");
+    const { sessions, total } = await get(`../v1/sessions?limit=${LIST_MOST}`, signal);
+    said(total ? count(total, "session") : "No session yet. Run a program.");
     const now = JSON.stringify(sessions);
-    if (now !== before) main.replaceChildren(table(sessions));
+    if (body.parentNode !== main) main.replaceChildren(bar, body); // it was replaced by a question for a key
+    Object.assign(listed, { sessions, total });
+    if (now !== before) listed.draw();
     before = now;
     await sleep(LIST_MS);
     return false;
   });
+}
+
+function drawList({ filter, sessions, total }, bar, body) {
+  if (sessions === null) return;
+  const found = sessions.filter((row) => matchesSession(row, filter));
+  bar.hidden = total === 0;
+  bar.offer([...new Set(sessions.flatMap((row) => row.engines))].sort());
+  bar.show(filter, isSet(filter) ? `${found.length.toLocaleString("en")} of ${count(sessions.length, "session")}` : "");
+  if (found.length) body.replaceChildren(table(found));
+  else body.replaceChildren(el("p", { class: "soft empty" }, total ? "No session matches this filter." : ""));
 }
 
 function table(sessions) {
@@ -102,8 +162,15 @@ function table(sessions) {
   );
 }
 
-function follow(id, call, signal) {
-  shown = { id, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, panel: null, draw: soon(draw) };
+function follow(id, call, filter, signal) {
+  shown = {
+    id, filter, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, panel: null,
+    bar: filterBar("session", filter, filterBy), body: el("div", {}), draw: soon(draw), at: null,
+    player: player((at) => {
+      shown.at = at;
+      shown.draw();
+    }),
+  };
   said(`Session ${id}`);
   main.replaceChildren();
   if (call) select(call);
@@ -145,14 +212,27 @@ function draw() {
   const scrolled = ["graph", "timeline"].map((name) => [name, document.getElementById(name)]);
   const at = new Map(scrolled.map(([name, box]) => [name, box ? [box.scrollLeft, box.scrollTop] : [0, 0]]));
   const go = (task) => {
-    location.hash = `#/s/${shown.id}/${task}`;
+    location.hash = address(`s/${shown.id}/${task}`, shown.filter);
   };
-  main.replaceChildren(
+  shown.player.grown(endOf(shown));
+  const view = shown.at === null ? shown : then(shown, shown.at);
+  const tasks = [...view.tasks.values()];
+  const matching = tasks.filter((task) => matchesTask(task, shown.filter));
+  shown.bar.offer([...new Set(tasks.map((task) => task.engine).filter(Boolean))].sort());
+  shown.bar.show(
+    shown.filter,
+    isSet(shown.filter) ? `${matching.length.toLocaleString("en")} of ${count(tasks.length, "task")}` : "",
+  );
+  const matched = isSet(shown.filter) ? new Set(matching.map((task) => task.call_id ?? task.step_id)) : null;
+  if (shown.body.parentNode !== main) main.replaceChildren(shown.bar, shown.player, shown.body);
+  shown.body.replaceChildren(
     el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
     el(
       "p",
       { class: "soft" },
-      shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,
+      shown.at !== null
+        ? `Played back: the session after ${seconds(shown.at)}. `
+        : shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,
       el("button", { onclick: () => download(shown.id) }, "Download the trace"),
     ),
     el(
@@ -162,10 +242,10 @@ function draw() {
         "div",
         {},
         el("h2", {}, "Graph"),
-        drawGraph(shown, shown.selected, go),
+        drawGraph(view, matched, shown.selected, go),
         el("h2", {}, "Timeline"),
         legend(),
-        drawTimeline(shown, shown.selected, go, timelineWidth()),
+        drawTimeline(view, matched, shown.selected, go, timelineWidth()),
       ),
       shown.selected ? (shown.panel ?? el("section", { id: "detail" })) : null,
     ),

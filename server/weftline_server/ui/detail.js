@@ -9,6 +9,7 @@ export function drawDetail(call) {
     el("h2", {}, call.name),
     facts(call),
     call.error ? el("p", { class: "failed" }, `${call.error.type}: ${call.error.message}`) : null,
+    call.placement.length ? placement(call.placement) : null,
     call.segments.length ? prompt(call) : null,
   );
 }
@@ -31,6 +32,53 @@ function facts(call) {
   if (call.cost !== undefined) rows.push(["cost", `${call.cost.toPrecision(3)}, saved ${call.saved.toPrecision(3)}`]);
   rows.push(["reads", call.inputs.join(", ") || "–"], ["writes", call.outputs.join(", ") || "–"]);
   return el("dl", {}, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
+}
+
+const TERMS = [
+  ["load", "load"], ["missing", "missing_tokens"], ["prefix", "prefix"], ["group", "group"], ["gather", "gather"],
+];
+
+// Why that engine: the score's terms of each engine that was considered, the chosen one first.
+// Where tenants share the server, the server leaves out what others' work makes of the engines.
+function placement(rows) {
+  const terms = TERMS.filter(([, field]) => rows[0][field] !== undefined);
+  const number = (value) => Math.round(value).toLocaleString("en");
+  const whole = rows[0].score !== undefined;
+  return [
+    el("h2", {}, "Why this engine"),
+    el(
+      "p",
+      { class: "soft" },
+      rows.length === 1
+        ? "No other engine was considered."
+        : `The least ${whole ? "score" : "sum of its terms"} among engines with room wins.`,
+      " All numbers are tokens; a missing token counts four times, as “prefix”.",
+    ),
+    el(
+      "table",
+      { class: "placement", "aria-label": "placement" },
+      el(
+        "thead",
+        {},
+        el("tr", {}, el("th", {}, "engine"), terms.map(([name]) => el("th", { class: "number" }, name)),
+          whole ? el("th", { class: "number" }, "score") : null, el("th", {}, "")),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row, at) =>
+          el(
+            "tr",
+            { class: at === 0 ? "chosen" : null },
+            el("td", {}, row.engine),
+            terms.map(([, field]) => el("td", { class: "number" }, number(row[field]))),
+            whole ? el("td", { class: "number" }, number(row.score)) : null,
+            el("td", { class: "soft" }, at === 0 ? "chosen" : row.room ? "" : "no room"),
+          ),
+        ),
+      ),
+    ),
+  ];
 }
 
 function prompt(call) {

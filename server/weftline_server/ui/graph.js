@@ -3,9 +3,10 @@
 import { el, pressed, seconds, shortened, svg } from "./dom.js";
 import { HEIGHT, WIDTH, layout } from "./layout.js";
 
-const SIGNS = { waiting: "○", queued: "◔", running: "◑", done: "●", failed: "✕", cancelled: "⊘", skipped: "–" };
+const SIGNS = { later: " ", waiting: "○", queued: "◔", running: "◑", done: "●", failed: "✕", cancelled: "⊘", skipped: "–" };
 
-export function drawGraph(session, selected, select) {
+// `matched` has the ids of the tasks that the filter lets through; null is no filter.
+export function drawGraph(session, matched, selected, select) {
   const { boxes, links, width, height } = layout(session.tasks, session.edges);
   const critical = new Set(session.critical?.tasks ?? []);
   const onPath = (box) => box.tasks.some((id) => critical.has(id));
@@ -20,11 +21,11 @@ export function drawGraph(session, selected, select) {
       }),
     );
   }
-  for (const box of boxes) picture.append(drawn(box, session, onPath(box), selected, select));
+  for (const box of boxes) picture.append(drawn(box, session, onPath(box), matched, selected, select));
   return el("div", { class: "scroll", id: "graph" }, picture);
 }
 
-function drawn(box, session, critical, selected, select) {
+function drawn(box, session, critical, matched, selected, select) {
   const tasks = box.tasks.map((id) => session.tasks.get(id));
   const state = stateOf(tasks);
   const many = tasks.length > 1;
@@ -32,14 +33,17 @@ function drawn(box, session, critical, selected, select) {
   const note = many
     ? `${tasks.filter((task) => task.state === "done").length.toLocaleString("en")} done`
     : noteOf(tasks[0]);
-  const classes = ["node", state, critical ? "critical" : "", box.tasks.includes(selected) ? "selected" : ""];
+  const out = matched && !box.tasks.some((id) => matched.has(id));
+  const classes = [
+    "node", state, critical ? "critical" : "", box.tasks.includes(selected) ? "selected" : "", out ? "out" : "",
+  ];
   return svg(
     "g",
     {
       class: classes.filter(Boolean).join(" "),
       transform: `translate(${box.x},${box.y})`,
       "data-task": box.tasks[0],
-      "aria-label": `${name}, ${state}, ${note}${critical ? ", on the critical path" : ""}`,
+      "aria-label": `${name}, ${state}, ${note}${critical ? ", on the critical path" : ""}${out ? ", filtered out" : ""}`,
       ...pressed(() => select(box.tasks[0])),
     },
     svg("rect", { width: WIDTH, height: HEIGHT, rx: tasks[0].kind ? 18 : 6 }),
@@ -49,13 +53,14 @@ function drawn(box, session, critical, selected, select) {
 }
 
 function stateOf(tasks) {
-  for (const state of ["failed", "running", "queued", "waiting", "cancelled", "done"]) {
+  for (const state of ["failed", "running", "queued", "waiting", "later", "cancelled", "done"]) {
     if (tasks.some((task) => task.state === state)) return state;
   }
   return tasks[0].state;
 }
 
 function noteOf(task) {
+  if (task.state === "later") return "not submitted yet";
   if (task.kind) return task.kind;
   if (task.state !== "done") return task.state;
   return `${seconds(task.fill_s + task.generate_s)}, ${task.output_tokens} tokens`;

@@ -23,16 +23,21 @@ function barsOf(task) {
 const endOf = (bar) => bar.phases.reduce((at, [, length]) => at + length, bar.start);
 
 // `width` is what the view may take, in pixels.
-export function drawTimeline(session, selected, select, width) {
+export function drawTimeline(session, matched, selected, select, width) {
   const chart = Math.max(240, width - LABEL - NOTE);
   const critical = new Set(session.critical?.tasks ?? []);
   const rows = [...session.tasks].map(([id, task]) => ({ id, task, bars: barsOf(task) })).filter((row) => row.bars.length);
   rows.sort((one, other) => one.bars[0].start - other.bars[0].start);
-  const first = rows.length ? rows[0].bars[0].start : 0;
-  const last = rows.reduce((most, row) => Math.max(most, ...row.bars.map(endOf)), first);
+  const played = session.at !== undefined && session.at !== null; // then the axis is that of the whole run
+  const first = played || !rows.length ? 0 : rows[0].bars[0].start;
+  const last = played ? session.whole : rows.reduce((most, row) => Math.max(most, ...row.bars.map(endOf)), first);
   const scale = chart / Math.max(last - first, 1e-6);
-  if (!rows.length) return el("p", { class: "soft scroll", id: "timeline" }, "Nothing has ended yet.");
-  const height = rows.length * ROW + 24;
+  const rowsShown = matched ? rows.filter(({ id }) => matched.has(id)) : rows; // times stay those of all
+  if (!rowsShown.length) {
+    const why = rows.length ? "Nothing that matches this filter has ended." : "Nothing has ended yet.";
+    return el("p", { class: "soft scroll empty", id: "timeline" }, why);
+  }
+  const height = rowsShown.length * ROW + 24;
   const picture = svg("svg", {
     width: LABEL + chart + NOTE, height, role: "group", "aria-label": "timeline of the session",
   });
@@ -41,14 +46,17 @@ export function drawTimeline(session, selected, select, width) {
     axis.append(svg("text", { class: "soft", x: LABEL + (chart * tick) / 4, y: 14 }, seconds(((last - first) * tick) / 4)));
   }
   const body = svg("g", {});
-  picture.append(axis, body);
+  const x = LABEL + session.at * scale;
+  const cursor = played ? svg("line", { class: "cursor", x1: x, x2: x, y1: 18, y2: height }) : null;
+  picture.append(...[axis, body, cursor].filter(Boolean));
   const box = el("div", { class: "scroll", id: "timeline" }, picture);
   const show = () => {
     const from = Math.max(0, Math.floor(box.scrollTop / ROW) - OVER);
-    const to = Math.min(rows.length, Math.ceil((box.scrollTop + (box.clientHeight || 800)) / ROW) + OVER);
+    const to = Math.min(rowsShown.length, Math.ceil((box.scrollTop + (box.clientHeight || 800)) / ROW) + OVER);
     const drawn = [];
     for (let at = from; at < to; at += 1) {
-      drawn.push(rowOf(rows[at], at, { first, scale, chart, critical: critical.has(rows[at].id), selected, select }));
+      const row = rowsShown[at];
+      drawn.push(rowOf(row, at, { first, scale, chart, critical: critical.has(row.id), selected, select }));
     }
     body.replaceChildren(...drawn);
   };

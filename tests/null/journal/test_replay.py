@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -62,18 +63,33 @@ TestRecorded = RecordedMachine.TestCase
 
 
 def lasting(session: Session) -> dict[str, Any]:
-    """What a session is, apart from its readers and the calls that run."""
+    """What a session is, apart from its readers and the calls that run.
+
+    The text of a call that was stopped while it ran is not recorded, nor why a call ran on its
+    engine.
+    """
     graph = session.graph
     named = {*graph.producer, *graph.consumers}
+    stopped = {
+        variable
+        for variable, id in graph.producer.items()
+        if (step := session.primitives[id].step) is None or step.finished is None
+    }
     ended = {id: run for id, run in session.primitives.items() if not run.live}
     return {
         "tasks": {
             id: ("live" if run.live else run.state, run.detached, str(run.error))
             for id, run in session.tasks.items()
         },
-        "steps": {id: (run.state, run.step) for id, run in ended.items() if run.state == "done"},
+        "steps": {
+            id: replace(run.step, why=())
+            for id, run in ended.items()
+            if run.state == "done" and run.step is not None
+        },
         "variables": {
-            id: (one.state, one.text, one.value, str(one.error)) if one.settled else "open"
+            id: (one.state, id not in stopped and one.text, one.value, str(one.error))
+            if one.settled
+            else "open"
             for id, one in session.variables.items()
             if one.settled or id in named
         },

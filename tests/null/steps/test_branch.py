@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.null.asgi import Serve, call
-from tests.null.steps.wire import branch, run, states
+from tests.null.steps.wire import branch, each, run, states
 from weftline.errors import InvalidRequest, TransformFailed
 from weftline.predicates import MAX_DEPTH, check, holds
 from weftline.protocol import Call, InOut, Placeholder, Segment
@@ -67,7 +67,7 @@ async def test_a_skipped_variable_says_so(serve: Serve) -> None:
     error = (await server.get(session, "words")).json()["error"]
     assert (error["type"], error["message"]) == (
         "Skipped",
-        "variable 'words' was skipped: a branch took another side",
+        "variable 'words' was skipped: no branch took it",
     )
     late = call("late", "{{input:w}}{{output:x}}", w="words", x="x")
     await server.submit(session, late)
@@ -127,6 +127,53 @@ async def test_a_side_may_fail_before_the_decision(serve: Serve) -> None:
         assert answer.get("value") == found
         assert found is not None or answer["error"]["call"] == "bad"
         server.driver.registry.find("local", session).validate()
+
+
+@pytest.mark.parametrize("without", [frozenset(), frozenset({"speculate"})], ids=["", "waits"])
+async def test_a_branch_that_cannot_decide_skips_its_sides(
+    serve: Serve, without: frozenset[str]
+) -> None:
+    """What it was asked about has failed. So has the branch, but no side has."""
+    server = await serve(config=ServerConfig(without=without))
+    session = await server.session()
+    bad = call("bad", "{{input:x}}{{output:o}}", x="x", o={"in_out": "out",
+               "semantic_var_id": "kind", "transforms": [{"op": "json"}]})  # fmt: skip
+    route = branch("kind", {"numbers": NUMBER}, "words", "answer", name="route", after=["x"])
+    later = call("later", "{{input:x}}{{input:outline}}{{output:y}}", x="x", outline="outline",
+                 y="y")  # fmt: skip
+    side = call("side", "{{input:y}}{{output:numbers}}", y="y", numbers="numbers")
+    await server.submit(session, bad, later, side, *SIDES[1:], steps=[route])
+    await server.http.put(f"/v1/session/{session}/variable/x", json={"value": "no JSON"})
+    error = (await server.get(session, "answer")).json()["error"]
+    assert (error["type"], error["call"]) == ("TransformFailed", "bad")
+    for variable in ("numbers", "words"):
+        found = (await server.get(session, variable)).json()
+        assert found.get("error", {"type": "Skipped"})["type"] == "Skipped"
+    graph = await server.graph(session)
+    found_states = {one["name"]: one["state"] for one in (*graph["calls"], *graph["steps"])}
+    assert found_states["bad"] == found_states["route"] == "failed"
+    assert "failed" not in {found_states[name] for name in ("later", "side", "plan", "tell")}
+    server.driver.registry.find("local", session).validate()
+
+
+async def test_a_side_that_fails_leaves_what_was_needed_to_decide(serve: Serve) -> None:
+    """The branch has decided and then fails with its side. Its decision stays."""
+    server = await serve(config=ServerConfig(without=frozenset({"speculate"})))
+    session = await server.session()
+    both = call("both", "{{input:bad}}{{input:list}}{{output:words}}", bad="bad", list="list",
+                words="words")  # fmt: skip
+    bad = call("bad", "{{input:x}}{{output:o}}", x="x", o={"in_out": "out",
+               "semantic_var_id": "bad", "transforms": [{"op": "json"}]})  # fmt: skip
+    body = {"calls": [call("item", "an {{input:x}}{{input:one}}{{output:own}}", one="one", x="x",
+                           own="own")]}  # fmt: skip
+    listed = each(["item"], body, {"own": "list"}, item="one", name="list")
+    route = branch({"value": "a word"}, {"numbers": NUMBER}, "words", "answer", name="route")
+    number = call("count", "one {{output:numbers}}", numbers="numbers")
+    await server.submit(session, both, bad, number, steps=[listed, route])
+    await server.http.put(f"/v1/session/{session}/variable/x", json={"value": "x "})
+    assert (await server.get(session, "answer")).json()["error"]["call"] == "bad"
+    assert (await server.get(session, "list")).json()["value"] == ["an x item"]
+    server.driver.registry.find("local", session).validate()
 
 
 async def test_a_predicate_on_a_wrong_type_is_no_default(serve: Serve) -> None:

@@ -37,7 +37,7 @@ from weftline_server.session.variable import VariableState
 
 SUBMIT: TypeAdapter[Submit] = TypeAdapter(Submit)
 LETTERS = "abc"
-GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "120"))  # more where a bug is sought
+GRAPHS = int(os.environ.get("RANDOM_GRAPHS", "300"))  # more where a bug is sought
 MOST_CHARS = 300  # of a value, so that no answer is cut at 512 tokens
 
 
@@ -235,12 +235,14 @@ def joined(values: list[Any]) -> str:
 
 
 async def computed(driver: Driver, session: Session, out: str, reads: list[str]) -> None:
-    """Play the client of a step."""
+    """Play the client of a step, which computes it when the server says that it is due."""
+    if not await driver.readers.due(session, out):
+        return
     try:
         values = [(await driver.readers.get(session, read)).value for read in reads]
         driver.set(session, out, SetVariable(value=joined(values)))
     except WeftlineError:
-        pass  # the step fails with its input, or was skipped
+        pass  # the step has been skipped since
 
 
 async def outcomes(program: Program, without: frozenset[str], random: Random) -> Session:

@@ -29,7 +29,7 @@ def config(**more: Any) -> ToolsConfig:
 class Calls:
     """An engine that runs, and the values of its ops."""
 
-    def __init__(self, engine: ToolEngine, description: api.Description) -> None:
+    def __init__(self, engine: api.Engine, description: api.Description) -> None:
         self.engine = engine
         self.description = description
         self.ended: dict[str, asyncio.Future[api.Event]] = {}

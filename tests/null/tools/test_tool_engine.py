@@ -17,6 +17,7 @@ import pytest
 from tests.null.tools.conftest import Calls, running
 from weftline_engine import api
 from weftline_engine.tools.calls import Begun
+from weftline_engine.tools.engine import ToolEngine
 
 
 async def gone(pid: int) -> None:
@@ -194,6 +195,7 @@ async def test_a_call_begins_at_most_once(tmp_path: Path) -> None:
 
 async def test_a_call_that_is_killed_runs_once(calls: Calls, tmp_path: Path) -> None:
     """200 kills at random moments, each with a second attempt at the same call."""
+    assert isinstance(calls.engine, ToolEngine)
     zygote, chance = calls.engine._zygote, random.Random(5)
     assert zygote is not None
 
@@ -259,6 +261,7 @@ async def test_no_secret_is_in_a_tools_environment(monkeypatch: pytest.MonkeyPat
 
 async def test_calls_end_with_the_engine(calls: Calls) -> None:
     """The zygote is killed: the engine says that it died, and the calls' processes end."""
+    assert isinstance(calls.engine, ToolEngine)
     zygote = calls.engine._zygote
     assert zygote is not None
     id = calls.begin("note", {"path": os.devnull, "wait_s": 60})

@@ -21,6 +21,7 @@ from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMod
 from weftline_engine.tools.calls import Begun
 from weftline_engine.tools.engine import ToolEngine
 from weftline_server.config import ServerConfig
+from weftline_server.observe.cost import Price
 
 PACE = LatencyProfile(step_s=0.002)  # 500 words a second
 
@@ -55,11 +56,14 @@ async def server(serve: Serve, tmp_path: Path) -> Server:
     return await serving(serve, tmp_path)
 
 
-async def serving(serve: Serve, folder: Path, *without: str) -> Server:
+async def serving(
+    serve: Serve, folder: Path, *without: str, price: dict[str, Price] | None = None
+) -> Server:
     begun, rules = Begun(), script(str(folder / "notes"))
     engine = NullConfig(mode=NullMode.SCRIPT, script=rules, latency=PACE)
     also = {"tool:some": lambda: ToolEngine(config(), begun)}
-    return await serve(engine, ServerConfig(without=frozenset(without)), None, also)
+    settings = ServerConfig(without=frozenset(without), price=price or {})
+    return await serve(engine, settings, None, also)
 
 
 async def ask(server: Server, text: str, **more: Any) -> dict[str, Any]:
@@ -92,6 +96,25 @@ async def test_the_server_runs_its_tools(server: Server) -> None:
     assert [one["tool_call_id"] for one in results] == ids
     assert told(answer)[0] == "3" and "x x x" in told(answer)[1]
     assert answer["usage"]["completion_tokens"] > 50
+
+
+async def test_a_run_has_a_price(serve: Serve, tmp_path: Path) -> None:
+    """That of all turns together, whole and streamed."""
+    price = {"null": Price(prompt=1_000_000.0, output=3_000_000.0)}
+    server = await serving(serve, tmp_path, price=price)
+    usage = (await ask(server, "#add"))["usage"]
+    paid = usage["prompt_tokens"] + 3.0 * usage["completion_tokens"]
+    assert usage["cost"] == paid and usage["saved"] == 0.0
+    body = {
+        "messages": [{"role": "user", "content": "#add"}],
+        "max_tokens": 4000,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "weftline": {"run_tools": True},
+    }
+    lines = (await server.http.post("/v1/chat/completions", json=body)).text.split("\n\n")
+    last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")][-1]
+    assert last["usage"]["cost"] == paid
 
 
 async def test_a_stream_has_the_same_text(server: Server) -> None:

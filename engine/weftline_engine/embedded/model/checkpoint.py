@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,22 @@ _DTYPES = {
 # A header lists names and shapes. Anything longer than this is not a header.
 _MOST_HEADER = 100 * 1024 * 1024
 
+# Is told, for each tensor that is read, how many bytes have been read, and of how many.
+Heard = Callable[[int, int], None]
+
 
 class Checkpoint:
     """The tensors of a model directory by name, read when asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, heard: Heard | None = None) -> None:
         """Map every shard. Raises ModelError for a missing, truncated or foreign file."""
         self._tensors: dict[str, Tensor] = {}
         for path in _shards(directory):
             self._tensors.update(_read(path))
+        self._heard = heard
+        self._unread = {name: one.nbytes for name, one in self._tensors.items()}
+        self._bytes = sum(self._unread.values())
+        self._done = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -44,6 +52,9 @@ class Checkpoint:
             raise ModelError(
                 f"tensor {name} has shape {tuple(tensor.shape)} where config.json means {shape}"
             )
+        self._done += self._unread.pop(name, 0)
+        if self._heard is not None:
+            self._heard(self._done, self._bytes)
         return tensor
 
 

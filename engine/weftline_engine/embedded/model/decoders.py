@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from weftline_engine.embedded.model.base import CPU, Model, TorchModel
-from weftline_engine.embedded.model.checkpoint import Checkpoint, RandomWeights
+from weftline_engine.embedded.model.checkpoint import Checkpoint, Heard, RandomWeights
 from weftline_engine.embedded.model.config import (
     LlamaConfig,
     ModelConfig,
@@ -45,16 +45,18 @@ def load_decoder(
     builds: Path,
     *,
     dummy: bool = False,
+    heard: Heard | None = None,
     machine: Machine | None = None,
 ) -> Model:
     """The model of a Hugging Face directory on the CPU. Compiled code is kept in `builds`.
-    A `dummy` has random weights, and needs only config.json. A `machine` stands for this one.
+    A `dummy` has random weights, and needs only config.json. `heard` is told of each tensor. A
+    `machine` stands for this one.
 
     Raises ModelError, also where int8 is asked for and the C kernels do not run. A line on stderr
     names the way in which the model is computed, and what better ways failed.
     """
     config = read_config(directory)
-    weights = RandomWeights() if dummy else Checkpoint(directory)
+    weights = RandomWeights() if dummy else Checkpoint(directory, heard)
     if dtype not in ("bfloat16", "int8"):
         return torch_model(config, weights, getattr(torch, dtype))
     search = Search(builds, machine=machine or this_machine())
@@ -80,10 +82,16 @@ def _say(words: str) -> None:
 
 
 def load_on_device(
-    directory: Path, dtype: str, device: torch.device, *, max_running: int, dummy: bool = False
+    directory: Path,
+    dtype: str,
+    device: torch.device,
+    *,
+    max_running: int,
+    dummy: bool = False,
+    heard: Heard | None = None,
 ) -> DeviceModel:
     """The model of a Hugging Face directory, or a dummy, on a CUDA device. Raises ModelError."""
-    weights = RandomWeights(device) if dummy else Checkpoint(directory)
+    weights = RandomWeights(device) if dummy else Checkpoint(directory, heard)
     network = torch_model(read_config(directory), weights, getattr(torch, dtype), device, TRITON)
     return DeviceModel(network, max_running=max_running, capture=CudaGraphs())
 

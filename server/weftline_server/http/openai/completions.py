@@ -54,7 +54,8 @@ async def chat(request: Request, service: ServiceDep, tenant: Tenant) -> Respons
     """One chat completion, whole or streamed."""
     body = await read(request, ChatRequest)
     if body.weftline is not None and body.weftline.run_tools:
-        return await tool_runs.respond(request, service, state_of(request.app).runs, tenant, body)
+        state = state_of(request.app)
+        return await tool_runs.respond(request, service, state.runs, tenant, body, state.prices)
     return await _complete(request, service, tenant, body, CHAT)
 
 

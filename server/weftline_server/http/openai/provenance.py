@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from weftline.errors import InvalidRequest
 from weftline.protocol import MAX_ITEMS, InOut, Placeholder, Segment, check_id
+from weftline.tools import ClientTool
 from weftline_server.lowering.provenance import Sources
 from weftline_server.session.session import Session
 
@@ -44,7 +45,9 @@ class Provenance:
     run. The first request with such an id opens a session, and later ones join it without waiting
     for the first answer. `close` names sessions that the client no longer needs. `messages` has the
     pieces of each message, or null for a plain one. With `run_tools` the server runs its own tools
-    when the model calls them, and the model goes on.
+    when the model calls them, and the model goes on. `client_tools` are those that the client
+    computes: the stream tells it of each call, and it sets the variable of the result. With
+    `code_tool` the blocks of Python in the answer are calls of that tool, and there are no others.
     """
 
     session_id: str | None = None
@@ -53,6 +56,8 @@ class Provenance:
     name: str = "chat"
     messages: tuple[tuple[Piece, ...] | None, ...] = ()
     run_tools: bool = False
+    client_tools: tuple[ClientTool, ...] = ()
+    code_tool: str | None = None
 
     __pydantic_config__ = _STRICT
 
@@ -65,6 +70,11 @@ class Provenance:
             raise InvalidRequest(
                 f"messages of 'weftline' have at most {MAX_ITEMS:,} pieces", param="messages"
             )
+        if (self.client_tools or self.code_tool is not None) and not self.run_tools:
+            name = "client_tools go" if self.client_tools else "code_tool goes"
+            raise InvalidRequest(f"{name} with run_tools", param=name.split()[0])
+        if self.client_tools and self.code_tool is not None:
+            raise InvalidRequest("a run has client_tools or a code_tool", param="code_tool")
         if len(self.close) > MAX_CLOSED:
             raise InvalidRequest(f"close may name at most {MAX_CLOSED} sessions", param="close")
 

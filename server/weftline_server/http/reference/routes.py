@@ -58,13 +58,23 @@ _TASK = {
     "template": "Write a headline about rivers: {{output:line}}", "inputs": [],
     "outputs": ["draft"], "depth": 0, "objective": "latency", "group": None,
     "prefix_hashes": ["9f2c"], "engine": "torch", "node": "", "error": None, "submitted_s": 0.001,
+    "ended_s": 0.2,
     "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17, "transform_s": 0.0,
     "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5, "drafted_tokens": 0,
     "accepted_tokens": 0, "computed_tokens": 4, "steps": [_STEP],
 }  # fmt: skip
+_PLACEMENT = [{"engine": "torch", "room": True, "missing_tokens": 20, "prefix": 80, "group": 0,
+               "load": 100, "gather": 0, "score": 180}]  # fmt: skip
+_ENGINE = {
+    "name": "torch", "state": "ready", "model": "default", "running": 3, "max_running": 64,
+    "waiting": 2, "tokens": {"computed": 900, "cached": 400, "output": 700},
+    "pool": {"size": 65536, "running": 2000, "kept": 500, "evictable": 4000, "host": 0,
+             "host_size": 0},
+    "rates": None,
+}  # fmt: skip
 _GRAPH = {
     "session_id": _ID,
-    "calls": [_TASK],
+    "calls": [{**_TASK, "placement": _PLACEMENT}],
     "steps": [],
     "variables": [
         {"semantic_var_id": "draft", "state": "ready", "producer": _CALL_ID, "consumers": [],
@@ -78,7 +88,7 @@ _GRAPH = {
 _ROW = {
     "session_id": _ID, "name": "draft", "state": "open", "opened": 1800000000.0, "age_s": 1.5,
     "calls": 1, "steps": 0, "states": {"done": 1}, "prompt_tokens": 12, "cached_tokens": 8,
-    "output_tokens": 5, "error": None,
+    "output_tokens": 5, "engines": ["torch"], "error": None,
 }  # fmt: skip
 _MODEL = {"id": "default", "object": "model", "created": 0, "owned_by": "weftline",
           "max_model_len": 8192}  # fmt: skip
@@ -99,6 +109,10 @@ _TO_OPENAI = (*OF_BODY, *OF_SESSION, *OF_WORK, *OF_CALLS, *OF_RESULT)
 ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
     ("POST", "/v1/session"): Answer(
         "The session is open.", {"session_id": _ID, "protocol": "1"}, OF_WORK),
+    ("GET", "/v1/engines"): Answer("The engines.", {"engines": [_ENGINE]}),
+    ("GET", "/v1/engines/follow"): Answer(
+        "Server-sent events `engines`.", 'event: engines\ndata: {"engines": []}\n\n', (),
+        (EVENTS,)),
     ("GET", "/v1/sessions"): Answer(
         "The tenant's sessions.", {"sessions": [_ROW], "total": 1}, ("InvalidRequest",)),
     ("DELETE", "/v1/session/{session_id}"): Answer(
@@ -116,7 +130,8 @@ ANSWERS: Mapping[tuple[str, str], Answer] = MappingProxyType({
         OF_SESSION, (EVENTS,)),
     ("GET", "/v1/session/{session_id}/call/{call_id}"): Answer(
         "The call.",
-        {**_TASK, "segments": [{"role": None, "kind": "constant", "name": None,
+        {**_TASK, "placement": _PLACEMENT,
+         "segments": [{"role": None, "kind": "constant", "name": None,
                                 "semantic_var_id": None, "text": "Write a headline", "chars": 16,
                                 "transforms": []}]},
         (*OF_SESSION, "UnknownCall")),

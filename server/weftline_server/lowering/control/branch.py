@@ -46,6 +46,11 @@ class DecideBody(ControlBody, Growing):
         slow = any(predicates.is_slow(case.when) for case in self.step.cases)
         return slow or bool(self.step.on.transforms)
 
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """All sides: none is taken if it cannot decide."""
+        return self.step.sides
+
     def value(self, variables: Variables) -> object:
         asked = read(self.step.on, variables)
         for case in self.step.cases:

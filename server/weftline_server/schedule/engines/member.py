@@ -10,10 +10,12 @@ from operator import itemgetter
 from types import MappingProxyType
 
 from weftline_engine import api
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens
 from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
+from weftline_server.schedule.engines.totals import Totals
 from weftline_server.schedule.placement import (
     PROMPT_KINDS,
     EngineLoad,
@@ -69,6 +71,7 @@ class Work:
     stays: bool = False
     once: bool = False
     deaths: int = 0
+    why: tuple[Considered, ...] = ()  # of an open op that was placed
     item: Queued = field(init=False)  # placement's view of it, made once and not in each round
 
     def __post_init__(self) -> None:
@@ -135,6 +138,7 @@ class InHand:
         self._cached: dict[str, int] = {}  # op → the tokens that were in the cache when it came
         self._answered: set[str] = set()
         self._written: dict[str, list[int]] = {}  # the output of each op that may pause
+        self.totals = Totals()
 
     def hold(self, work: Work, known: Collection[str]) -> None:
         """Add an op to an engine that holds the `known` prefixes, or replace it by a
@@ -151,11 +155,13 @@ class InHand:
             del self._cached[op]
             self._answered.discard(op)
             self._written.pop(op, None)
+            self.totals.left(op)
         return work
 
     def answer(self, op: str, tokens: tuple[int, ...] = ()) -> None:
         """Note that a consumer may have seen text of this op, and these tokens of its output."""
         self._answered.add(op)
+        self.totals.part(op, len(tokens))
         sampling = self.works[op].op.sampling
         if sampling is not None and sampling.pause_on:
             self._written.setdefault(op, []).extend(tokens)

@@ -35,6 +35,13 @@ class KnownPrefixes(Protocol):
         """The op of the context failed or was cancelled."""
         ...
 
+    def held(self, without: Collection[str]) -> tuple[int, int]:
+        """About how many tokens are on the device and on the host, but for prefixes `without`.
+
+        Tokens that several contexts share count once.
+        """
+        ...
+
     def clear(self) -> None:
         """The engine starts again with an empty cache."""
         ...
@@ -54,6 +61,7 @@ class _Context:
     prefixes: Prefixes
     tokens: int = 0
     coming: bool = True
+    on_host: bool = False
 
     def known(self) -> list[str]:
         return [hash for hash, length in self.prefixes if self.coming or length <= self.tokens]
@@ -91,12 +99,29 @@ class PrefixIndex:
         self._count(found, -1)
         found.coming = False
         found.tokens = 0 if residency is api.Residency.DROPPED else tokens
+        found.on_host = residency is api.Residency.HOST
         self._count(found, 1)
         self._shrink()
 
     def lost(self, context: str) -> None:
         # The entry stays, so that a later report of what was computed can still be understood.
         self.moved(context, api.Residency.DROPPED, 0)
+
+    def held(self, without: Collection[str]) -> tuple[int, int]:
+        seen = set(without)
+        counts = [0, 0]
+        for one in sorted(self._contexts.values(), key=lambda one: one.on_host):
+            if one.coming:
+                continue
+            known = 0
+            for hash, length in one.prefixes:
+                if length > one.tokens:
+                    break
+                counts[one.on_host] += 0 if hash in seen else length - known
+                seen.add(hash)
+                known = length
+            counts[one.on_host] += one.tokens - known  # the rest is this context's own
+        return counts[0], counts[1]
 
     def clear(self) -> None:
         self._contexts.clear()
@@ -158,6 +183,9 @@ class PrefixEstimate:
 
     def lost(self, context: str) -> None:
         """Does nothing: a part of the prompt was probably computed."""
+
+    def held(self, without: Collection[str]) -> tuple[int, int]:
+        return self._tokens - sum(self._own.get(hash, 0) for hash in without), 0
 
     def clear(self) -> None:
         self._own.clear()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weftline_engine.api import AGING_S, Hints, Kind
+from weftline_server.graph.considered import Considered
 from weftline_server.graph.record import record
 
 __all__ = [
@@ -129,10 +130,11 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Start primitive `id` on `engine`."""
+    """Start primitive `id` on `engine`, for the reasons in `why`: that engine's first."""
 
     id: str
     engine: str
+    why: tuple[Considered, ...] = field(default=(), compare=False)
 
 
 def common(prefixes: Sequence[tuple[str, int]], known: Collection[str]) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
 from math import inf
 from types import MappingProxyType
 
 from weftline_engine.api import PATIENCE_S
+from weftline_server.graph.considered import Considered
 from weftline_server.schedule.placement.items import (
     Class,
     EngineLoad,
@@ -25,6 +27,7 @@ from weftline_server.schedule.placement.scores import (
 from weftline_server.schedule.placement.shares import shared
 
 _NO_ROOMS: Mapping[int, float] = {}
+MOST_SHOWN = 4  # engines whose terms are kept with a call: about 150 bytes each
 
 
 class _Replicas:
@@ -38,6 +41,8 @@ class _Replicas:
         self._fresh: set[str] = set()
         # By class and whether the call is late: the most room of an engine, and the room of each.
         self._rooms: dict[tuple[Class, bool], tuple[float, dict[int, float]]] = {}
+        # Of the last `best`: the score and index of each engine with room, and those without.
+        self._seen: tuple[list[tuple[float, int]], list[Candidate]] = [], []
 
     def add(self, engine: Candidate) -> None:
         self.engines.append(engine)
@@ -76,7 +81,9 @@ class _Replicas:
         if not rooms:
             return None
         best, least, running, batches = None, inf, 0, item.throughput or item.grouped
-        full = []
+        full: list[Candidate] = []
+        scores: list[tuple[float, int]] = []
+        self._seen = scores, full
         tokens, engines = item.tokens, self.engines
         for index, room in rooms.items():
             engine = engines[index]
@@ -84,6 +91,7 @@ class _Replicas:
                 full.append(engine)
                 continue
             score = cost(engine, item, batches)
+            scores.append((score, index))
             # The less busy engine wins a tie, then the first by name.
             if score < least or (score == least and engine.running < running):
                 best, least, running = index, score, engine.running
@@ -92,6 +100,19 @@ class _Replicas:
         missing = self.engines[best].missing(item)
         better = [one for one in full if cost(one, item, batches) < least]
         return None if any(one.missing(item) < missing for one in better) else best
+
+    def why(self, index: int, item: Queued) -> tuple[Considered, ...]:
+        """What decided for engine `index`, which was `best` for `item` just now.
+
+        Its terms come first, then those of the next cheapest engines, then of engines without room.
+        """
+        scores, full = self._seen
+        others = nsmallest(MOST_SHOWN, (one for one in scores if one[1] != index))
+        found = [
+            self.engines[at].considered(item, True) for at in (index, *(at for _, at in others))
+        ]
+        found += [engine.considered(item, False) for engine in full[:MOST_SHOWN]]
+        return tuple(found[:MOST_SHOWN])
 
     def place(self, index: int, item: Queued) -> None:
         """Add a call that was placed on engine `index`."""
@@ -169,8 +190,9 @@ def place(
         late = now - item.queued > PATIENCE_S
         best = replicas.best(item, cost, late, waits=policy == "app" and not late)
         if best is not None:
+            why = replicas.why(best, item) if policy == "app" else ()
             replicas.place(best, item)
-            placements.append(Placement(item.id, replicas.engines[best].load.name))
+            placements.append(Placement(item.id, replicas.engines[best].load.name, why))
         elif late and not replicas.reserved and not item.open:
             replicas.reserve(item)
     return placements

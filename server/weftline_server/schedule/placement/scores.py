@@ -9,6 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from weftline_engine.api import GROUP_WEIGHT
+from weftline_server.graph.considered import Considered
 from weftline_server.schedule.placement.items import (
     AGING_S,
     PROMPT_KINDS,
@@ -208,6 +209,22 @@ class Candidate:
         if item.throughput and self.throughput:
             cost -= GATHER_TOKENS
         return cost
+
+    def considered(self, item: Queued, room: bool) -> Considered:
+        """The terms of `cost`, to be shown."""
+        batches = item.throughput or item.grouped
+        missing = self.missing(item)
+        in_group = batches and item.hints.group in self.groups
+        gathers = item.throughput and self.throughput > 0
+        return Considered(
+            engine=self.load.name,
+            room=room,
+            load=self._loads[batches],
+            missing=missing,
+            prefix=PREFIX_WEIGHT * missing,
+            group=-GROUP_TOKENS if in_group else 0,
+            gather=-GATHER_TOKENS if gathers else 0,
+        )
 
 
 Cost = Callable[[Candidate, Queued, bool], float]

@@ -1,0 +1,181 @@
+"""One run of an agent, without the network: its request, what the stream says, and its tools.
+
+The model's turns and the server's tools run in the server. A function of the client that is given
+as a tool runs in the client: the stream tells of each call, and its result is set as a variable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from weftline.arguments import ArgumentReader
+from weftline.errors import ConnectionFailed, WeftlineError
+from weftline.protocol import SetVariable
+from weftline.toolkit import ToolSpec, spec_of
+from weftline.tools import Function
+
+ROUTE = "/v1/chat/completions"
+MAX_ERROR_CHARS = 20_000
+MOST_BYTES = 8 << 20  # of a result, as in the server
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+AgentTool: TypeAlias = Callable[..., Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """The last answer, and the whole conversation with it, as messages of OpenAI's API.
+
+    `finish_reason` is "tool_calls" if the run has ended with calls that nobody runs: it had too
+    many turns, or called a tool that was not given.
+    """
+
+    text: str
+    messages: list[dict[str, Any]]
+    finish_reason: str
+    usage: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTool:
+    """A function of the client as a tool."""
+
+    spec: ToolSpec
+    function: Callable[..., Any]
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class DueCall:
+    """A call that the client has to compute, and the variable of its result."""
+
+    tool: OwnTool
+    arguments: str
+    variable: str
+
+    def bound(self) -> dict[str, Any]:
+        """The arguments by name. Raises ValueError."""
+        reader = ArgumentReader()
+        reader.feed(self.arguments or "{}")
+        if not reader.is_closed:
+            raise ValueError("the arguments are no JSON object")
+        return reader.value
+
+    @property
+    def timed_out(self) -> str:
+        """What the model is told of a call that takes too long."""
+        spec = self.tool.spec
+        unknown = "" if spec.effects == "none" else " It may have run."
+        return f"the tool ran for more than {spec.timeout_s:g} s and was given up.{unknown}"
+
+
+class Agent:
+    """A run's request, and its result once the stream has ended."""
+
+    def __init__(
+        self,
+        session: str,
+        prompt: Prompt,
+        tools: Sequence[AgentTool] | None,
+        system: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        before = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, Any]] = [*before, *map(dict, prompt)]
+        self._own = {
+            spec.function.name: OwnTool(spec, one)
+            for one in tools or ()
+            if not isinstance(one, str)
+            for spec in (spec_of(one),)
+        }
+        self._called: set[str] = set()  # each call runs once, whatever the stream says
+        self._finish = ""
+        self._usage: Mapping[str, Any] = {}
+        self._ours: Mapping[str, Any] | None = None
+        named = [
+            _as_tool(Function(name=one) if isinstance(one, str) else spec_of(one).function)
+            for one in tools or ()
+        ]
+        self.request = {
+            **options,
+            "messages": self._messages,
+            **({"tools": named} if named else {}),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "weftline": {
+                "session_id": session,
+                "name": "agent",
+                "run_tools": True,
+                "client_tools": [
+                    {"name": name, "effects": one.spec.effects} for name, one in self._own.items()
+                ],
+            },
+        }
+
+    def hear(self, data: str) -> str | DueCall | None:
+        """What an event of the stream says. Raises the error that it tells of."""
+        if data == "[DONE]":
+            return None
+        chunk: dict[str, Any] = json.loads(data)
+        if "error" in chunk:
+            raise WeftlineError.from_body(chunk, 0)
+        self._usage = chunk.get("usage") or self._usage
+        ours = chunk.get("weftline") or {}
+        if "tool_call" in ours:
+            return self._due(ours["tool_call"])
+        if "message" in ours:
+            self._ours = ours
+        for choice in chunk["choices"]:
+            self._finish = choice["finish_reason"] or self._finish
+            return str(choice["delta"].get("content") or "") or None
+        return None
+
+    def _due(self, call: Mapping[str, str]) -> DueCall | None:
+        if call["id"] in self._called:
+            return None
+        self._called.add(call["id"])
+        return DueCall(self._own[call["name"]], call["arguments"], call["variable"])
+
+    @property
+    def result(self) -> AgentResult:
+        """The result. Raises ConnectionFailed if the stream has not ended as it should."""
+        if self._ours is None:
+            raise ConnectionFailed("the run of the agent broke off: start it again")
+        last = dict(self._ours["message"])
+        messages = [*self._messages, *self._ours["messages"], last]
+        return AgentResult(last["content"] or "", messages, self._finish, self._usage)
+
+
+def _as_tool(function: Function) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": function.name, "description": function.description}
+    if function.parameters is not None:
+        described["parameters"] = function.parameters
+    return {"type": "function", "function": described}
+
+
+def observation_of(value: object) -> SetVariable:
+    """What the model reads of a result."""
+    try:
+        text = value
+        if not isinstance(text, str):
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return SetVariable(value=f"the tool's result cannot be sent: it is not JSON: {error}")
+    if (size := len(text.encode("utf-8", "replace"))) > MOST_BYTES:
+        what = f"it has {size:,} bytes, and {MOST_BYTES:,} are the most"
+        return SetVariable(value=f"the tool's result cannot be sent: {what}")
+    return SetVariable(value=text)
+
+
+def failure_of(error: BaseException) -> SetVariable:
+    """What the model reads of an error."""
+    return SetVariable(value=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])

@@ -1,0 +1,84 @@
+"""Runs an agent for the synchronous client. Its tools run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import closing
+from threading import Lock, Thread, Timer
+from typing import TYPE_CHECKING, Any
+
+from weftline.agent import ROUTE, Agent, AgentResult, DueCall, failure_of, observation_of
+from weftline.protocol import SetVariable
+from weftline.step_threads import send
+
+if TYPE_CHECKING:
+    from weftline.client import Session
+
+
+class AgentRun:
+    """One run of an agent: `stream` for its text, `get` for its result."""
+
+    def __init__(self, session: Session, agent: Agent) -> None:
+        self._session = session
+        self._agent = agent
+        self._texts: Generator[str, None, None] | None = None
+
+    def stream(self) -> Generator[str, None, None]:
+        """What the model says, turn by turn, as it is generated."""
+        if self._texts is None:
+            self._texts = self._read()
+        return self._texts
+
+    def get(self) -> AgentResult:
+        """The result, when the run has ended."""
+        for _ in self.stream():
+            pass
+        return self._agent.result
+
+    def _read(self) -> Generator[str, None, None]:
+        self._session.flush()
+        events = self._session._client._events(ROUTE, self._agent.request)
+        with closing(events):
+            for event in events:
+                said = self._agent.hear(event.data)
+                if isinstance(said, str):
+                    yield said
+                elif said is not None:
+                    name = f"weftline-{said.tool.spec.function.name}"
+                    Thread(target=self._compute, args=(said,), name=name, daemon=True).start()
+
+    def _compute(self, call: DueCall) -> None:
+        timeout_s = call.tool.spec.timeout_s
+        answer, late = _Answer(self._session, call.variable), SetVariable(value=call.timed_out)
+        timer = Timer(timeout_s, answer.give, (late,))
+        timer.daemon = True
+        try:
+            if call.tool.is_async:
+                made = observation_of(asyncio.run(_within(call, timeout_s)))
+            else:
+                timer.start()  # the thread cannot be ended, but it is not waited for
+                made = observation_of(call.tool.function(**call.bound()))
+        except TimeoutError:
+            made = late
+        except Exception as error:
+            made = failure_of(error)
+        timer.cancel()
+        answer.give(made)
+
+
+async def _within(call: DueCall, timeout_s: float) -> Any:
+    return await asyncio.wait_for(call.tool.function(**call.bound()), timeout_s)
+
+
+class _Answer:
+    """Sends the first result of a call: its own, or that it took too long."""
+
+    def __init__(self, session: Session, variable: str) -> None:
+        self._session = session
+        self._variable = variable
+        self._first = Lock()
+
+    def give(self, body: SetVariable) -> None:
+        if self._first.acquire(blocking=False):
+            send(self._session, self._variable, body)

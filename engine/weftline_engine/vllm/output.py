@@ -1,0 +1,67 @@
+"""What a vLLM child prints: which of it is passed on, and why a start failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# The process that vLLM names before a line, and its log's level, time and place.
+_PROCESS = re.compile(r"^\((?P<process>[\w ]+) pid=\d+\) ")
+_LOGGED = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d [\d:]{8} \[[\w.]+:\d+\] ?")
+_ERROR = re.compile(r"^(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt): \S")
+# Errors of one process of vLLM that only say that another one failed.
+_SECOND_HAND = ("See root cause above", "Worker failed with error", "Failed core proc(s)")
+_DETAILS = ("Config", "Args")  # pydantic says "1 validation error for ModelConfig", then what
+_BAR = re.compile(r"\d+%\|")
+MOST_CHARS = 300  # of a cause
+
+
+class Lines:
+    """Splits output into lines. A progress bar ends each of its states with a carriage return."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def split(self, text: str) -> list[str]:
+        """The lines that `text` ends, without those that are empty."""
+        *ended, self._rest = re.split(r"[\r\n]", self._rest + text)
+        return [line.rstrip() for line in ended if line.strip()]
+
+
+def plain(line: str) -> tuple[str, str]:
+    """The level of a line of vLLM's log ("" where it has none), and the line without its head."""
+    line = _PROCESS.sub("", line)
+    found = _LOGGED.match(line)
+    return (found["level"], line[found.end() :]) if found else ("", line)
+
+
+def passed_on(line: str, *, loading: bool) -> str | None:
+    """What is shown of a line: errors always, all else while vLLM loads before a terminal.
+
+    vLLM's banner is drawn with blocks. It says nothing, and is left out. So are the frames of a
+    traceback while it loads: the cause is quoted in the end.
+    """
+    level, text = plain(line)
+    if not any(map(str.isalnum, text)) or ("█" in text and not _BAR.search(text)):
+        return None
+    if level in ("ERROR", "CRITICAL"):
+        is_frame = text.startswith((" ", "Traceback"))
+        return None if is_frame and loading else f"vllm: {text}"
+    if not loading or (not level and not _BAR.search(text)):
+        return None
+    return f"vllm: {text[:MOST_CHARS]}"
+
+
+def cause(lines: Iterable[str]) -> str:
+    """The error that ended vLLM: the last that does not only tell of another process's error."""
+    errors: list[str] = []
+    last = ""
+    for line in lines:
+        _, text = plain(line)
+        if _ERROR.match(text):
+            errors.append(text)
+        elif errors and last == errors[-1] and last.endswith(_DETAILS):
+            errors[-1] += f": {text.strip()}"
+        last = text or last
+    own = [text for text in errors if not any(words in text for words in _SECOND_HAND)]
+    return [last or "it printed nothing", *errors, *own][-1][:MOST_CHARS]
