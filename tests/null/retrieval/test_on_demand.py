@@ -54,7 +54,7 @@ class Broken:
         engine = self.made()
         self.starts += 1
         if not self.mended:
-            engine.start = self.fails  # type: ignore[method-assign]
+            engine.start = self.fails
         return engine
 
     async def fails(self) -> api.Description:
