@@ -69,11 +69,13 @@ test-long: install ## the longest tests: exactness on the real model, all benchm
 test-faults: install ## what goes wrong: docs/reliability.md
 	$(BY_FILE) $(STRICT) tests/faults
 
-check: install ## lint, types, layers, and the README's programs from built wheels
+check: install ## lint, types, layers, docs/ as a site, and the README's programs from built wheels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(PYTEST) $(SHAPE) tests/test_packaging.py tests/test_gpu_results.py
+	@# not -q: mkdocs then counts no warnings
+	$(BIN)/mkdocs build --strict
 	$(BIN)/python .ci/check_wheels.py
 
 # Not part of CI: a line tracer makes the suites about half as slow again. Servers that the adapters'

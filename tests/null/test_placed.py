@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +89,23 @@ async def test_another_tenants_load_is_not_shown(serve: Serve, tenants: int) -> 
     line = why(graph).splitlines()[1].split()
     assert (line[:2], line[-1]) == (["draft", "null"], "chosen")
     assert line[2] == ("-" if tenants == 2 else f"{one['score']:,.0f}")
+
+
+async def test_a_wait_for_kv_cache_is_told(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose application is not admitted waits for KV cache; then it waits no more for it."""
+    server = await serve()
+    gate = server.driver.dispatcher.memory.gate
+    monkeypatch.setattr(gate, "may_start", lambda application: False)
+    session = await server.session()
+    await server.submit(session, call("draft", "one two {{output:x}}", x="x"))
+    async with asyncio.timeout(30):
+        while not server.driver.dispatcher._rounds._held:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+    monkeypatch.undo()
+    assert (await server.get(session, "x")).status_code == 200
+    (step,) = (await server.graph(session))["calls"][0]["steps"]
+    assert 0 < step["kv_s"] <= step["queue_s"]
+    await server.submit(session, call("next", "one two {{output:y}}", y="y"))
+    assert (await server.get(session, "y")).status_code == 200
+    (step,) = (await server.graph(session))["calls"][1]["steps"]
+    assert step["kv_s"] == 0

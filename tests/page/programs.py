@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weftline import Client
+from typing import Any
+
+from weftline import Client, Input, Output, semantic_function
 from weftline.client import Session
 from weftline.protocol import Call, InOut, Placeholder, Sampling
 
@@ -27,3 +29,39 @@ def map_reduce(client: Client, parts: int, *, tokens: int = 20) -> Session:
         [*maps, ask("reduce", "Join these.", "summary", *(f"s{n}" for n in range(parts)))]
     )
     return session
+
+
+TEXTS = Input(transforms=[{"op": "texts"}])
+SHORT, MIDDLE, LONG = Output(max_tokens=12), Output(max_tokens=60), Output(max_tokens=600)
+
+
+@semantic_function
+def query(question: Any, angle: Any, text: Any = SHORT) -> Any:
+    """Write a search query for {{input:question}} on {{input:angle}}: {{output:text}}"""
+
+
+@semantic_function
+def note(hits: Any = TEXTS, about: Any = "", text: Any = MIDDLE) -> Any:
+    """From {{input:hits}} note what matters about {{input:about}}: {{output:text}}"""
+
+
+@semantic_function
+def answer(question: Any, a: Any, b: Any, c: Any, text: Any = LONG) -> Any:
+    """Answer {{input:question}} from {{input:a}} {{input:b}} {{input:c}}: {{output:text}}"""
+
+
+def rag(session: Session) -> None:
+    """Index texts, write three queries, search with each, note what was found, and answer.
+
+    It is called inside of the session.
+    """
+    texts = ["The shuttle carries the weft.", "The warp is held under tension.", "A heddle lifts."]
+    indexed = session.ingest(session.embed(texts), store="docs")
+    question, angles = "How does a loom work?", ("the weft", "the warp", "the heddles")
+    found = [
+        session.search(session.embed(query(question, angle)), store="docs", k=2, after=[indexed])
+        for angle in angles
+    ]
+    notes = [note(hits, angle) for hits, angle in zip(found, angles, strict=True)]
+    answer(question, *notes)
+    session.flush()

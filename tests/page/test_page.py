@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import httpx
 from playwright.sync_api import Page, expect
 
-from tests.page.programs import ask, map_reduce
+from tests.page.programs import ask, map_reduce, rag
 from weftline import Client
 from weftline.local import local_server
 
@@ -67,6 +68,30 @@ def test_a_choice_in_one_view_is_made_in_all(page: Page, url: str, client: Clien
     page.go_back()
     expect(page).to_have_url(address)
     expect(page.get_by_role("heading", name="map 1")).to_be_visible()
+
+
+def test_a_graph_shows_groups_waits_and_cached_prefill(page: Page) -> None:
+    """Maps that should end together have a frame. The join waited for them, and a second session
+    finds most of its prompt in the cache.
+    """
+    words = ("--engine", "null", "--null-mode", "words", "--null-step-s", "0.01")
+    with local_server(*words) as url, Client(url) as client:
+        for _ in range(2):
+            session = map_reduce(client, 3)
+            session.get("summary", criteria="latency")
+        open_session(page, url, session.id)
+        expect(page.locator("#graph .node.done")).to_have_count(4)
+        frame = page.get_by_role("img", name="task group of 3: they should end together")
+        expect(frame).to_have_count(1)
+        bars = page.locator("#timeline")
+        join = bars.get_by_role("button", name="reduce")
+        expect(join).to_have_accessible_name(re.compile("waited .* for an input"))
+        expect(join.locator(".phase-input")).to_have_count(1)
+        expect(join.locator(".phase-tool")).to_have_count(0)
+        expect(join.locator(".phase-cached")).to_have_count(1)
+        assert [row["group"] is not None for row in session.graph()["calls"]] == [True] * 3 + [
+            False
+        ]
 
 
 def test_the_keyboard_alone_is_enough(page: Page, url: str, client: Client) -> None:
@@ -212,3 +237,27 @@ def test_a_session_is_saved_as_a_trace(page: Page, url: str, client: Client) -> 
         assert saved.value.suggested_filename == f"{session.id}.json"
         events = json.loads(saved.value.path().read_text())["traceEvents"]
     assert {"queue", "fill", "generate"} <= {event["name"] for event in events}
+
+
+def test_a_picture_of_rag_while_it_runs(page: Page, pictures: Path) -> None:
+    """Steps beside calls have their own shape; each note waits for its own search."""
+    page.set_viewport_size({"width": 1600, "height": 860})
+    config = str(Path(__file__).parent / "rag.toml")
+    slow = ("--null-mode", "fixed", "--null-step-s", "0.02", "--config", config)
+    with (
+        local_server("--engine", "null", *slow) as url,
+        Client(url) as client,
+        client.session() as session,
+    ):
+        rag(session)
+        open_session(page, url, session.id)
+        graph = page.locator("#graph")
+        expect(graph.locator(".node")).to_have_count(15)
+        expect(graph.get_by_role("button", name=re.compile("^answer, running"))).to_be_visible()
+        expect(graph.locator(".node.step.done")).to_have_count(8)
+        page.get_by_role("button", name=re.compile("^note, done")).first.click()
+        expect(page.get_by_role("region", name="prompt")).to_be_visible()
+        page.mouse.move(0, 0)
+        page.screenshot(path=pictures / "page-rag.png")
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=pictures / "page-rag-dark.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from weftline.toolkit import Found, Reject, StreamingTool
@@ -26,6 +27,11 @@ def serve_call(find: Callable[[], Found], connection: socket.socket) -> None:
     except frames.BadFrame as error:
         data = frames.encode({"error": f"the tool's result cannot be sent: {error}"})
     connection.sendall(data)
+    # A rejection comes in the middle of the call. If this end closed while pieces are on their way,
+    # the other end could lose the answer. It closes first.
+    with suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
 
 
 def _run(found: Found, connection: socket.socket) -> Any:

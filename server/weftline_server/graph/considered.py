@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from weftline_server.graph.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Considered:
     """An engine that was considered, in tokens; the engine with room and the least score wins.
 

@@ -247,6 +247,7 @@ def _step(session: Session, step: Step) -> dict[str, Any]:
         "finished_s": since_open(step.finished),
         "filled_early": started is not None and started < step.queued,
         "queue_s": step.queue_s,
+        "kv_s": step.kv_s,
         "fill_s": step.fill_s,
         "generate_s": step.generate_s,
         "transform_s": step.transform_s,

@@ -298,9 +298,14 @@ class Driver:
 
     def _hear(self, session: Session, primitive: Primitive, outcome: Outcome) -> None:
         match outcome:
-            case Sent(engine, at, node, why):
+            case Sent(engine, at, node, why, admitted):
                 event: ev.SessionEvent = ev.PrimitiveSent(
-                    now=at, primitive=primitive.id, engine=engine, node=node, why=why
+                    now=at,
+                    primitive=primitive.id,
+                    engine=engine,
+                    node=node,
+                    why=why,
+                    admitted=admitted,
                 )
             case api.Part():
                 event = self._kinds.prompts.part(primitive, outcome, self._now())

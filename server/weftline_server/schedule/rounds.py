@@ -9,7 +9,7 @@ from dataclasses import replace
 from weftline_engine import api
 from weftline_server.graph.considered import Considered
 from weftline_server.schedule.engines.fleet import Fleet
-from weftline_server.schedule.engines.member import EngineState, Member
+from weftline_server.schedule.engines.member import EngineState, Member, Work
 from weftline_server.schedule.memory.keeper import Memory
 from weftline_server.schedule.placement import Served, place
 from weftline_server.schedule.queue import Queue
@@ -37,6 +37,8 @@ class Rounds:
         self._now = clock
         self._due = False  # a round will run in this turn of the event loop
         self._served = Served()
+        # Waiting ops that were not admitted at first: when they were, or None.
+        self._held: dict[str, float | None] = {}
 
     def soon(self) -> None:
         """Run a round at the end of this turn, so that a burst of calls is placed as a whole."""
@@ -58,12 +60,7 @@ class Rounds:
         for op, member in suspects:
             self._send(op, member)
         ready = [member for member in ready if member.name not in closed]
-        queue = [
-            work.item
-            for work in self._queue
-            if (gate.may_start(work.op.hints.application) or not work.item.has_prompt)
-            and not is_suspect(work)
-        ]
+        queue = [work.item for work in self._admitted() if not is_suspect(work)]
         # Summing up the loads of 256 engines takes milliseconds, so it is left out without need.
         loads = [member.load() for member in ready] if queue else []
         served = self._served.begin(item.tenant for item in queue)
@@ -72,6 +69,22 @@ class Rounds:
         for model, members in models.items():
             busy = sum(bool(member.ops.works) for member in members) / len(members)
             gate.ran(model, busy, self._now())
+
+    def _admitted(self) -> list[Work]:
+        """The waiting work whose application may use a KV cache, or that needs none."""
+        gate, before, now = self._memory.gate, self._held, self._now()
+        found: list[Work] = []
+        held: dict[str, float | None] = {}
+        for work in self._queue:
+            id = work.op.id
+            if gate.may_start(work.op.hints.application) or not work.item.has_prompt:
+                found.append(work)
+                if id in before:
+                    held[id] = before[id] or now
+            else:
+                held[id] = None
+        self._held = held
+        return found
 
     def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""
@@ -95,7 +108,9 @@ class Rounds:
             sent = replace(sent, hints=_plain(sent.hints))
         member.engine.submit(self._memory.continuing(member.name, sent))
         if not work.op.open or not work.item.has_prompt:
-            self._sessions.outcome(work.primitive, Sent(member.name, self._now(), member.node, why))
+            admitted = self._held.pop(op, None)
+            news = Sent(member.name, self._now(), member.node, why, admitted)
+            self._sessions.outcome(work.primitive, news)
 
 
 def _plain(hints: api.Hints) -> api.Hints:

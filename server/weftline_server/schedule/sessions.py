@@ -16,13 +16,15 @@ from weftline_server.schedule.memory.keeper import Outlook
 class Sent:
     """The primitive was sent to `engine`, on machine `node`, at `time` (seconds, monotonic).
 
-    `why` has what placement weighed, for that engine first.
+    `why` has what placement weighed, for that engine first. `admitted` is when its application was
+    let into the KV cache, if the primitive waited for that.
     """
 
     engine: str
     time: float
     node: str = ""
     why: tuple[Considered, ...] = ()
+    admitted: float | None = None
 
 
 # The reports about a primitive. The last three end it; after a pause its context is kept, and

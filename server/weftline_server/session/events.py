@@ -144,12 +144,14 @@ class PrimitivePrepared(PrimitiveEvent):
 class PrimitiveSent(PrimitiveEvent):
     """It went to an engine, on another machine where `node` names one.
 
-    `why` has what placement weighed, for that engine first.
+    `why` has what placement weighed, for that engine first. `admitted` is when its application was
+    let into the KV cache, if the primitive waited for that.
     """
 
     engine: str
     node: str = ""
     why: tuple[Considered, ...] = ()
+    admitted: float | None = None
 
     @property
     def detail(self) -> str:

@@ -149,7 +149,7 @@ class Execution:
             self.planning.start(run.id)
             self.recent.append(run.id)
         run.step.sent, run.step.engine, run.step.node = event.now, event.engine, event.node
-        run.step.why = event.why
+        run.step.why, run.step.admitted = event.why, event.admitted
         return []
 
     def text(self, event: ev.TextGenerated) -> list[ev.Action]:

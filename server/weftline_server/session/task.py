@@ -64,6 +64,7 @@ class Step:
     engine: str | None = None
     node: str = ""  # the machine, where the engine runs on another one
     why: tuple[Considered, ...] = ()  # what placement weighed, for `engine` first
+    admitted: float | None = None  # to the KV cache, if it waited for that
     usage: Usage | None = None
     reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # only if the client asked for them
@@ -72,6 +73,13 @@ class Step:
     def queue_s(self) -> float | None:
         """Seconds until its first engine step; 0 if that step ran before the call was ready."""
         return None if self.usage is None else max(0.0, self.usage.started - self.queued)
+
+    @property
+    def kv_s(self) -> float | None:
+        """Seconds of `queue_s` in which its application was not admitted to the KV cache."""
+        if self.usage is None:
+            return None
+        return 0.0 if self.admitted is None else max(0.0, self.admitted - self.queued)
 
     @property
     def fill_s(self) -> float | None:

@@ -229,7 +229,7 @@ function draw() {
     el("p", { class: "sentence" }, shown.critical?.sentence ?? ""),
     el(
       "p",
-      { class: "soft" },
+      { class: "soft state" },
       shown.at !== null
         ? `Played back: the session after ${seconds(shown.at)}. `
         : shown.ended === null ? "The session is open. " : `Closed after ${seconds(shown.ended)}. `,

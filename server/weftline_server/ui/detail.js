@@ -22,8 +22,8 @@ function facts(call) {
     rows.push(
       ["model", call.model],
       ["engine", call.engine ?? "–"],
-      ["for", call.objective ?? "–"],
-      ["queue", seconds(call.queue_s)],
+      ["objective", call.objective ?? "–"],
+      ["waited", waited(call)],
       ["prefill", `${seconds(call.fill_s)}: ${call.cached_tokens} tokens cached, ${call.computed_tokens} computed`],
       ["generate", `${seconds(call.generate_s)}: ${call.output_tokens} tokens`],
       ["transform", seconds(call.transform_s)],
@@ -54,7 +54,7 @@ function placement(rows) {
         : `The least ${whole ? "score" : "sum of its terms"} among engines with room wins.`,
       " All numbers are tokens; a missing token counts four times, as “prefix”.",
     ),
-    el(
+    el("div", { class: "wide" }, el(
       "table",
       { class: "placement", "aria-label": "placement" },
       el(
@@ -77,8 +77,13 @@ function placement(rows) {
           ),
         ),
       ),
-    ),
+    )),
   ];
+}
+
+function waited(call) {
+  const kv = call.steps.reduce((sum, step) => sum + (step.kv_s ?? 0), 0);
+  return `${seconds(call.queue_s)} for an engine${kv > 0 ? `, ${seconds(kv)} of it for KV cache` : ""}`;
 }
 
 function prompt(call) {

@@ -7,10 +7,14 @@ const SIGNS = { later: " ", waiting: "○", queued: "◔", running: "◑", done:
 
 // `matched` has the ids of the tasks that the filter lets through; null is no filter.
 export function drawGraph(session, matched, selected, select) {
-  const { boxes, links, width, height } = layout(session.tasks, session.edges);
+  const { boxes, groups, links, width, height } = layout(session.tasks, session.edges);
   const critical = new Set(session.critical?.tasks ?? []);
   const onPath = (box) => box.tasks.some((id) => critical.has(id));
   const picture = svg("svg", { width, height, role: "group", "aria-label": "graph of the session" });
+  for (const { members, ...frame } of groups) {
+    const label = `task group of ${members}: they should end together`;
+    picture.append(svg("rect", { class: "group", rx: 8, role: "img", "aria-label": label, ...frame }, svg("title", {}, label)));
+  }
   for (const { source, target } of links) {
     const [x1, y1, x2, y2] = [source.x + WIDTH, source.y + HEIGHT / 2, target.x, target.y + HEIGHT / 2];
     const bend = (x2 - x1) / 2;
@@ -36,6 +40,7 @@ function drawn(box, session, critical, matched, selected, select) {
   const out = matched && !box.tasks.some((id) => matched.has(id));
   const classes = [
     "node", state, critical ? "critical" : "", box.tasks.includes(selected) ? "selected" : "", out ? "out" : "",
+    tasks[0].kind ? "step" : "",
   ];
   return svg(
     "g",
@@ -61,7 +66,10 @@ function stateOf(tasks) {
 
 function noteOf(task) {
   if (task.state === "later") return "not submitted yet";
-  if (task.kind) return task.kind;
+  if (task.kind) {
+    const took = task.state === "done" && task.queued_s !== null ? seconds(task.finished_s - task.queued_s) : task.state;
+    return task.kind === task.name ? took : `${task.kind}, ${took}`;
+  }
   if (task.state !== "done") return task.state;
   return `${seconds(task.fill_s + task.generate_s)}, ${task.output_tokens} tokens`;
 }

@@ -22,7 +22,7 @@ export function layout(tasks, edges) {
   let tallest = 0;
   for (const at of [...byColumn.keys()].sort((a, b) => a - b)) {
     const boxesHere = byColumn.get(at);
-    order(boxesHere, links);
+    order(boxesHere, links, tasks);
     boxesHere.forEach((box, row) => {
       box.x = MARGIN + at * (WIDTH + GAP_X);
       box.y = MARGIN + row * (HEIGHT + GAP_Y);
@@ -35,7 +35,7 @@ export function layout(tasks, edges) {
     for (const box of boxesHere) box.y += (height - used) / 2;
   }
   const width = 2 * MARGIN + byColumn.size * (WIDTH + GAP_X) - GAP_X;
-  return { boxes, links, boxOf, width: Math.max(width, 0), height: Math.max(height, 0) };
+  return { boxes, groups: grouped(byColumn, tasks), links, boxOf, width: Math.max(width, 0), height: Math.max(height, 0) };
 }
 
 // The column of each task: one more than the largest of the tasks that it reads from.
@@ -83,13 +83,48 @@ function linked(edges, boxOf) {
   return [...links.values()];
 }
 
-// Boxes stand at the mean height of the boxes that they read from, so that few lines cross.
-function order(boxes, links) {
+const groupOf = (box, tasks) => tasks.get(box.tasks[0]).group ?? null;
+
+// A frame for each task group: the boxes of one column that should end together.
+function grouped(byColumn, tasks) {
+  const found = [];
+  for (const boxes of byColumn.values()) {
+    for (let from = 0, to; from < boxes.length; from = to) {
+      const name = groupOf(boxes[from], tasks);
+      for (to = from + 1; to < boxes.length && name !== null && groupOf(boxes[to], tasks) === name; ) to += 1;
+      if (to - from < 2) continue;
+      const [top, bottom] = [boxes[from].y - 5, boxes[to - 1].y + HEIGHT + 5];
+      found.push({ x: boxes[from].x - 5, y: top, width: WIDTH + 10, height: bottom - top, members: to - from });
+    }
+  }
+  return found;
+}
+
+// Boxes stand at the mean height of the boxes that they read from, so that few lines cross. Those
+// of one task group stand together, at the mean of all of them.
+function order(boxes, links, tasks) {
   const mean = new Map();
   for (const box of boxes) {
     const above = links.filter((link) => link.target === box && link.source.y !== undefined);
     mean.set(box, above.length ? above.reduce((sum, link) => sum + link.source.y, 0) / above.length : 0);
   }
+  const groups = new Map();
+  for (const box of boxes) {
+    const name = groupOf(box, tasks);
+    if (name !== null) groups.set(name, [...(groups.get(name) ?? []), box]);
+  }
+  const place = new Map(mean);
+  for (const members of groups.values()) {
+    const middle = members.reduce((sum, box) => sum + mean.get(box), 0) / members.length;
+    for (const box of members) place.set(box, middle);
+  }
+  const rank = new Map([...groups.values()].flatMap((members, at) => members.map((box) => [box, at + 1])));
   const before = new Map(boxes.map((box, at) => [box, at]));
-  boxes.sort((one, other) => mean.get(one) - mean.get(other) || before.get(one) - before.get(other));
+  boxes.sort(
+    (one, other) =>
+      place.get(one) - place.get(other) ||
+      (rank.get(one) ?? 0) - (rank.get(other) ?? 0) ||
+      mean.get(one) - mean.get(other) ||
+      before.get(one) - before.get(other),
+  );
 }

@@ -5,8 +5,13 @@ import { el, pressed, seconds, shortened, svg } from "./dom.js";
 const ROW = 22;
 const LABEL = 190;
 const NOTE = 190;
-const PHASES = ["queue", "fill", "generate", "transform"];
-const WORDS = { queue: "queue", fill: "prefill", generate: "generate", transform: "transform", step: "other steps" };
+const PHASES = ["kv", "queue", "fill", "generate", "transform"];
+const WORDS = {
+  input: "waits for an input", tool: "waits for a tool", kv: "waits for KV cache", queue: "waits for an engine",
+  fill: "prefill computed", cached: "prefill cached (share of the height)", generate: "generate", transform: "transform",
+  step: "other steps",
+};
+const TOOLS = new Set(["tool", "function", "client"]); // kinds of step
 const OVER = 12; // rows drawn above and below the visible ones
 
 // The bars of a task: [{start, phases: [[phase, seconds]]}], one for each output.
@@ -17,7 +22,31 @@ function barsOf(task) {
   }
   return task.steps
     .filter((step) => step.started_s !== null)
-    .map((step) => ({ start: step.queued_s, phases: PHASES.map((phase) => [phase, step[`${phase}_s`] ?? 0]) }));
+    .map((step) => {
+      const kv = Math.min(step.kv_s ?? 0, step.queue_s ?? 0);
+      const lengths = { ...step, kv_s: kv, queue_s: (step.queue_s ?? 0) - kv };
+      return {
+        start: step.queued_s,
+        cached: step.prompt_tokens ? step.cached_tokens / step.prompt_tokens : 0,
+        phases: PHASES.map((phase) => [phase, lengths[`${phase}_s`] ?? 0]),
+      };
+    });
+}
+
+// What a task waited for before it was queued: the last of its inputs came from a tool, or not.
+function waitOf(task, session, readsOf) {
+  const before = (readsOf.get(task.call_id ?? task.step_id) ?? []).map((id) => session.tasks.get(id)).filter(Boolean);
+  const last = before.reduce((late, one) => ((one.ended_s ?? 0) > (late?.ended_s ?? -1) ? one : late), null);
+  return TOOLS.has(last?.kind) ? "tool" : "input";
+}
+
+function readsBy(edges) {
+  const found = new Map();
+  for (const { from, to } of edges) {
+    if (!found.has(to)) found.set(to, []);
+    found.get(to).push(from);
+  }
+  return found;
 }
 
 const endOf = (bar) => bar.phases.reduce((at, [, length]) => at + length, bar.start);
@@ -41,6 +70,7 @@ export function drawTimeline(session, matched, selected, select, width) {
   const picture = svg("svg", {
     width: LABEL + chart + NOTE, height, role: "group", "aria-label": "timeline of the session",
   });
+  const readsOf = readsBy(session.edges);
   const axis = svg("g", {});
   for (let tick = 0; tick <= 4; tick += 1) {
     axis.append(svg("text", { class: "soft", x: LABEL + (chart * tick) / 4, y: 14 }, seconds(((last - first) * tick) / 4)));
@@ -56,7 +86,7 @@ export function drawTimeline(session, matched, selected, select, width) {
     const drawn = [];
     for (let at = from; at < to; at += 1) {
       const row = rowsShown[at];
-      drawn.push(rowOf(row, at, { first, scale, chart, critical: critical.has(row.id), selected, select }));
+      drawn.push(rowOf(row, at, { first, scale, chart, critical: critical.has(row.id), selected, select, session, readsOf }));
     }
     body.replaceChildren(...drawn);
   };
@@ -65,16 +95,28 @@ export function drawTimeline(session, matched, selected, select, width) {
   return box;
 }
 
-function rowOf({ id, task, bars }, at, { first, scale, chart, critical, selected, select }) {
+function rowOf({ id, task, bars }, at, { first, scale, chart, critical, selected, select, session, readsOf }) {
   const y = 24 + at * ROW;
   const marks = bars.flatMap((bar) => {
     let x = LABEL + (bar.start - first) * scale;
     return bar.phases.map(([phase, length]) => {
-      const mark = svg("rect", { class: `phase-${phase}`, x, y: y + 4, width: Math.max(length * scale, 0), height: ROW - 8 });
+      const width = Math.max(length * scale, 0);
+      const marks = [svg("rect", { class: `phase-${phase}`, x, y: y + 4, width, height: ROW - 8 })];
+      if (phase === "fill" && bar.cached) {
+        const height = (ROW - 8) * bar.cached;
+        marks.push(svg("rect", { class: "phase-cached", x, y: y + ROW - 4 - height, width, height }));
+      }
       x += length * scale;
-      return mark;
+      return marks;
     });
-  });
+  }).flat();
+  const waited = Math.max(bars[0].start - Math.max(task.submitted_s, first), 0);
+  const cause = waitOf(task, session, readsOf);
+  if (waited > 0) {
+    const x = LABEL + (Math.max(task.submitted_s, first) - first) * scale;
+    marks.unshift(svg("rect", { class: `phase-${cause}`, x, y: y + ROW / 2 - 1, width: waited * scale, height: 2 }));
+  }
+  const waits = waited > 0.0005 ? `, waited ${seconds(waited)} for ${cause === "tool" ? "a tool" : "an input"}` : "";
   const took = endOf(bars[bars.length - 1]) - bars[0].start;
   const cached = task.kind ? "" : `, ${task.cached_tokens} of ${task.prompt_tokens} cached`;
   return svg(
@@ -82,7 +124,7 @@ function rowOf({ id, task, bars }, at, { first, scale, chart, critical, selected
     {
       class: `bar${critical ? " critical" : ""}${id === selected ? " selected" : ""}`,
       "data-task": id,
-      "aria-label": `${task.name}: ${seconds(took)}${cached}${critical ? ", on the critical path" : ""}`,
+      "aria-label": `${task.name}: ${seconds(took)}${cached}${waits}${critical ? ", on the critical path" : ""}`,
       ...pressed(() => select(id)),
     },
     svg("rect", { class: "track", x: 0, y, width: LABEL + chart + NOTE, height: ROW }),

@@ -66,6 +66,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "instructions": "The system message of the request.",
     "kept": "Tokens that are kept for calls to come.",
     "kind": "constant, input or output.",
+    "kv_s": "Seconds of `queue_s` in which its application waited for room in the KV cache.",
     "lacks": "Capabilities that the engine does not have.",
     "line": "The variable of the output of this name.",
     "load": "Tokens that the call found there, with what it costs others.",

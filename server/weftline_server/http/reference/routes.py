@@ -48,7 +48,7 @@ _USAGE = {
 }
 _STEP = {
     "queued_s": 0.001, "sent_s": 0.001, "started_s": 0.002, "filled_s": 0.03, "finished_s": 0.2,
-    "filled_early": False, "queue_s": 0.001, "fill_s": 0.028, "generate_s": 0.17,
+    "filled_early": False, "queue_s": 0.001, "kv_s": 0.0, "fill_s": 0.028, "generate_s": 0.17,
     "transform_s": 0.0, "prompt_tokens": 12, "cached_tokens": 8, "output_tokens": 5,
     "drafted_tokens": 0, "accepted_tokens": 0, "finish_reason": "stop", "engine": "torch",
     "node": "",

@@ -107,10 +107,11 @@ class _Replicas:
         Its terms come first, then those of the next cheapest engines, then of engines without room.
         """
         scores, full = self._seen
-        others = nsmallest(MOST_SHOWN, (one for one in scores if one[1] != index))
-        found = [
-            self.engines[at].considered(item, True) for at in (index, *(at for _, at in others))
-        ]
+        found = [self.engines[index].considered(item, True)]
+        if len(scores) == 1 and not full:
+            return tuple(found)  # most servers have one engine
+        others = nsmallest(MOST_SHOWN - 1, (one for one in scores if one[1] != index))
+        found += [self.engines[at].considered(item, True) for _, at in others]
         found += [engine.considered(item, False) for engine in full[:MOST_SHOWN]]
         return tuple(found[:MOST_SHOWN])
 
