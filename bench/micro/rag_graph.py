@@ -101,13 +101,16 @@ drafting = false
 [[embedder]]
 name = "minilm"
 cores = [1]
+start = "eager"
 [[store]]
 name = "{_rag_ours.STORE}"
 store = "memory"
+start = "eager"
 [[function]]
 name = "web"
 call = "{_rag_web.__name__.rpartition(".")[2]}:search"
 path = {json.dumps(str(FILE.parent))}
+start = "eager"
 """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "weftline.toml"

@@ -21,13 +21,17 @@ class Answer(BaseModel):
 CLOSED_S = 10.0  # the longest that closing in the background may take
 
 
-def test_no_session_stays_open() -> None:
-    """The answers come with success and are no JSON: nine failures, and no session is left."""
-    with served("--null-mode", "fixed") as url, Client(url) as client:
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [((), openai.LengthFinishReasonError), (("--null-mode", "fixed"), ValidationError)],
+)
+def test_no_session_stays_open(options: tuple[str, ...], error: type[Exception]) -> None:
+    """The answers are cut off, or are no JSON: nine failures, and no session is left."""
+    with served(*options) as url, Client(url) as client:
         model = ChatWeftline(base_url=url, max_tokens=1)
         chain = model.with_structured_output(Answer, method="json_schema")
         for _ in range(9):
-            with pytest.raises(ValidationError):
+            with pytest.raises(error):
                 chain.invoke("hi")
         deadline = time.monotonic() + CLOSED_S
         while {row["state"] for row in client.sessions()} != {"closed"}:

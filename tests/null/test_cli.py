@@ -337,6 +337,14 @@ def test_a_model_that_is_not_there_exits_1(capsys: pytest.CaptureFixture[str]) -
     assert said.err.startswith("weftline: there is no model directory '/no/such/model': give")
 
 
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_is_none_exits_1(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused in one sentence, before anything starts."""
+    assert main(["serve", "--engine", "null", f"--port={port}"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"weftline: {port} is no port: use 1 to 65535, or 0 for one that is free\n"
+
+
 def test_the_public_names_are_listed() -> None:
     """They are loaded when they are first used, and `dir` shows them all the same."""
     assert set(weftline.__all__) <= set(dir(weftline))

@@ -6,6 +6,9 @@ import argparse
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +125,24 @@ def test_the_proxies_pass_streams_on(name: str) -> None:
     said = text(name)
     assert f"127.0.0.1:{PORT}" in said and "1h" in said
     assert ("proxy_buffering off;" in said) or ("flush_interval -1" in said)
+
+
+def checked(*command: str | Path) -> tuple[int, str]:
+    """The exit status of a checker and what it says. Skipped where it is not installed."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """Every setting is known. The binary, which is not here, is this Python instead."""
+    unit = text("weftline.service").replace("/opt/weftline/bin/weftline", sys.executable)
+    (tmp_path / "weftline.service").write_text(unit)
+    status, said = checked("systemd-analyze", "verify", "--man=no", tmp_path / "weftline.service")
+    about = [line for line in said.splitlines() if "weftline.service" in line]
+    assert (status, about) == (0, [])
+
+
+def test_hadolint_finds_nothing() -> None:
+    assert checked("hadolint", DEPLOY / "Dockerfile") == (0, "")

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weftline_engine import api
+
+KIND = "function"
 # What a worker gets of the server's environment; all else may be a secret.
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -33,6 +36,13 @@ class FunctionConfig:
             raise ValueError(f"call {self.call!r} is not written module:name")
         if not 1 <= self.workers <= 64 or self.timeout_s <= 0 or self.max_bytes < 2:
             raise ValueError("workers are 1 to 64, and timeout_s and max_bytes are positive")
+
+    @property
+    def description(self) -> api.Description:
+        """What its engine says of itself."""
+        return api.Description(
+            model=self.name, kinds=(KIND,), capabilities=(), max_running=self.workers
+        )
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
         """The worker's environment: nothing of `outer` that was not named."""

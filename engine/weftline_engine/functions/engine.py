@@ -20,7 +20,6 @@ from typing import Any
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
 
-KIND = "function"
 START_S = 30.0  # to import the function and what it needs
 
 
@@ -44,12 +43,7 @@ class FunctionEngine:
             self._idle.append(await self._spawned())
         except FunctionFailed as error:
             raise api.EngineDied(str(error)) from None
-        return api.Description(
-            model=self._config.name,
-            kinds=(KIND,),
-            capabilities=(),
-            max_running=self._config.workers,
-        )
+        return self._config.description
 
     def submit(self, op: api.Op) -> None:
         task = asyncio.get_running_loop().create_task(self._run(op))

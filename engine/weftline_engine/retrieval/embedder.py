@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import described, vectors
 from weftline_engine.retrieval.core import CHARS_PER_TOKEN, Item, Refused
+from weftline_engine.retrieval.described import EMBED, RERANK
 
-EMBED, RERANK = "embed", "rerank"
 PROFILED_ITEMS = (1, 4, 8, 32)  # batch sizes that are timed at start
 PROFILED_TOKENS = 32  # of each text
 MAX_CHARS = 1_000_000  # of one text; the model cuts a longer one at its own limit anyway
@@ -68,7 +68,7 @@ class SentenceBackend:
         self._name = name
         self._cross: CrossEncoder | None = None
         self._bi: SentenceTransformer | None = None
-        if _is_cross_encoder(model):
+        if EMBED not in described.kinds_of(model):
             self._cross = CrossEncoder(str(model), device=device, local_files_only=True)
         else:
             self._bi = SentenceTransformer(str(model), device=device, local_files_only=True)
@@ -77,12 +77,9 @@ class SentenceBackend:
         """The description, with a batch profile that takes about a second to measure."""
         kind = RERANK if self._bi is None else EMBED
         self._timed(kind, 1)  # the first batch sets buffers up
-        return api.Description(
-            model=self._name,
-            kinds=(RERANK,) if self._bi is None else (EMBED, RERANK),
-            capabilities=(api.Capability.FEED,),
-            max_running=1024,
-            batch_profile=tuple(self._timed(kind, items) for items in PROFILED_ITEMS),
+        kinds = (RERANK,) if self._bi is None else (EMBED, RERANK)
+        return described.of_model(
+            self._name, kinds, tuple(self._timed(kind, items) for items in PROFILED_ITEMS)
         )
 
     def items(self, op: api.Op) -> Sequence[Item]:
@@ -133,11 +130,3 @@ class SentenceBackend:
         began = time.perf_counter()
         self.compute(kind, payloads)
         return items, items * PROFILED_TOKENS, time.perf_counter() - began
-
-
-def _is_cross_encoder(model: Path) -> bool:
-    """Whether the directory holds a classifier of pairs; other models list their modules."""
-    config = model / "config.json"
-    return not (model / "modules.json").exists() and "ForSequenceClassification" in (
-        config.read_text(encoding="utf-8") if config.exists() else ""
-    )

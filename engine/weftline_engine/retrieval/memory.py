@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weftline_engine import api
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import described, vectors
 from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
+from weftline_engine.retrieval.described import EMBED, RERANK
 from weftline_engine.retrieval.embedder import (
-    EMBED,
-    RERANK,
     checked_texts,
     query_of,
     size,
@@ -52,12 +51,7 @@ class WordBackend:
 
     def describe(self) -> api.Description:
         """A description without a profile."""
-        return api.Description(
-            model=self._name,
-            kinds=(EMBED, RERANK),
-            capabilities=(api.Capability.FEED,),
-            max_running=1024,
-        )
+        return described.of_model(self._name, (EMBED, RERANK))
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """One item a text."""

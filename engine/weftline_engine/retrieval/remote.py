@@ -19,9 +19,10 @@ from weftline_engine import api
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.openai.remote import Answer, RemoteEngine
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import described, vectors
 from weftline_engine.retrieval.core import Refused
-from weftline_engine.retrieval.embedder import RERANK, query_of, size, texts_of
+from weftline_engine.retrieval.described import RERANK
+from weftline_engine.retrieval.embedder import query_of, size, texts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,7 @@ class RemoteItems(RemoteEngine):
             await self._endpoint.close()
             where = self._config.endpoint.url
             raise api.EngineDied(f"{self._config.name} at {where} did not start: {error}") from None
-        return api.Description(
-            model=self._config.name, kinds=(self._config.kind,), capabilities=(), max_running=1024
-        )
+        return described.of_endpoint(self._config.name, self._config.kind)
 
     async def _answer(self, op: api.Op, answer: Answer) -> None:
         """Send the op's texts in parts, and emit Finished. Raises EndpointError."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from weftline_engine import api
-from weftline_engine.retrieval import vectors
+from weftline_engine.retrieval import described, vectors
 from weftline_engine.retrieval.core import MAX_ITEMS, Item, Refused
+from weftline_engine.retrieval.described import DELETE, INGEST, SEARCH
 from weftline_engine.retrieval.vectors import Vectors
 
-INGEST, SEARCH, DELETE, FETCH = "ingest", "search", "delete", "fetch"
 MAX_HITS = 1000  # of one search
 
 
@@ -71,13 +71,8 @@ class StoreBackend:
         self._table = table
 
     def describe(self) -> api.Description:
-        """The description. Nothing is measured: a store takes one op at a time."""
-        return api.Description(
-            model=self._name,
-            kinds=(INGEST, SEARCH, DELETE, FETCH),
-            capabilities=(api.Capability.FEED,),
-            max_running=1024,
-        )
+        """The description."""
+        return described.of_store(self._name)
 
     def items(self, op: api.Op) -> Sequence[Item]:
         """The op itself, which checks its inputs when it is computed; each query of a search."""

@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="start each function of this file of serve --config once, and nothing else",
+        help="start each embedder, reranker, store and function of this file of serve --config "
+        "once, and nothing else",
     )
     parser.add_argument(
         "--store", metavar="FILE", help="examine this file of serve --store, and nothing else"

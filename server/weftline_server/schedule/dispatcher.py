@@ -143,14 +143,15 @@ class Dispatcher:
     def resource(self, kind: str, name: str | None) -> str:
         """Return the embedder, reranker or store that runs ops of `kind`; None means the first.
 
-        Raises UnknownModel or UnknownStore.
+        One on demand starts now, and not when its first op is ready. Raises UnknownModel or
+        UnknownStore.
         """
-        found = self._fleet.resources(kind)
-        if name is None and found:
-            return found[0]
-        if name is not None and name in found:
-            return name
-        raise unknown_resource(kind, name, found)
+        known = self._fleet.resources(kind)
+        found = known[0] if name is None and known else name
+        if found is None or found not in known:
+            raise unknown_resource(kind, name, known)
+        self._fleet.wake(found, kind)
+        return found
 
     @property
     def tools(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -169,6 +170,7 @@ class Dispatcher:
     def enqueue(self, work: Work) -> None:
         """Queue a primitive. It is sent in this turn of the loop if an engine has room."""
         self._queue.add(work)
+        self._fleet.wake(work.model, work.item.kind)
         verbs = self.memory.queued(work.op, work.model, work.stays, self._now())
         perform(verbs, self._fleet.members)
         self._rounds.soon()

@@ -141,19 +141,23 @@ def test_wrong_settings_are_refused(change: dict[str, Any]) -> None:
         factories(from_tables({"function": [table]}))
 
 
-def test_doctor_starts_each_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_starts_each_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A function that cannot be imported is found before the server runs."""
     (tmp_path / "ours.py").write_text(MODULE)
     file = tmp_path / "weftline.toml"
     table = f'[[function]]\nname = "work"\ncall = "ours:work"\npath = "{tmp_path}"\n'
-    file.write_text(table)
+    file.write_text(table + '[[store]]\nstore = "memory"\nstart = "eager"\n')
     assert main(["doctor", "--config", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["work      starts"]
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(rows) == [
+        ["function:work", "starts", "when it is first used"],
+        ["store:default", "starts", "with the server"],
+    ]
     file.write_text(table + table.replace("work", "gone"))
     assert main(["doctor", "--config", str(file)]) == 1
     _, works, fails = capsys.readouterr().out.splitlines()
-    assert works.split() == ["work", "starts"]
-    assert fails.startswith("gone      does not start  ") and "ended its process" in fails
+    assert works.split()[:2] == ["function:work", "starts"]
+    assert fails.startswith("function:gone  does not start  ") and "ended its process" in fails
     file.write_text("")
     assert main(["doctor", "--config", str(file)]) == 0
-    assert "has no [[function]]" in capsys.readouterr().out
+    assert "has no [[embedder]]" in capsys.readouterr().out

@@ -19,6 +19,8 @@ from weftline_server.schedule.engines.member import EngineState, Member
 log = logging.getLogger("weftline.fleet")
 
 RESTART_PAUSES_S = (0.2, 1.0, 5.0)  # then always 5 s: a crash loop must not spin
+START_S = 120.0  # longest start of an engine on demand, for whose end steps wait
+_SERVING = (EngineState.ASLEEP, EngineState.STARTING, EngineState.READY)
 MOST_GONE = 64  # engines that joined and are gone, which health still names
 
 
@@ -37,12 +39,17 @@ class Watcher(Protocol):
         """The engine is gone, with everything that it ran."""
         ...
 
+    def waits(self, member: Member) -> bool:
+        """Whether work waits that the engine could do."""
+        ...
+
 
 class Fleet:
     """Every engine by name.
 
     A configured engine is started again when it dies. One that joined comes back by joining again;
-    events of its earlier incarnation are then ignored.
+    events of its earlier incarnation are then ignored. One on demand is asleep until it is used. If
+    it dies or does not start, it is started again while work waits for it.
     """
 
     def __init__(
@@ -58,19 +65,35 @@ class Fleet:
         self._closing = False
         self._announced: dict[tuple[str, str], None] = {}  # model and kind, by any engine so far
         self._without: dict[tuple[str, str], float] = {}  # of these, since when no engine takes it
+        self._on_demand: dict[tuple[str, str], list[Member]] = {}  # by model and kind
 
     async def start(self, watcher: Watcher) -> None:
-        """Start every engine at once. Raises EngineDied with a reason for the user."""
+        """Start every engine that is not on demand, all at once.
+
+        Raises EngineDied with a reason for the user.
+        """
         self._watcher = watcher
         try:
             async with asyncio.TaskGroup() as group:
                 for member in self.members.values():
-                    group.create_task(self._load(member))
+                    if not member.on_demand:
+                        group.create_task(self._load(member))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         for member in list(self.members.values()):  # in the order of the configuration
+            if member.on_demand:
+                self._announce(member)
+                continue
             await self._enter(member)
             member.task = asyncio.create_task(self._supervise(member), name=f"engine {member.name}")
+
+    def wake(self, model: str, kind: str) -> None:
+        """Start the engines on demand that take this kind of op for `model`, if they are asleep."""
+        for member in self._on_demand.get((model, kind), ()):
+            if member.state is EngineState.ASLEEP:
+                member.move_to(EngineState.STARTING)
+                name = f"engine {member.name}"
+                member.task = asyncio.create_task(self._supervise(member), name=name)
 
     async def close(self) -> None:
         """Stop the supervision and every engine."""
@@ -118,11 +141,14 @@ class Fleet:
         return self._without.get((model, kind))
 
     def note_gaps(self) -> None:
-        """Remember which announced kinds of op no engine takes now, and since when."""
+        """Remember which announced kinds of op no engine takes now, and since when.
+
+        An engine that is asleep, or is started for its first use, counts as one that takes them.
+        """
         taken = {
             (member.description.model, kind)
             for member in self.members.values()
-            if member.state is EngineState.READY and member.description is not None
+            if member.state in _SERVING and member.description is not None
             for kind in member.kinds
         }
         for one in self._announced:
@@ -134,7 +160,18 @@ class Fleet:
     async def _load(self, member: Member) -> None:
         assert member.make is not None
         member.engine = member.make()
-        member.describe(await member.engine.start())
+        try:
+            async with asyncio.timeout(START_S if member.on_demand else None):
+                member.describe(await member.engine.start())
+        except TimeoutError:
+            raise api.EngineDied(f"it did not start within {START_S:g} s") from None
+
+    def _announce(self, member: Member) -> None:
+        """Note which kinds of op an engine on demand will take."""
+        assert member.description is not None, "it says so before it runs"
+        for kind in sorted(member.kinds):
+            self._announced[member.description.model, kind] = None
+            self._on_demand.setdefault((member.description.model, kind), []).append(member)
 
     async def _enter(self, member: Member) -> None:
         """Let the engine take work, if it takes the same prompts as other engines of its model."""
@@ -178,11 +215,11 @@ class Fleet:
         """Pass the engine's events on. When it dies, start it again or wait until it joins."""
         failures = 0
         while not member.closed:
-            assert member.engine is not None
             try:
-                if member.state is EngineState.DOWN:
+                if member.state in (EngineState.DOWN, EngineState.STARTING):
                     await self._load(member)
                     await self._enter(member)
+                assert member.engine is not None, "it has started"
                 async for events in member.engine.events():
                     failures = 0
                     self._hear(member, events)
@@ -203,6 +240,9 @@ class Fleet:
                 return
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             failures += 1
+            if member.on_demand and not member.closed and not self._watcher.waits(member):
+                member.move_to(EngineState.ASLEEP)
+                return
 
     async def _end(self, member: Member) -> None:
         """End what may be left of an engine that is lost, before another takes its place."""

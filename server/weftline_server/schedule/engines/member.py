@@ -13,6 +13,7 @@ from weftline_engine import api
 from weftline_server.graph.considered import Considered
 from weftline_server.graph.primitive import PrimitiveId
 from weftline_server.schedule.engines.capacity import latency_tokens
+from weftline_server.schedule.engines.on_demand import OnDemand
 from weftline_server.schedule.engines.prefix_index import KnownPrefixes, known_prefixes
 from weftline_server.schedule.engines.totals import Totals
 from weftline_server.schedule.placement import (
@@ -27,6 +28,7 @@ from weftline_server.schedule.placement import (
 class EngineState(StrEnum):
     """Where an engine stands, as seen by the dispatcher."""
 
+    ASLEEP = "asleep"  # it starts when it is first used
     STARTING = "starting"
     READY = "ready"
     SUSPENDED = "suspended"  # it asks for no work for a while: its breaker is open
@@ -38,11 +40,12 @@ class EngineState(StrEnum):
 _S = EngineState
 ALLOWED: Mapping[EngineState, frozenset[EngineState]] = MappingProxyType(
     {
+        _S.ASLEEP: frozenset({_S.STARTING, _S.CLOSED}),
         _S.STARTING: frozenset({_S.READY, _S.DOWN, _S.CLOSED}),
         _S.READY: frozenset({_S.SUSPENDED, _S.LEAVING, _S.DOWN, _S.CLOSED}),
         _S.SUSPENDED: frozenset({_S.READY, _S.LEAVING, _S.DOWN, _S.CLOSED}),
         _S.LEAVING: frozenset({_S.DOWN, _S.CLOSED}),
-        _S.DOWN: frozenset({_S.READY, _S.CLOSED}),
+        _S.DOWN: frozenset({_S.READY, _S.ASLEEP, _S.CLOSED}),
         _S.CLOSED: frozenset(),
     }
 )
@@ -225,7 +228,7 @@ class Member:
     """One engine under supervision.
 
     `make` starts it again after it has died. It is None for an engine that joined: that one comes
-    back by joining again.
+    back by joining again. An engine on demand is asleep until it is used.
     """
 
     def __init__(
@@ -246,6 +249,8 @@ class Member:
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
         self._load: EngineLoad | None = None
+        if isinstance(make, OnDemand):
+            self.state, description = EngineState.ASLEEP, make.says
         if description is not None:
             self.describe(description)
 
@@ -264,6 +269,11 @@ class Member:
     @property
     def closed(self) -> bool:
         return self.state is EngineState.CLOSED
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether it runs only when it is used."""
+        return isinstance(self.make, OnDemand)
 
     @property
     def node(self) -> str:
