@@ -20,6 +20,7 @@ class Endpoint:
         self.behaviours = list(behaviours)
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.headers: list[dict[str, str]] = []
 
     @asynccontextmanager
     async def on(self, path: Path) -> AsyncIterator[str]:
@@ -38,6 +39,7 @@ class Endpoint:
                     continue
                 self.requests.append(json.loads(body))
                 self.keys.append(headers.get("authorization", ""))
+                self.headers.append(headers)
                 behave = self.behaviours[0]
                 if len(self.behaviours) > 1:
                     del self.behaviours[0]

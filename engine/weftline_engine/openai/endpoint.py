@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -100,10 +101,15 @@ class Endpoint:
         await self._http.close()
 
     async def stream(
-        self, path: str, body: dict[str, Any], request_id: str, traceparent: str = ""
+        self,
+        path: str,
+        body: dict[str, Any],
+        request_id: str,
+        traceparent: str = "",
+        others: Mapping[str, str] = MappingProxyType({}),
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the JSON events of a streamed response up to [DONE]. Raises EndpointError."""
-        headers = {"X-Request-Id": request_id}
+        headers = {**others, "X-Request-Id": request_id}
         if traceparent:
             headers["traceparent"] = traceparent
         async with self._failing(), self._request("POST", path, body, headers) as response:

@@ -16,6 +16,7 @@ from weftline_engine import api
 from weftline_engine.openai.breaker import BreakerConfig
 from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointError
 from weftline_engine.openai.remote import Counts, Piece, RemoteEngine
+from weftline_engine.openai.scheduling import Scheduler, fields, headers
 
 
 class Dialect(StrEnum):
@@ -33,7 +34,8 @@ class OpenAIConfig:
     `model` is the endpoint's name of the model; None takes the first that the endpoint lists.
     `name` is the name for clients; None uses the endpoint's. `extras` says that the endpoint
     accepts the parameters that vLLM, SGLang and llama.cpp add to OpenAI's, such as top_k. Other
-    endpoints refuse a request with such a parameter.
+    endpoints refuse a request with such a parameter. `scheduler` orders the endpoint's queue: it is
+    told the plan.
     """
 
     endpoint: EndpointConfig
@@ -41,6 +43,7 @@ class OpenAIConfig:
     name: str | None = None
     dialect: Dialect = Dialect.BOTH
     extras: bool = False
+    scheduler: Scheduler = Scheduler.NONE
     context_limit: int | None = None  # tokens; None: what the endpoint states, else 8,192
     max_running: int = 64
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -88,7 +91,11 @@ class OpenAIEngine(RemoteEngine):
             _, begin, end = _enforced(op.sampling.constraint)
         body = self._body(op, chat)
         async for event in self.endpoint.stream(
-            path, body, f"{op.id}.{op.attempt}", op.hints.traceparent
+            path,
+            body,
+            f"{op.id}.{op.attempt}",
+            op.hints.traceparent,
+            headers(self._config.scheduler, op.hints),
         ):
             piece = _piece(event)
             if piece is None:
@@ -116,7 +123,7 @@ class OpenAIEngine(RemoteEngine):
             body["response_format"] = _response_format(op.sampling.constraint)
         if self._config.extras:
             body |= extra_sampling(op.sampling)
-        return body
+        return body | fields(self._config.scheduler, op.hints)
 
 
 async def served(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]:

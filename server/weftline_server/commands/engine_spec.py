@@ -14,6 +14,7 @@ from weftline_engine.null import NullMode
 
 KINDS = ("torch", "vllm", "openai", "null")
 DIALECTS = ("chat", "completions", "both")
+ENDPOINT_SCHEDULERS = ("none", "vllm", "sglang", "dynamo")
 SCHEDULERS = ("auto", "weftline", "vllm")
 
 
@@ -42,10 +43,12 @@ class EndpointSpec:
     served: str | None = None
     dialect: str = "both"
     extras: bool = False
+    endpoint_scheduler: str = ENDPOINT_SCHEDULERS[0]
     context_limit: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("dialect", self.dialect, DIALECTS)
+        _one_of("endpoint_scheduler", self.endpoint_scheduler, ENDPOINT_SCHEDULERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

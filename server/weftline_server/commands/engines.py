@@ -14,7 +14,13 @@ from weftline_engine.api import Engine
 from weftline_engine.models import DEFAULT_MODEL, for_stream, resolve
 from weftline_engine.null import LatencyProfile, NullConfig, NullEngine, NullMode
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
-from weftline_server.commands.engine_spec import DIALECTS, KINDS, SCHEDULERS, EngineSpec
+from weftline_server.commands.engine_spec import (
+    DIALECTS,
+    ENDPOINT_SCHEDULERS,
+    KINDS,
+    SCHEDULERS,
+    EngineSpec,
+)
 
 WORDS_MODE = "words"  # of the null engine
 
@@ -128,6 +134,7 @@ def _vllm(spec: EngineSpec) -> Callable[[], Engine]:
 
 def _openai(spec: EngineSpec) -> Callable[[], Engine]:
     from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+    from weftline_engine.openai.scheduling import Scheduler
 
     config = OpenAIConfig(
         endpoint=_endpoint(spec),
@@ -135,6 +142,7 @@ def _openai(spec: EngineSpec) -> Callable[[], Engine]:
         name=spec.call_it,
         dialect=Dialect(spec.endpoint.dialect),
         extras=spec.endpoint.extras,
+        scheduler=Scheduler(spec.endpoint.endpoint_scheduler),
         context_limit=spec.endpoint.context_limit,
         max_running=spec.max_running or 64,
     )
@@ -222,6 +230,12 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         "--extras",
         action="store_true",
         help="send sampling parameters that OpenAI lacks, such as top_k (default: leave them out)",
+    )
+    other.add_argument(
+        "--endpoint-scheduler",
+        choices=ENDPOINT_SCHEDULERS,
+        help="tell the endpoint's scheduler, in its own fields, the place of each call in the plan "
+        "and the session (default: none)",
     )
     other.add_argument(
         "--context-limit",

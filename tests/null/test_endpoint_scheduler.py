@@ -1,0 +1,80 @@
+"""What the scheduler behind an openai engine's endpoint is told about each call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.null.endpoints import streams
+from tests.null.test_openai_faults import chat, ending, started
+from weftline_engine.api import Finished, Hints
+from weftline_engine.openai.scheduling import Scheduler, fields
+from weftline_server.commands.engine_spec import ENDPOINT_SCHEDULERS
+
+# 1,024 tokens of work are 10 doublings, each worth 10 s. The client's priority takes 2 of them off.
+HINTS = Hints(application="s-1", work_left=1024, priority=-2, arrival=7.0)
+
+
+def test_the_command_line_names_each_scheduler() -> None:
+    """The command line keeps its own list, because it starts without the engine's packages."""
+    assert tuple(one.value for one in Scheduler) == ENDPOINT_SCHEDULERS
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said", "named"),
+    [
+        ("none", {}, {}),
+        ("vllm", {"priority": 870}, {"x-session-id": "s-1"}),
+        ("sglang", {"priority": -870}, {"x-session-id": "s-1"}),
+        (
+            "dynamo",
+            {"nvext": {"agent_hints": {"priority": 80}}},
+            {"x-dynamo-session-id": "s-1"},
+        ),
+    ],
+)
+async def test_each_scheduler_is_told_in_its_own_fields(
+    tmp_path: Path, scheduler: str, said: dict[str, Any], named: dict[str, str]
+) -> None:
+    """By default the request has nothing that OpenAI does not document."""
+    behaviour = streams("a")
+    async with started(tmp_path, behaviour, scheduler=Scheduler(scheduler)) as (engine, endpoint):
+        _, end = await ending(engine, replace(chat(), hints=HINTS))
+        assert isinstance(end, Finished)
+        (body,) = endpoint.requests
+        assert {name: body[name] for name in ("priority", "nvext") if name in body} == said
+        sent = endpoint.headers[-1]
+        assert {name: sent[name] for name in sent if name.endswith("session-id")} == named
+
+
+async def test_a_name_that_no_header_can_hold_is_left_out(tmp_path: Path) -> None:
+    """A line break in it would otherwise be a header of the client's choice."""
+    hints = replace(HINTS, application="s\r\nX-Admin: 1")
+    async with started(tmp_path, streams("a"), scheduler=Scheduler.VLLM) as (engine, endpoint):
+        _, end = await ending(engine, replace(chat(), hints=hints))
+        assert isinstance(end, Finished)
+        assert not {"x-session-id", "x-admin"} & endpoint.headers[-1].keys()
+
+
+SOME = st.builds(
+    Hints,
+    work_left=st.integers(0, 10**6),
+    priority=st.integers(-100, 100),
+    arrival=st.floats(0, 10**7),
+    criterion=st.sampled_from(("latency", "throughput")),
+)
+
+
+@given(SOME, SOME)
+def test_both_numbers_have_the_order_of_the_servers_queue(one: Hints, other: Hints) -> None:
+    """Who goes first in the server goes first at vLLM and SGLang; rounding may make a tie."""
+    first, last = sorted((one, other), key=lambda hints: hints.age(hints.arrival))
+    low, high = (fields(Scheduler.VLLM, hints)["priority"] for hints in (first, last))
+    assert low <= high
+    low, high = (fields(Scheduler.SGLANG, hints)["priority"] for hints in (last, first))
+    assert low <= high
