@@ -22,8 +22,8 @@ def fields(scheduler: Scheduler, hints: Hints) -> dict[str, Any]:
     """Return the fields of a request's body that hold the op's place in the queue.
 
     vLLM and SGLang start strictly the first, so the number holds the time of arrival: an old op is
-    overtaken for a bounded time. Dynamo's router ages its queue itself and takes the seconds by
-    which an op goes ahead of one with the most work.
+    overtaken for a bounded time. A higher number goes first at Dynamo, whose router lets ops age
+    itself: it gets the seconds by which an op goes ahead of one with the most work.
     """
     match scheduler:
         case Scheduler.VLLM:
