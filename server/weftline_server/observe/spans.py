@@ -114,7 +114,7 @@ class Spans:
                 for one in reads.get(run.task.id, ())
                 if one in made
             ]
-            name, attributes = _described(run)
+            name, attributes = described(run)
             self._ids.span = span_of(session.id, run.task.id)
             kind = SpanKind.CLIENT if run.task.call is not None else SpanKind.INTERNAL
             span = self._tracer.start_span(
@@ -136,7 +136,7 @@ def _end(run: TaskRun) -> float:
     return max((step.finished or step.queued for step in run.steps), default=run.submitted)
 
 
-def _described(run: TaskRun) -> tuple[str, dict[str, str | int | float | list[str]]]:
+def described(run: TaskRun) -> tuple[str, dict[str, str | int | float | list[str]]]:
     """The name of a task's span, and its attributes."""
     task = run.task
     found: dict[str, str | int | float | list[str]] = {
