@@ -1,4 +1,4 @@
-"""How tasks are named in traces: inferences, retrievals and tools, by OpenTelemetry's conventions."""
+"""The names of tasks in traces, by the conventions of OpenTelemetry: inference, retrieval, tool."""
 
 from __future__ import annotations
 
