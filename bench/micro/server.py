@@ -2,11 +2,12 @@
 
     make bench-server [ARGS="--sessions 1000 --agents 32 --folder out/server"]
 
-It writes server.json below bench/results, with five parts. The first two are curves: a placement
+It writes server.json below bench/results, with six parts. The first two are curves: a placement
 round over 16 engines by the length of the queue, and the addition of a call to a session by its
 size. The third is the CPU time of the server process per call, for many sessions at once on the
 null engine, and the number of values that are wrong or missing. The fourth is the same with
-sessions on disk, in turns with a server that keeps none. The fifth, in simulated time, is many
+sessions on disk, in turns with a server that keeps none. The fifth is the time from the end of a
+call to the start of the call that reads it. The sixth, in simulated time, is many
 agents on a KV pool that holds a third of them. It compares our policy, LRU that admits all, and LRU
 behind the best semaphore in the client.
 """
@@ -21,18 +22,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
+
 from bench.harness import machine
 from bench.harness.metrics import spread
 from bench.harness.results import dated, dumps, stamp, write
 from bench.simulator.agents import Agents, simulate
+from bench.workloads._load import arriving, poisson
 from weftline import AsyncClient
 from weftline.local import local_server
-from weftline.protocol import Call, InOut, Placeholder, Segment
+from weftline.protocol import Call, InOut, Placeholder, Segment, Submit, to_wire
 from weftline_engine.api import FinishReason, Hints, Usage
 from weftline_engine.simulated import SimulatedConfig
 from weftline_server.lowering.call import task_of
@@ -45,6 +50,9 @@ FEW_AT_ONCE = 64
 ENGINES = 16
 CHAINS = 32  # at once, with and without a store
 DURABLE_TURNS = 5
+GAP_RATES = (20, 350, 700)  # calls a second
+GAP_S = 10.0  # seconds in which they come
+STEP_S = 0.002  # of the engine, for each word of an answer
 LENGTHS = (10, 100, 1000, 10_000)
 ROUNDS = 15
 # Sizes of the client's semaphore, as shares of the agents; the best one lies between them.
@@ -181,6 +189,47 @@ async def whole_path(sessions: int, at_once: int, *arguments: str) -> dict[str, 
     }
 
 
+def gaps() -> list[dict[str, float]]:
+    """Milliseconds from the end of a call on its engine to the start of the next one in its chain,
+    for several numbers of calls a second that come at random times."""
+    return [asyncio.run(_gaps(rate)) for rate in GAP_RATES]
+
+
+async def _gaps(rate: int) -> dict[str, float]:
+    times = poisson(random.Random(rate), rate / CALLS_PER_SESSION)
+    at = list(takewhile(lambda one: one < GAP_S, times))
+    found: list[float] = []
+    wrong = 0
+    with local_server("--engine", "null", "--null-step-s", str(STEP_S)) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+
+            async def one(number: int) -> None:
+                nonlocal wrong
+                names = [f"v{i}" for i in range(CALLS_PER_SESSION)]
+                reads = [None, *names]
+                calls = [_call(n, b, f"{number} ") for n, b in zip(names, reads, strict=False)]
+                body = Submit(calls=tuple(calls), get=(names[-1],), close=True, graph=True)
+                answer = (await http.post("/v1/submit", json=to_wire(body))).json()
+                steps = [call["steps"][0] for call in answer["graph"]["calls"]]
+                wrong += answer["values"][names[-1]] != f"{number} " * CALLS_PER_SESSION
+                found.extend(
+                    1e3 * (after["started_s"] - before["finished_s"])
+                    for before, after in pairwise(steps)
+                )
+
+            await one(0)  # warms the server up
+            found.clear()
+            await arriving(at, one)
+    assert wrong == 0, f"{wrong} values are wrong"
+    found.sort()
+    return {
+        "calls_per_s": rate,
+        "gaps": len(found),
+        "median_ms": round(median(found), 3),
+        "p99_ms": round(found[len(found) * 99 // 100], 3),
+    }
+
+
 def durable(sessions: int) -> dict[str, Any]:
     """What `--store` costs: CPU of a call and calls a second, in turns with and without it."""
     found: dict[str, list[dict[str, float | int]]] = {"none": [], "full": [], "batch": []}
@@ -273,6 +322,7 @@ def main() -> None:
             for at_once in (FEW_AT_ONCE, args.sessions)
         ],
         "durable": lambda: durable(args.sessions),
+        "gaps": gaps,
         "agents": lambda: agents(args.agents),
     }
     for name, measure in parts.items():

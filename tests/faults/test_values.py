@@ -104,8 +104,11 @@ async def test_every_route_at_the_boundary_of_json(serve: Serve) -> None:
         b'{"value":"\\u0000"}',
     ]  # fmt: skip
     ids = ["x", "s_00000000_" + "0" * 32, "..", "%00", "%2e%2e", "a" * 5000, "\N{SNOWMAN}"]
+    # It reads no body and no id, and its answer ends with the server.
+    endless = {"/v1/engines/follow"}
+    assert endless < document["paths"].keys()
     for path, methods in document["paths"].items():
-        for method in methods:
+        for method in methods if path not in endless else ():
             for id in ids:
                 where = path
                 for name in ("session_id", "variable", "call_id"):
