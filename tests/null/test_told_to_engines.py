@@ -182,7 +182,7 @@ def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
     both |= {"criterion": Criterion.THROUGHPUT}
     ops: list[Op] = [op for name, (op, *_) in said if name == "submit"]
     assert [replace(op.hints, traceparent="") for op in ops] == [
-        Hints(depth=1, **both),
+        Hints(depth=1, unread=True, **both),  # only the next prompt reads its text
         Hints(depth=0, priority=3, **both),
     ]
     traces, spans = zip(*(op.hints.traceparent.split("-")[1:3] for op in ops), strict=True)

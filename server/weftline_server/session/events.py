@@ -90,10 +90,11 @@ class VariableRefused(VariableEvent):
 
 @record
 class ReaderOpened(VariableEvent):
-    """A get or a stream waits for the variable from now on."""
+    """A get waits for the variable from now on, or a stream for its text."""
 
     criteria: Criterion | None = None
     wait: bool = False
+    streams: bool = False
 
 
 @record
