@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
 _PROJECTS = (".", "integrations/langchain", "integrations/llamaindex")
@@ -43,7 +44,9 @@ def main() -> int:
             print("SKIP README.md has no marked programs yet")
             return 0
         with _server(python, work) as url:
-            return max(_run(python, work, url, name, text) for name, text in programs)
+            failed = max(_run(python, work, url, name, text) for name, text in programs)
+            _look(python, work, url)
+            return failed
 
 
 def _build(target: Path) -> list[Path]:
@@ -134,6 +137,25 @@ def _run(python: Path, work: Path, url: str, name: str, program: str) -> int:
         done = subprocess.run([python, path], cwd=work, env=environment, timeout=600)
     print(f"{'FAIL' if done.returncode else 'PASS'} README's {name} program", flush=True)
     return 1 if done.returncode else 0
+
+
+def _look(python: Path, work: Path, url: str) -> None:
+    """The programs' sessions are found, the wheel has every file of the page, and trace prints."""
+    with urlopen(f"{url}/v1/sessions") as response:
+        sessions = json.load(response)["sessions"]
+    assert any(row["calls"] > 1 and not row["error"] for row in sessions), sessions
+    asked = ["index.html"]
+    for name in asked:
+        with urlopen(f"{url}/ui/{'' if name == 'index.html' else name}") as response:
+            text = response.read().decode()
+        names = re.findall(r'(?:href|src|from|import) ?=? ?"(?:\./)?([\w-]+\.(?:js|css))"', text)
+        asked += [one for one in dict.fromkeys(names) if one not in asked]
+    assert len(asked) > 10, asked
+    command = [python.parent / "weftline", "trace", "--last", "--base-url", url]
+    environment = _alone(python)
+    subprocess.run(command, cwd=work, env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert (work / f"{sessions[0]['session_id']}.svg").is_file()
+    print(f"PASS {len(sessions)} sessions are found; the page has {len(asked)} files", flush=True)
 
 
 def _environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -129,9 +131,11 @@ def test_the_proxies_pass_streams_on(name: str) -> None:
 
 def checked(*command: str | Path) -> tuple[int, str]:
     """The exit status of a checker and what it says. Skipped where it is not installed."""
-    if shutil.which(str(command[0])) is None:
+    beside = Path(sys.executable).parent  # what pip installed need not be in PATH
+    found = shutil.which(str(command[0]), path=f"{beside}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([found, *command[1:]], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -146,3 +150,13 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 def test_hadolint_finds_nothing() -> None:
     assert checked("hadolint", DEPLOY / "Dockerfile") == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["Service", "StatefulSet"])
+def test_kubernetes_takes_the_manifests(kind: str) -> None:
+    """No field is unknown or of another type in the newest schema that the checker knows."""
+    (found,) = [one for one in documents("kubernetes.yaml") if one["kind"] == kind]
+    newest = kubernetes_validate.latest_version()
+    assert newest.startswith(kubernetes_validate.validate(found, newest, strict=True))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(found | {"specs": {}}, newest, strict=True)

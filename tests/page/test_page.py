@@ -106,6 +106,41 @@ def test_the_keyboard_alone_is_enough(page: Page, url: str, client: Client) -> N
     expect(page.locator("#graph [data-task]:focus")).to_have_count(1)
 
 
+def test_the_graph_is_zoomed_and_fitted(page: Page, url: str, client: Client) -> None:
+    """Buttons, keys and the wheel. A chain that is wider than the page fits into its view."""
+    chain = [ask("step 0", "Begin.", "v0", tokens=1)]
+    chain += [ask(f"step {n}", "Go on.", f"v{n}", f"v{n - 1}", tokens=1) for n in range(1, 12)]
+    session = client.session()
+    session.submit(chain)
+    session.get("v11")
+    open_session(page, url, session.id)
+    expect(page.locator("#graph .node.done")).to_have_count(12)
+    bar, view = page.locator(".zoom"), page.locator("#graph")
+    overflow = "view => view.scrollWidth > view.clientWidth"
+    expect(bar.get_by_role("status")).to_have_text("100 %")
+    assert view.evaluate(overflow)
+    fit = bar.get_by_role("button", name="fit the graph into its view")
+    fit.click()
+    expect(bar.get_by_role("status")).not_to_have_text("100 %")
+    assert not view.evaluate(overflow)
+    expect(fit).to_be_focused()
+    bar.get_by_role("button", name="zoom to 100 %").click()
+    expect(bar.get_by_role("status")).to_have_text("100 %")
+    bar.get_by_role("button", name="zoom in").click()
+    expect(bar.get_by_role("status")).to_have_text("125 %")
+    page.locator("#graph").get_by_role("button", name="step 0").focus()
+    page.keyboard.press("-")
+    expect(bar.get_by_role("status")).to_have_text("100 %")
+    view.hover()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, 100)
+    page.keyboard.up("Control")
+    expect(bar.get_by_role("status")).to_have_text("80 %")
+    page.keyboard.press("0")
+    expect(bar.get_by_role("status")).to_have_text("100 %")
+    session.close()
+
+
 def test_values_are_text_and_never_markup(page: Page, url: str, client: Client) -> None:
     """A name or a value with tags is shown as it is. The server forbids inline scripts, too."""
     with client.session() as session:

@@ -10,6 +10,7 @@ import { address, filterBar, isSet, matchesSession, matchesTask, read } from "./
 import { drawGraph } from "./graph.js";
 import { endOf, player, then } from "./playback.js";
 import { drawTimeline, legend } from "./timeline.js";
+import { zoomBar } from "./zoom.js";
 
 const LIST_MS = 1000;
 const AGAIN_MS = 1500;
@@ -165,7 +166,11 @@ function table(sessions) {
 function follow(id, call, filter, signal) {
   shown = {
     id, filter, tasks: new Map(), edges: [], critical: null, ended: null, selected: call, panel: null,
-    bar: filterBar("session", filter, filterBy), body: el("div", {}), draw: soon(draw), at: null,
+    bar: filterBar("session", filter, filterBy), body: el("div", {}), draw: soon(draw), at: null, zoom: 1,
+    zoomBar: zoomBar((zoom) => {
+      shown.zoom = zoom;
+      shown.draw();
+    }),
     player: player((at) => {
       shown.at = at;
       shown.draw();
@@ -207,6 +212,7 @@ function soon(act) {
 
 function draw() {
   if (!shown) return;
+  const zooming = shown.zoomBar.contains(document.activeElement) ? document.activeElement : null;
   const focused = document.activeElement?.getAttribute("data-task");
   const where = document.activeElement?.closest(".scroll")?.id;
   const scrolled = ["graph", "timeline"].map((name) => [name, document.getElementById(name)]);
@@ -241,8 +247,8 @@ function draw() {
       el(
         "div",
         {},
-        el("h2", {}, "Graph"),
-        drawGraph(view, matched, shown.selected, go),
+        el("div", { class: "head" }, el("h2", {}, "Graph"), shown.zoomBar),
+        drawGraph(view, matched, shown.selected, go, timelineWidth()),
         el("h2", {}, "Timeline"),
         legend(),
         drawTimeline(view, matched, shown.selected, go, timelineWidth()),
@@ -251,6 +257,7 @@ function draw() {
     ),
   );
   for (const [name, [left, top]] of at) document.getElementById(name).scrollTo(left, top);
+  zooming?.focus({ preventScroll: true }); // the button was moved, and so lost the focus
   if (focused && where) {
     const task = [...document.querySelectorAll(`#${where} [data-task]`)].find((one) => one.dataset.task === focused);
     task?.focus({ preventScroll: true });

@@ -2,15 +2,22 @@
 
 import { el, pressed, seconds, shortened, svg } from "./dom.js";
 import { HEIGHT, WIDTH, layout } from "./layout.js";
+import { factor } from "./zoom.js";
 
 const SIGNS = { later: " ", waiting: "○", queued: "◔", running: "◑", done: "●", failed: "✕", cancelled: "⊘", skipped: "–" };
 
-// `matched` has the ids of the tasks that the filter lets through; null is no filter.
-export function drawGraph(session, matched, selected, select) {
+// `matched` has the ids of the tasks that the filter lets through; null is no filter. The graph is drawn
+// in a view of `room` pixels, and tells `session.zoomBar` how large it became.
+export function drawGraph(session, matched, selected, select, room) {
   const { boxes, groups, links, width, height } = layout(session.tasks, session.edges);
   const critical = new Set(session.critical?.tasks ?? []);
   const onPath = (box) => box.tasks.some((id) => critical.has(id));
-  const picture = svg("svg", { width, height, role: "group", "aria-label": "graph of the session" });
+  const zoom = factor(session.zoom, width, room);
+  session.zoomBar.shown(zoom);
+  const picture = svg("svg", {
+    width: width * zoom, height: height * zoom, viewBox: `0 0 ${width} ${height}`,
+    role: "group", "aria-label": "graph of the session",
+  });
   for (const { members, ...frame } of groups) {
     const label = `task group of ${members}: they should end together`;
     picture.append(svg("rect", { class: "group", rx: 8, role: "img", "aria-label": label, ...frame }, svg("title", {}, label)));
@@ -26,7 +33,9 @@ export function drawGraph(session, matched, selected, select) {
     );
   }
   for (const box of boxes) picture.append(drawn(box, session, onPath(box), matched, selected, select));
-  return el("div", { class: "scroll", id: "graph" }, picture);
+  const view = el("div", { class: "scroll", id: "graph" }, picture);
+  session.zoomBar.listen(view);
+  return view;
 }
 
 function drawn(box, session, critical, matched, selected, select) {
