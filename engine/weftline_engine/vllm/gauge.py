@@ -12,6 +12,8 @@ EVERY_S = 1.0
 # An early fill of a prompt pays while less of the cache is in use. What is filled in a full cache
 # is evicted before its call comes, and is computed twice.
 MOST_FILLED = 0.8
+# A request that has just come waits for the next step. More than one wait for room.
+MOST_WAITING = 1
 
 _VALUE = re.compile(
     rb"^vllm:(kv_cache_usage_perc|num_requests_waiting)\{[^}]*\} ([0-9.e+-]+)\s*$", re.MULTILINE
@@ -31,7 +33,7 @@ class Gauge:
     @property
     def has_room(self) -> bool:
         """Whether an early fill delays no other request, and stays until its call comes."""
-        return not self.waiting and self.filled < MOST_FILLED
+        return self.waiting <= MOST_WAITING and self.filled < MOST_FILLED
 
     def others(self, pool: int, own: int) -> int:
         """The tokens of the `pool` that requests of other clients hold beside `own` tokens."""
