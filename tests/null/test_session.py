@@ -342,6 +342,9 @@ def test_who_reads_the_tokens_of_a_text() -> None:
     play = Play(call("a", writes="x"), call("b", reads="x", writes="y"), call("c", writes="z"))
     reads = play.session.watch.reads_tokens
     assert [reads(v) for v in "xyz"] == [False, True, True]
+    whole = ev.TasksSubmitted(now=0.0, tasks=(call("d", writes="v"),), whole=("v",))
+    play.tell(whole)
+    assert not reads("v")
     play.tell(ev.ReaderOpened(now=0.0, variable="y"))
     play.tell(ev.ReaderOpened(now=0.0, variable="x", streams=True))
     assert [reads(v) for v in "xyz"] == [True, False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from weftline.errors import Cancelled, NoProducer, UnknownVariable
 from weftline_engine.api import Kind
@@ -22,6 +22,7 @@ class Watch:
     def __init__(self, execution: Execution) -> None:
         self.readers: dict[str, int] = {}
         self._streamed: set[str] = set()  # the variables that a stream was opened for
+        self._whole: set[str] = set()  # the variables whose client waits for the whole value
         self._execution = execution
 
     def check(self, variable: str, wait: bool) -> None:
@@ -63,6 +64,10 @@ class Watch:
             return []
         return self._cancel_unwatched(id)
 
+    def take_whole(self, variables: Iterable[str]) -> None:
+        """A client takes the whole values of `variables`, and will not stream them."""
+        self._whole.update(variables)
+
     def reads_tokens(self, variable: str) -> bool:
         """Whether somebody may use the text of `variable` token by token while it is made.
 
@@ -74,7 +79,7 @@ class Watch:
         graph = self._execution.graph
         consumers = [graph.primitives[id] for id in graph.consumers.get(variable, ())]
         if not consumers:
-            return variable not in self.readers
+            return variable not in self.readers and variable not in self._whole
         return any(
             read.flow in _IN_PARTS and one.kind not in _PROMPTS
             for one in consumers
