@@ -50,6 +50,11 @@ def generate(name: str = "op", *, open: bool = False, **hints: Any) -> api.Op:
     )
 
 
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weftline_engine.vllm.engine.EVERY_S", 0.0)
+
+
 @asynccontextmanager
 async def started(path: Path, metrics: bytes) -> AsyncIterator[tuple[VLLMEngine, Endpoint]]:
     """A vllm engine that is connected to a scripted endpoint."""
@@ -98,7 +103,7 @@ async def test_text_that_nobody_reads_comes_in_long_parts(
 async def test_how_full_the_cache_is_counts_what_others_hold(tmp_path: Path) -> None:
     """Of 1,000 tokens 90 % are held, and our call holds 260 of them at most."""
     async with started(tmp_path, BUSY % (0, 0.9)) as (engine, _):
-        engine.submit(generate())
+        engine.submit(generate(open=True))
         async for events in engine.events():
             found = [one.tokens for one in events if isinstance(one, api.Occupied)]
             if found:
@@ -112,7 +117,7 @@ async def test_a_prompt_is_filled_early_where_that_pays(
 ) -> None:
     """Not before a request that waits, and not into a cache that is full."""
     async with started(tmp_path, BUSY % (waiting, filled)) as (engine, endpoint):
-        engine.submit(generate("busy"))
+        engine.submit(replace(generate("busy", open=True), tokens=(1,)))
         async for events in engine.events():  # the gauge was read
             if any(isinstance(one, api.Occupied) for one in events):
                 break

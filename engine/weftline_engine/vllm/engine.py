@@ -34,7 +34,7 @@ from weftline_engine.openai.scheduling import Scheduler, headers
 from weftline_engine.transport import wire
 from weftline_engine.vllm.child import Child
 from weftline_engine.vllm.config import VLLMConfig
-from weftline_engine.vllm.gauge import Gauge, Meter
+from weftline_engine.vllm.gauge import EVERY_S, Gauge, Meter
 from weftline_engine.vllm.notes import Notes
 
 # An open prompt is filled early in multiples of 128 tokens: one KV block of vLLM on a CPU, several
@@ -102,7 +102,7 @@ class VLLMEngine(RemoteEngine):
         pool = kv_tokens(await self.metrics())
         if not self._notes.are_read:
             seen = partial(self._count_others, pool if self._child is None else None)
-            self._meter = Meter(self.metrics, lambda: bool(self._ops), seen)
+            self._meter = Meter(self.metrics, lambda: bool(self._ops), seen, EVERY_S)
         return self._description(limit, pool)
 
     def submit(self, op: api.Op) -> None:
