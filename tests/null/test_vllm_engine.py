@@ -24,6 +24,7 @@ ANSWER: dict[str, Any] = {"choices": [{"text": "a", "token_ids": [1], "finish_re
 EVENT = b"data: " + json.dumps(ANSWER).encode() + b"\n\n"
 BUSY = (
     b'# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine="0"} %d\n'
+    b'vllm:num_requests_running{engine="0"} 3\n'
     b'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7\n'
     b'vllm:kv_cache_usage_perc{engine="0"} %.2f\n'
     b'vllm:cache_config_info{kv_cache_size_tokens="1000"} 1.0\n'
@@ -133,8 +134,8 @@ async def test_a_prompt_is_filled_early_where_that_pays(
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (BUSY % (3, 0.25), Gauge(0.25, 3)),
-        (BUSY % (1, 0.25) + BUSY % (2, 0.75), Gauge(0.75, 3)),  # data-parallel engines
+        (BUSY % (3, 0.25), Gauge(0.25, 3, 3)),
+        (BUSY % (1, 0.25) + BUSY % (2, 0.75), Gauge(0.75, 3, 6)),  # data-parallel engines
         (b"", None),
         (b'vllm:kv_cache_usage_perc{engine="0"} 0.5\n', None),
         (BUSY % (1, 7.0), None),  # no share
@@ -156,13 +157,20 @@ async def test_an_idle_engine_is_not_asked() -> None:
         asked.append(1)
         return BUSY % (1, 0.5)
 
-    def note(found: Gauge) -> None:
+    def note(found: Gauge, requests: int) -> None:
         seen.append(found)
         if found == Gauge():
             idle.set()
 
-    meter = Meter(metrics, lambda: len(asked) < 3, note, every_s=0.0)
+    meter = Meter(metrics, lambda: int(len(asked) < 3), note, every_s=0.0)
     meter.start()
     await idle.wait()
-    assert len(asked) == 3 and seen[:-1] == [Gauge(0.5, 1)] * 3
+    assert len(asked) == 3 and seen[:-1] == [Gauge(0.5, 1, 3)] * 3
     assert meter.last == Gauge()
+
+
+def test_without_other_clients_all_of_the_cache_is_ours() -> None:
+    """Blocks that are filled in part, and a request that ends meanwhile, are no other clients."""
+    assert Gauge(0.9, 0, 4).others(1000, 3, 100) == 0
+    assert Gauge(0.9, 1, 4).others(1000, 3, 100) == 800
+    assert Gauge(0.1, 1, 4).others(1000, 3, 100) == 0

@@ -102,7 +102,7 @@ class VLLMEngine(RemoteEngine):
         pool = kv_tokens(await self.metrics())
         if not self._notes.are_read:
             seen = partial(self._count_others, pool if self._child is None else None)
-            self._meter = Meter(self.metrics, lambda: bool(self._ops), seen, EVERY_S)
+            self._meter = Meter(self.metrics, lambda: len(self._ops), seen, EVERY_S)
         return self._description(limit, pool)
 
     def submit(self, op: api.Op) -> None:
@@ -213,12 +213,12 @@ class VLLMEngine(RemoteEngine):
     async def _watch_child(self, child: Child) -> None:
         self._outbox.end(api.EngineDied(await child.wait()))
 
-    def _count_others(self, pool: int | None, gauge: Gauge) -> None:
+    def _count_others(self, pool: int | None, gauge: Gauge, requests: int) -> None:
         """Tell the server how much of the `pool` other clients of this vLLM hold."""
         if pool is None:
             return  # a child of ours has no other clients
         own = sum(len(op.tokens or ()) + _longest(op) for op in self._ops.values())
-        others = gauge.others(pool, own)
+        others = gauge.others(pool, requests, own)
         self._outbox.put(api.Occupied(**self._outbox.head("", 0), tokens=others))
 
     def _warm(self, found: _Open) -> None:

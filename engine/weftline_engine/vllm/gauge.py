@@ -17,27 +17,36 @@ MOST_FILLED = 0.8
 MOST_WAITING = 1
 
 _VALUE = re.compile(
-    rb"^vllm:(kv_cache_usage_perc|num_requests_waiting)\{[^}]*\} ([0-9.e+-]+)\s*$", re.MULTILINE
+    rb"^vllm:(kv_cache_usage_perc|num_requests_waiting|num_requests_running)\{[^}]*\} ([0-9.e+-]+)\s*$",
+    re.MULTILINE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """The share of the KV blocks that requests hold, and the requests that wait for a step.
+    """The share of the KV blocks that requests hold, the requests that wait, and those that run.
 
     With several data-parallel engines they are the largest share and the sum of the requests.
     """
 
     filled: float = 0.0
     waiting: int = 0
+    running: int = 0
 
     @property
     def has_room(self) -> bool:
         """Whether an early fill delays no other request, and stays until its call comes."""
         return self.waiting <= MOST_WAITING and self.filled < MOST_FILLED
 
-    def others(self, pool: int, own: int) -> int:
-        """The tokens of the `pool` that requests of other clients hold beside `own` tokens."""
+    def others(self, pool: int, requests: int, own: int) -> int:
+        """The tokens of the `pool` that requests of other clients hold beside ours, which are so
+        many `requests` of at most `own` tokens.
+
+        Blocks are filled in part and requests end while vLLM answers, so it holds more than `own`
+        without other clients, too. These are there where it has more requests than ours.
+        """
+        if self.waiting + self.running <= requests + 1:
+            return 0
         return max(0, round(self.filled * pool) - own)
 
 
@@ -45,15 +54,17 @@ def gauge(metrics: bytes) -> Gauge | None:
     """Return what the text of GET /metrics says, or None if it does not say it."""
     filled: list[float] = []
     waiting: list[float] = []
+    running: list[float] = []
+    lists = {b"kv_cache_usage_perc": filled, b"num_requests_waiting": waiting}
     for name, value in _VALUE.findall(metrics):
         try:
             number = float(value)
         except ValueError:
             return None
-        (filled if name == b"kv_cache_usage_perc" else waiting).append(number)
+        lists.get(name, running).append(number)
     if not filled or not waiting or not all(0.0 <= one <= 1.0 for one in filled):
         return None
-    return Gauge(max(filled), round(sum(waiting)))
+    return Gauge(max(filled), round(sum(waiting)), round(sum(running)))
 
 
 class Meter:
@@ -62,13 +73,13 @@ class Meter:
     def __init__(
         self,
         metrics: Callable[[], Awaitable[bytes]],
-        is_busy: Callable[[], bool],
-        seen: Callable[[Gauge], None],
+        requests: Callable[[], int],
+        seen: Callable[[Gauge, int], None],
         every_s: float,
     ) -> None:
         self.last = Gauge()
         self._metrics = metrics
-        self._is_busy = is_busy
+        self._requests = requests
         self._seen = seen
         self._every_s = every_s
         self._task: asyncio.Task[None] | None = None
@@ -84,12 +95,12 @@ class Meter:
 
     async def _look(self) -> None:
         await asyncio.sleep(self._every_s)
-        while self._is_busy():
+        while before := self._requests():
             found = gauge(await self._metrics())
             if found is not None:
                 self.last = found
-                self._seen(found)
+                self._seen(found, max(before, self._requests()))
             await asyncio.sleep(self._every_s)
         # What was true of a busy vLLM says nothing about the next op.
         self.last = Gauge()
-        self._seen(self.last)
+        self._seen(self.last, 0)
