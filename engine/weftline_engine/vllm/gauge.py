@@ -17,7 +17,8 @@ MOST_FILLED = 0.8
 MOST_WAITING = 1
 
 _VALUE = re.compile(
-    rb"^vllm:(kv_cache_usage_perc|num_requests_waiting|num_requests_running)\{[^}]*\} ([0-9.e+-]+)\s*$",
+    rb"^vllm:(kv_cache_usage_perc|num_requests_waiting|num_requests_running)\{[^}]*\} "
+    rb"([0-9.e+-]+)\s*$",
     re.MULTILINE,
 )
 
