@@ -138,8 +138,13 @@ class Driver:
         if self.registry.journal is not None:
             self.registry.journal.sweep()
 
-    async def submit(self, session: Session, submit: Submit) -> tuple[Task, ...]:
-        """Lower and start all calls and steps of `submit`, or raise and change nothing."""
+    async def submit(
+        self, session: Session, submit: Submit, *, whole: bool = False
+    ) -> tuple[Task, ...]:
+        """Lower and start all calls and steps of `submit`, or raise and change nothing.
+
+        With `whole` the client streams none of their outputs.
+        """
         if not submit.calls and not submit.steps:
             return ()  # it only reads
         _admit(self.registry, self.dispatcher, session)
@@ -155,10 +160,18 @@ class Driver:
                 begun = 0
                 await asyncio.sleep(0)
         tasks = gated(tasks, speculate="speculate" not in self.without)
-        await self.start(session, tasks, detach=submit.detach)
+        taken = [id for task in tasks for id in task.writes] if whole else _taken_whole(submit)
+        await self.start(session, tasks, detach=submit.detach, whole=taken)
         return tuple(tasks)
 
-    async def start(self, session: Session, tasks: Sequence[Task], *, detach: bool = False) -> None:
+    async def start(
+        self,
+        session: Session,
+        tasks: Sequence[Task],
+        *,
+        detach: bool = False,
+        whole: Sequence[str] = (),
+    ) -> None:
         """Start lowered tasks, all or none. Constant prompts are tokenised first."""
         session.check(tasks)
         prepared: dict[PrimitiveId, Payload] = {}
@@ -171,7 +184,11 @@ class Driver:
         self._prepared |= prepared
         try:
             event = ev.TasksSubmitted(
-                now=self._now(), tasks=tuple(tasks), detach=detach, origin=ORIGIN.get()
+                now=self._now(),
+                tasks=tuple(tasks),
+                detach=detach,
+                origin=ORIGIN.get(),
+                whole=tuple(whole),
             )
             self.apply(session, event)
         finally:
@@ -419,3 +436,8 @@ def _finished(
         error=made.error,
         transform_s=made.seconds,
     )
+
+
+def _taken_whole(submit: Submit) -> Sequence[str]:
+    """The variables whose values the request waits for, without their parts."""
+    return (*submit.get, *(() if submit.parts else submit.watch))

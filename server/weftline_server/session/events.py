@@ -38,12 +38,14 @@ class SessionEvent:
 
 @record
 class TasksSubmitted(SessionEvent):
-    """A client submitted tasks. With `detach` they run although their outputs have no reader."""
+    """A client submitted tasks. With `detach` they run although their outputs have no reader. It
+    takes the values of the variables `whole` when they are complete, and no part of them before."""
 
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
     detach: bool = False
     origin: Origin = NOBODY
+    whole: tuple[str, ...] = ()
 
     @property
     def about(self) -> str:
@@ -90,10 +92,11 @@ class VariableRefused(VariableEvent):
 
 @record
 class ReaderOpened(VariableEvent):
-    """A get or a stream waits for the variable from now on."""
+    """A get waits for the variable from now on, or a stream for its text."""
 
     criteria: Criterion | None = None
     wait: bool = False
+    streams: bool = False
 
 
 @record

@@ -165,6 +165,7 @@ class Session:
     def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
         self.check(event.tasks)
         self.spent.take_tasks(event.tasks, event.now - self.opened)
+        self.watch.take_whole(event.whole)
         return self.execution.add(event.tasks, event.now, event.detach, event.origin)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
