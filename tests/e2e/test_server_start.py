@@ -1,0 +1,31 @@
+"""What the server does once it has started."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import pytest
+import uvicorn
+
+from weftline_server.app import create_app
+from weftline_server.commands.server import Server
+from weftline_server.config import ServerConfig
+
+
+async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only objects that were made after the start are looked at by the garbage collector."""
+    app = create_app(ServerConfig(), {})
+    config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none")
+    config.load()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server("http://127.0.0.1", config, app, drain_s=0.0)
+    server.lifespan = config.lifespan_class(config)
+    gc.unfreeze()
+    try:
+        await server.startup(sockets=[listener])
+        assert gc.get_freeze_count() > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
+        await server.shutdown(sockets=[listener])
+    assert "weftline serves on" in capsys.readouterr().out
