@@ -11,6 +11,8 @@ from weftline import Input, Output, semantic_function
 
 QUESTION = "How do sessions, variables, criteria and engines work together?"
 PARTS = {"transforms": [{"op": "line_list"}]}
+TEXTS = Input(transforms=[{"op": "texts"}])
+LINES = Input(transforms=[{"op": "join", "separator": "\n"}])
 
 
 @semantic_function
@@ -20,7 +22,7 @@ def split(question, parts=Output(max_tokens=64, **PARTS)):  # noqa: B008
 
 
 @semantic_function
-def answer(part, texts=Input(transforms=[{"op": "texts"}]), said=Output(max_tokens=32)):  # noqa: B008
+def answer(part, texts=TEXTS, said=Output(max_tokens=32)):  # noqa: B008
     """By this text: {{input:texts}}
     In one sentence, {{input:part}} {{output:said}}"""
 
@@ -28,7 +30,7 @@ def answer(part, texts=Input(transforms=[{"op": "texts"}]), said=Output(max_toke
 @semantic_function
 def join(
     question,
-    answers=Input(transforms=[{"op": "join", "separator": "\n"}]),  # noqa: B008
+    answers=LINES,
     text=Output(max_tokens=64),  # noqa: B008
 ):
     """{{input:answers}}
