@@ -16,7 +16,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -25,6 +25,7 @@ from bench.micro import _rag_ours
 from bench.micro._rag_apps import App, Task
 from bench.micro.rag_graph import Settings, Texts, served
 from bench.simulator.world import serving
+from weftline_engine.api import Engine
 from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.retrieval.local import LocalItems
 from weftline_engine.retrieval.memory import MemoryTable, WordBackend
@@ -75,7 +76,7 @@ def of_engines(model: str, tasks: Sequence[Task]) -> tuple[float, float]:
 
 async def of_graph(tasks: Sequence[Task]) -> float:
     """The median CPU seconds of the graph of one task."""
-    engines = {
+    engines: dict[str, Callable[[], Engine]] = {
         "null": lambda: NullEngine(NullConfig()),
         "minilm": lambda: LocalItems(WordBackend("minilm")),
         _rag_ours.STORE: lambda: LocalItems(StoreBackend(_rag_ours.STORE, MemoryTable())),

@@ -249,8 +249,9 @@ _PARTS = (
     "1.4 s. Tokens and cached tokens were equal. So the graphs cost the model about 5 % more. "
     "Whether they lose at this rate on a quiet machine is open.",
     "Sub-questions (cookbook/graphs, four parts; the null engine with 20 ms a token and no limit "
-    "of calls, load 34 to 49, medians of five turns): one graph is 1.05 times as fast as threads that "
-    "send each part (2.97 and 3.11 s), and 1.93 times with 250 ms of round trip (3.75 and 7.24 s). "
+    "of calls, load 34 to 49, medians of five turns): one graph is 1.05 times as fast as threads "
+    "that send each part (2.97 and 3.11 s), and 1.93 times with 250 ms of round trip (3.75 and "
+    "7.24 s). "
     "Without a limit of calls the last part is the longest path of both, 2.7 s.",
 )
 
