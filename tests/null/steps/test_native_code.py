@@ -21,7 +21,7 @@ from weftline_server.commands.retrieval import factories, from_tables
 
 NATIVE = "weftline_engine.functions.native:run"
 TABLE = {"name": "python", "call": NATIVE, "sandbox": True, "timeout_s": 20.0,
-         "limits": {"memory_mb": 1024, "cpu_s": 1, "processes": 8, "file_mb": 16}}  # fmt: skip
+         "limits": {"memory_mb": 1024, "cpu_s": 4, "processes": 8, "file_mb": 16}}  # fmt: skip
 
 
 def native(out: str, code: str, **args: Any) -> dict[str, Any]:
