@@ -10,6 +10,7 @@ from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows, has_reads
 from weftline_server.passes.groups import groups
 from weftline_server.passes.items import batch, has_items, pipeline
+from weftline_server.passes.joins import joins
 from weftline_server.passes.objectives import objectives, stricter
 from weftline_server.passes.order import has_order, order
 from weftline_server.passes.plan import (
@@ -45,12 +46,13 @@ GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes}
 # These give the edges of a primitive their flows. Each runs again after another one has changed
 # something, because an edge that goes away may let another one stream. The second part says which
-# primitives a pass may change: most submits have none for three of the four.
+# primitives a pass may change: most submits have none for three of the five.
 FLOWS: Mapping[str, tuple[Pass, Callable[[Primitive], bool]]] = {
     "order": (order, has_order),
     "flow": (flows, has_reads),
     "pipeline": (pipeline, has_items),
     "batch": (batch, has_items),
+    "joins": (joins, has_reads),
 }
 PASSES: Mapping[str, Pass] = {
     **UPWARD,

@@ -19,6 +19,7 @@ from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
     failed_input,
+    gathers,
     is_behind,
     lost_read,
     ready_reads,
@@ -33,6 +34,10 @@ _MOST_RECENT = 8
 
 # Characters with which an item of a list may end, in lines, by commas or in JSON.
 _ENDS_ITEM = frozenset('\n,]}"')
+
+
+# Results of a list's items that a prompt is told of one by one. Each renders the known part again.
+_MOST_TOLD = 256
 
 
 class IllegalMove(AssertionError):
@@ -320,6 +325,9 @@ class Execution:
         primitive = self.graph.primitives[run.id]
         was_ready = run.ready if run.looked_at is primitive else 0
         run.looked_at, run.ready = primitive, ready_reads(primitive, self.variables, was_ready)
+        if was_ready < run.ready <= _MOST_TOLD and gathers(primitive):
+            for var in primitive.writes:
+                actions += takers(self.graph, self.primitives, var)
         if is_behind(primitive, self.primitives):
             return  # its prompt continues an output that is not done
         if run.ready < len(primitive.reads):
