@@ -193,9 +193,7 @@ class Service:
             return await self._driver.submit(session, submit)
         if submit.calls or submit.steps:
             journal.admit()
-        tasks = await self._driver.submit(session, submit)
-        if key is not None and tasks:
-            journal.keyed(session, key, [task.id for task in tasks])
+        tasks = await self._driver.submit(session, submit, key)
         try:
             await journal.kept(session)
         except StorageFull:
