@@ -74,7 +74,7 @@ class Writer:
         self._thread.start()
 
     def put(self, items: tuple[Item, ...]) -> None:
-        """Add an entry: items for one transaction. `wake` the thread when all of a turn are there."""
+        """Add items for one transaction. `wake` the thread when all of a turn are there."""
         self._items.append(items)
 
     def wake(self) -> None:

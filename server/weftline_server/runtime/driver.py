@@ -192,6 +192,8 @@ class Driver:
                 run = session.primitives.get(id.primitive)
                 if run is None or not run.live:  # refused, or ended at once: it will not be run
                     self._prepared.pop(id, None)
+        if session.execution.held:
+            await asyncio.sleep(0)  # what follows in this turn would be added to 0.1 s
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.
@@ -239,16 +241,15 @@ class Driver:
                 case ev.Replan(primitives):
                     self._replanned.note(session, primitives)
                 case ev.GoOn():
-                    self._contained.spawn(session, self._go_on(session))
+                    self._contained.spawn(session, _next_turn(self, session))
                 case ev.Ended(task):
-                    for run in session.tasks[task].primitives:
-                        self._elsewhere.end(PrimitiveId(session.id, run.id))
-                    for observer in self.observers:
-                        observer.task_ended(session, session.tasks[task])
+                    self._ended(session, session.tasks[task])
 
-    async def _go_on(self, session: Session) -> None:
-        await asyncio.sleep(0)  # what was started in this turn runs before
-        self.apply(session, ev.TurnCame(now=self._now()))
+    def _ended(self, session: Session, task: TaskRun) -> None:
+        for run in task.primitives:
+            self._elsewhere.end(PrimitiveId(session.id, run.id))
+        for observer in self.observers:
+            observer.task_ended(session, task)
 
     def _stop(self, id: PrimitiveId) -> None:
         self._prepared.pop(id, None)
@@ -392,6 +393,11 @@ def resume(driver: Driver, journal: Journal) -> None:
     for session in driver.registry.restore():
         with driver._contained.inside(session):
             driver.apply(session, journal.resumed())
+
+
+async def _next_turn(driver: Driver, session: Session) -> None:
+    await asyncio.sleep(0)  # what was started in this turn runs before
+    driver.apply(session, ev.TurnCame(now=driver._now()))
 
 
 def _pieces(

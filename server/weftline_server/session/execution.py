@@ -15,7 +15,7 @@ from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
-from weftline_server.session.held import PART, Held
+from weftline_server.session.held import Held
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
@@ -88,9 +88,16 @@ class Execution:
             assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
     def add(
-        self, tasks: Sequence[Task], now: float, detached: bool, origin: Origin = NOBODY
+        self,
+        tasks: Sequence[Task],
+        now: float,
+        detached: bool,
+        origin: Origin = NOBODY,
+        hold: bool = False,
     ) -> list[ev.Action]:
-        """Add tasks that the graph has accepted, and start what can run."""
+        """Add tasks that the graph has accepted, and start what can run; with `hold`, later where
+        they are many.
+        """
         self.graph.add(tasks)
         variables, planning = self.variables, self.planning
         fresh: list[PrimitiveRun] = []
@@ -110,7 +117,7 @@ class Execution:
             if task.criteria is not None:
                 for var in task.writes:
                     planning.want(var, task.criteria)
-        if len(fresh) > PART:
+        if hold and self.held.are_many(fresh):
             return self.held.hold(fresh, planning)
         return start(self, fresh)
 
@@ -353,6 +360,7 @@ def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]
 def close(execution: Execution, reason: str) -> list[ev.Action]:
     """Cancel all that has not ended. Nothing follows from one end for another: all of it ends."""
     actions: list[ev.Action] = []
+    execution.held = Held()
     for task in execution.tasks.values():
         if not task.live:
             continue

@@ -27,6 +27,11 @@ class Held:
     def __bool__(self) -> bool:
         return bool(self._start)
 
+    @staticmethod
+    def are_many(runs: Sequence[PrimitiveRun]) -> bool:
+        """Whether these are too many for one turn."""
+        return len(runs) > PART
+
     def hold(self, runs: Sequence[PrimitiveRun], planning: Planning) -> list[ev.Action]:
         """Hold new primitives, which are in the graph and were added to `planning`."""
         was_idle = not self

@@ -165,7 +165,7 @@ class Session:
     def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
         self.check(event.tasks)
         self.spent.take_tasks(event.tasks, event.now - self.opened)
-        return self.execution.add(event.tasks, event.now, event.detach, event.origin)
+        return self.execution.add(event.tasks, event.now, event.detach, event.origin, hold=True)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
         return give(self.execution, self.spent, event, self.opened)
