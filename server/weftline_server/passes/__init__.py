@@ -34,6 +34,7 @@ __all__ = [
     "Plugin",
     "analyse",
     "apply",
+    "consumers_first",
     "stricter",
     "verify",
 ]
@@ -78,7 +79,7 @@ def analyse(
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
-    new = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
+    new = {id: graph.downstream(id) for id in consumers_first(graph, changed)}
     fresh = {id: below for id, below in new.items() if id not in plan.depth}
     found = dict.fromkeys(new)
     moved = dict.fromkeys(fresh)  # is new, or has another depth
@@ -139,7 +140,7 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
     plan.annotate(findings)
 
 
-def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
+def consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
     """The given primitives, each before those of them that it waits for directly."""
     among = dict.fromkeys(primitives)
     if len(among) == 1:

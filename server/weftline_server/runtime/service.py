@@ -194,9 +194,7 @@ class Service:
             return await self._driver.submit(session, submit, whole=whole)
         if submit.calls or submit.steps:
             journal.admit()
-        tasks = await self._driver.submit(session, submit, whole=whole)
-        if key is not None and tasks:
-            journal.keyed(session, key, [task.id for task in tasks])
+        tasks = await self._driver.submit(session, submit, key, whole=whole)
         try:
             await journal.kept(session)
         except StorageFull:

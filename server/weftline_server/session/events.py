@@ -57,6 +57,11 @@ class TasksSubmitted(SessionEvent):
 
 
 @record
+class TurnCame(SessionEvent):
+    """The session may plan or start the next part of a large submit; it has asked for a turn."""
+
+
+@record
 class VariableEvent(SessionEvent):
     """An event about one variable."""
 
@@ -318,7 +323,12 @@ class Ended:
     task: str
 
 
-Action = Run | Fill | Stop | Notify | Replan | Ended
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Tell the session a TurnCame in a later turn of the event loop: it holds more primitives."""
+
+
+Action = Run | Fill | Stop | Notify | Replan | Ended | GoOn
 
 
 @dataclass(frozen=True, slots=True)
