@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llama_index.core.query_engine import RetrieverQueryEngine
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 QUESTION = "How does the server share the KV cache between prompts?"
 

@@ -9,8 +9,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 QUESTION = "What happens to calls when an engine dies?"
 

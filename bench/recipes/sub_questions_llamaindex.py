@@ -6,8 +6,8 @@ from llama_index.core.query_engine import RetrieverQueryEngine, SubQuestionQuery
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.tools import QueryEngineTool
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 QUESTION = "How do sessions, variables and criteria work together?"
 TOOL = "documentation"
