@@ -20,7 +20,7 @@ from bench.harness import machine, probe, runner
 from bench.harness.fleet import Fleet
 from bench.harness.results import RAW, RESULTS, dated, summarise_again
 from bench.harness.servers import VLLM_PYTHON, Kind, Setup
-from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL
+from bench.harness.systems import ABLATION, EXACT, IN_TEN_MINUTES, ON_NULL, SYSTEMS, USUAL, Way
 from bench.harness.workload import FULL, QUICK, SCALES, TINY, Scale, Workload, load, names
 from weftline.errors import InvalidRequest, WeftlineError
 from weftline_engine.models import DEFAULT_MODEL, ModelUnavailable, for_stream, resolve
@@ -240,7 +240,9 @@ def _systems(args: argparse.Namespace, workload: Workload, scale: Scale) -> tupl
         return ON_NULL
     if scale.quick:
         return workload.quick_systems or workload.systems or IN_TEN_MINUTES
-    return workload.systems or USUAL
+    usual = workload.systems or USUAL
+    by_hand = workload.by_hand is not None
+    return tuple(one for one in usual if by_hand or SYSTEMS[one].way is not Way.BY_HAND)
 
 
 def _probe(
@@ -248,7 +250,10 @@ def _probe(
 ) -> dict[str, float] | None:
     """The times by which vLLM's dtype is chosen; None if it is given, or no vLLM is to run."""
     servers = {SYSTEMS[name].server for systems in chosen.values() for name in systems}
-    asked = any(Kind.VLLM in (one.kind, one.engine and one.engine.kind) for one in servers)
+    asked = any(
+        one.starts_vllm or Kind.VLLM in (one.kind, one.engine and one.engine.kind)
+        for one in servers
+    )
     if args.vllm_dtype != "auto" or model is None or not asked or not VLLM_PYTHON.exists():
         return None
     return probe.multiplications(model, dict(os.environ))

@@ -102,6 +102,7 @@ def rows(
             "apps": sum(len(run.apps) for run in found),
             "failed": sum(app.error is not None for run in found for app in run.apps),
             **(_compared(found, systems[baseline]) if same_texts else {}),
+            "cached_share": _cached_share(found),
             "output_tokens": sorted({sum(app.output for app in r.apps) for r in found}),
             **_phases(found),
             "metrics": {
@@ -113,6 +114,14 @@ def rows(
         for (point, delay, cache), systems in grouped.items()
         for system, found in systems.items()
     ]
+
+
+def _cached_share(runs: Sequence[Run]) -> float | None:
+    """The share of the prompts' tokens that were in the KV cache; None where nobody tells."""
+    calls = [call for run in runs for app in run.apps for call in app.calls]
+    told = [(call.prompt, call.cached) for call in calls if call.cached is not None]
+    prompts = sum(prompt for prompt, _ in told)
+    return sum(cached for _, cached in told) / prompts if prompts else None
 
 
 def _measured(metric: Metric, runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any] | None:

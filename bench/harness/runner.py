@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bench.harness.stage import Stage
 from bench.harness.systems import BASELINE, ONCE, SYSTEMS, System, Way
 from bench.harness.texts import Count, Texts, counter
 from bench.harness.workload import TINY, Point, Scale, Workload, load
+from weftline.errors import InvalidRequest
 
 WARM_UP_SEED = 1_000_000
 CACHES = ("cold", "warm")
@@ -249,7 +250,16 @@ async def _warm_up(bench: _Bench) -> None:
     for name in bench.plan.systems:
         bench.salt += 1
         stage = _stage(bench, SYSTEMS[name], 0, WARM_UP_SEED, bench.salt, TINY)
-        await bench.workload.run(stage, point)
+        await _program(bench, SYSTEMS[name])(stage, point)
+
+
+def _program(bench: _Bench, system: System) -> Callable[[Stage, Point], Awaitable[None]]:
+    """The workload's program as a user of the system writes it."""
+    if system.way is not Way.BY_HAND:
+        return bench.workload.run
+    if bench.workload.by_hand is None:
+        raise InvalidRequest(f"{bench.plan.workload} has no program by hand: leave it out")
+    return bench.workload.by_hand
 
 
 def _order(plan: Plan, repeat: int, first: bool) -> list[str]:
@@ -273,7 +283,7 @@ async def _once(bench: _Bench, name: str, point: Point, delay: int, repeat: int)
         told = await bench.fleet.phases(system.server)
         before, client = bench.fleet.cpu_seconds(), time.process_time()
         began = time.perf_counter()
-        await bench.workload.run(stage, point)
+        await _program(bench, system)(stage, point)
         seconds, client = time.perf_counter() - began, time.process_time() - client
         spent = {spec: cpu - before[spec] for spec, cpu in bench.fleet.cpu_seconds().items()}
         busy = spent.pop(system.server) + spent.pop(system.server.engine, 0.0)

@@ -26,7 +26,7 @@ from weftline.errors import EngineUnavailable, InvalidRequest
 
 READY_S = 400.0  # vLLM compiles its model at its first start
 STOP_S = 15.0
-VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+VLLM_PYTHON = Path(os.environ.get("WEFTLINE_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 VLLM_BLOCK = 128  # tokens of a KV block of vLLM on CPUs
 PR_SET_PDEATHSIG = 1
 _NOT_FOR_VLLM = {"PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
@@ -43,12 +43,14 @@ class Kind(StrEnum):
 class ServerSpec:
     """A server with `arguments` of its own; systems with equal specs share one process.
 
-    `engine` is another server, which a weftline uses instead of an engine of its own.
+    `engine` is another server, which a weftline uses instead of an engine of its own. With
+    `starts_vllm` it starts a vLLM itself, with its scheduler inside.
     """
 
     kind: Kind
     arguments: tuple[str, ...] = ()
     engine: ServerSpec | None = None
+    starts_vllm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +94,11 @@ def command(
     there."""
     if spec.kind is Kind.WEFTLINE:
         weftline = (sys.executable, "-m", "weftline_server", "serve", "--port", str(port))
+        if spec.starts_vllm:
+            return (*weftline, *_starting_vllm(setup), *spec.arguments)
         engine = ("--engine", "vllm", "--connect", engine_url) if engine_url else _engine(setup)
         return (*weftline, *engine, *spec.arguments)
-    if not VLLM_PYTHON.exists():
-        raise InvalidRequest(
-            "vLLM is not installed for the benchmark: run `make install-bench`, "
-            "or leave it out with --systems"
-        )
-    if setup.model is None:
-        raise InvalidRequest("vLLM has no engine without a model: leave out --null, or vLLM")
-    dtype = setup.vllm_dtype or setup.dtype
-    pool = str(setup.kv_tokens * kv_bytes_per_token(setup.model, dtype))
+    model = _model_for_vllm(setup)
     return (
         str(VLLM_PYTHON),
         "-m",
@@ -110,19 +106,51 @@ def command(
         "--port",
         str(port),
         "--model",
-        str(setup.model),
+        str(model),
         "--served-model-name",
         "default",
         "--dtype",
-        dtype,
-        # vLLM only checks the utilization at its start: the pool's size is given.
-        "--kv-cache-memory-bytes",
-        pool,
-        "--gpu-memory-utilization",
-        "0.3",
-        *_longest(setup.model, setup.kv_tokens),
+        setup.vllm_dtype or setup.dtype,
+        "--enable-prompt-tokens-details",  # for the share of the prompts that was in the cache
+        *_pool(model, setup),
         *spec.arguments,
     )
+
+
+def _starting_vllm(setup: Setup) -> tuple[str, ...]:
+    """The arguments of a weftline that starts vLLM as the baseline's is started."""
+    model = _model_for_vllm(setup)
+    return (
+        str(model),
+        "--engine",
+        "vllm",
+        "--engine-python",
+        str(VLLM_PYTHON),
+        "--dtype",
+        setup.vllm_dtype or setup.dtype,
+        "--vllm-scheduler",
+        "weftline",
+        "--vllm-arguments=" + " ".join(_pool(model, setup)),
+    )
+
+
+def _model_for_vllm(setup: Setup) -> Path:
+    """The model. Raises InvalidRequest if there is none, or no vLLM."""
+    if not VLLM_PYTHON.exists():
+        raise InvalidRequest(
+            "vLLM is not installed for the benchmark: run `make install-bench`, "
+            "or leave it out with --systems"
+        )
+    if setup.model is None:
+        raise InvalidRequest("vLLM has no engine without a model: leave out --null, or vLLM")
+    return setup.model
+
+
+def _pool(model: Path, setup: Setup) -> tuple[str, ...]:
+    """The words that give vLLM its pool. It only checks the utilization at its start."""
+    size = setup.kv_tokens * kv_bytes_per_token(model, setup.vllm_dtype or setup.dtype)
+    given = ("--kv-cache-memory-bytes", str(size), "--gpu-memory-utilization", "0.3")
+    return (*given, *_longest(model, setup.kv_tokens))
 
 
 def _longest(model: Path, kv_tokens: int) -> tuple[str, ...]:
@@ -204,7 +232,12 @@ def environment(spec: ServerSpec, own: Mapping[str, str]) -> dict[str, str]:
     By default vLLM keeps one core free: on two cores that would halve it.
     """
     if spec.kind is not Kind.VLLM:
-        return dict(own)
+        own = dict(own)
+        if spec.starts_vllm:  # it is vLLM's environment, too
+            for name in _NOT_FOR_VLLM - {"PYTHONPATH"}:
+                own.pop(name, None)
+            own.setdefault("VLLM_USE_AOT_COMPILE", "0")
+        return own
     found = {name: value for name, value in own.items() if name not in _NOT_FOR_VLLM}
     found["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     # vLLM 0.32 cannot read back its ahead-of-time compilation on a CPU: each start took 85 s more.
@@ -282,10 +315,15 @@ def session_cores(session: int) -> list[int]:
 
 
 def session_cpu_seconds(session: int) -> float:
-    """User and system time of a session's living processes, and of those they waited for."""
-    ticks = sum(
-        sum(map(int, fields[11:15])) for _, fields in _processes() if int(fields[3]) == session
-    )
+    """User and system time of a session's living processes, and of those they waited for.
+
+    Sessions that its processes have begun count, too: a vLLM that a weftline starts is one.
+    """
+    processes = dict(_processes())
+    counted = {pid for pid, fields in processes.items() if int(fields[3]) == session}
+    while more := {p for p, one in processes.items() if int(one[1]) in counted} - counted:
+        counted |= more
+    ticks = sum(sum(map(int, processes[pid][11:15])) for pid in counted)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

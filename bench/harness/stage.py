@@ -17,6 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import Runnable
 
+from bench.harness.plain import PlainClient
 from bench.harness.systems import System, Way
 from bench.harness.texts import Texts
 from bench.harness.workload import Scale
@@ -91,6 +92,16 @@ class Stage:
         if not compiled or self.way is not Way.COMPILED:
             model.callbacks = [_Watch(self.now, self.prompts)]
         return model
+
+    def plain(self, tokens: int) -> PlainClient:
+        """A client for a program by hand, whose calls are recorded as the callback records them."""
+
+        def heard(
+            start: float, seconds: float, prompt: int, output: int, cached: int | None
+        ) -> None:
+            self.take_call(Call("call", start, seconds, prompt, output, cached=cached))
+
+        return PlainClient(self.url, tokens, self.now, heard)
 
     def compiled(self, chain: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """The chain as a user of this system runs it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Way(StrEnum):
     CHAT_OPENAI = "ChatOpenAI"
     CHAT_WEFTLINE = "ChatWeftline"  # the swapped class alone
     ACCELERATED = "accelerate"  # LangChain runs the chain, whose calls were sent ahead
+    BY_HAND = "asyncio"  # the program by hand on plain endpoints, where the workload has one
     COMPILED = "compile_chain"  # where the program is one chain; elsewhere the class alone
 
 
@@ -69,6 +71,14 @@ class System:
 
 
 VLLM = ServerSpec(Kind.VLLM)
+# As vLLM's documentation suggests. Without the last two it looks up 5 tokens only.
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 5,
+}
+VLLM_NGRAM = ServerSpec(Kind.VLLM, ("--speculative-config", json.dumps(NGRAM)))
 WEFTLINE = ServerSpec(Kind.WEFTLINE)
 
 BASELINE = "langchain-vllm"
@@ -90,6 +100,17 @@ SYSTEMS: Mapping[str, System] = {
     "weftline-vllm": System(
         "weftline on vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, engine=VLLM)
     ),
+    # The server starts vLLM itself, with its scheduler inside.
+    "weftline-vllm-plugin": System(
+        "weftline in vLLM", Way.COMPILED, ServerSpec(Kind.WEFTLINE, starts_vllm=True)
+    ),
+    "openai-weftline-vllm": System(
+        "ChatOpenAI + weftline on vLLM",
+        Way.CHAT_OPENAI,
+        ServerSpec(Kind.WEFTLINE, engine=VLLM),
+    ),
+    "langchain-vllm-ngram": System("ChatOpenAI + vLLM, n-gram drafts", Way.CHAT_OPENAI, VLLM_NGRAM),
+    "asyncio-vllm": System("asyncio by hand + vLLM", Way.BY_HAND, VLLM),
     "request-policy": _weftline("weftline, request policy", "--policy", "request"),
     # The baseline of Parrot's experiments: a server of 2023 that holds 4,096 tokens at a time.
     "request-capped": _weftline(
@@ -111,9 +132,14 @@ USUAL = (
     "accelerated",
     OURS,
     "weftline-vllm",
+    "weftline-vllm-plugin",
+    "asyncio-vllm",
+    "langchain-vllm-ngram",
     "request-capped",
 )
 IN_TEN_MINUTES = (BASELINE, "openai-weftline", OURS)
+# What the server earns on the same engine: it leads the report.
+SERVER_ONLY = ("weftline-vllm-plugin", "weftline-vllm")
 ONCE = ("openai-weftline",)  # a quick run takes these at the first point only
 ABLATION = (
     OURS,

@@ -70,8 +70,8 @@ class Point:
 class Workload:
     """A program with its points and metrics; the first of `metrics` is the headline.
 
-    `run(stage, point)` is the program. `prepare(stage)` runs once on the baseline and measures what
-    the points need, such as a saturation rate.
+    `run(stage, point)` is the program, and `by_hand` the same without a framework. `prepare(stage)`
+    runs once on the baseline and measures what the points need, such as a saturation rate.
     """
 
     title: str
@@ -81,6 +81,7 @@ class Workload:
     points: Callable[[Scale, Mapping[str, float]], Sequence[Point]]
     run: Callable[[Stage, Point], Awaitable[None]]
     metrics: Mapping[str, Metric]
+    by_hand: Callable[[Stage, Point], Awaitable[None]] | None = None
     target: Mapping[str, float] = field(default_factory=dict)  # ratios to reach, by round trip
     beside: Mapping[str, float] = field(default_factory=dict)  # ratios to reach as well, by metric
     prepare: Callable[[Stage], Awaitable[Mapping[str, float]]] | None = None

@@ -60,6 +60,11 @@ def submit(task: Task) -> Submit:
     return Submit(calls=calls, steps=steps, get=("final",), close=True)
 
 
+def body(task: Task) -> str:
+    """The request of a task."""
+    return json.dumps(to_wire(submit(task)))
+
+
 Graph = tuple[tuple[Call, ...], tuple[Step, ...]]
 
 
@@ -153,7 +158,7 @@ GRAPHS = {App.NAIVE: naive, App.ADVANCED: advanced, App.SEARCH: search}
 
 async def run(http: httpx.AsyncClient, task: Task) -> str:
     """Send the graph, and wait for its answer."""
-    response = await http.post("/v1/submit", content=json.dumps(to_wire(submit(task))))
+    response = await http.post("/v1/submit", content=body(task))
     if response.is_error:
         raise SystemExit(f"weftline bench rag_graph: {response.text[:400]}")
     said = response.json()["values"]["final"]

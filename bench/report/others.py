@@ -231,6 +231,43 @@ def rag_graph(results: Path) -> list[str]:
     return [*lines, ""]
 
 
+# What was measured by commands that write no results, beside the load that is stated.
+_PARTS = (
+    "The order of the embedder's batches, in simulated time with MiniLM's costs on one core of an "
+    "AMD EPYC (`python -m bench.simulator.embedding`). A question that comes with eight chunks of "
+    "256 tokens is answered 1.46 times faster if the embedder knows how far each op is from the "
+    "answer; with eight such turns at once 1.45 times. Beside an ingest of 512 chunks, the 90th "
+    "percentile of answers is 1.41 times that without: a question waits for the batch that runs.",
+    "Shares of CPU time (`python -m bench.micro.rag_shares`), with the real model and MiniLM, four "
+    "tasks of the application advanced, load 87 of other programs: graph 0.03 % (0.007 s of 22.2), "
+    "communication 1.95 % (0.43 s), engines 98.0 %. CPU time hardly depends on the load.",
+    "The passes (`python -m bench.micro.passes`, 300 primitives, load 22): 0.11 to 1.30 ms of "
+    "CPU each, all together 7.8 ms.",
+    "The high rate of the application advanced, eight tasks at the same times, 0.25 a second, "
+    "other load of 2 to 5: LlamaIndex 28.0 s in the mean, one graph 13.5 s, by hand 11.8 s "
+    "and, in a second turn, 23.1 s. So by hand and one graph cannot be told apart under this "
+    "load. CPU time of ten tasks, beside more load: the model took 27.7 s for graphs and 26.4 "
+    "s by hand, the embedder 17.5 and 18.2 s, the server 1.0 and 1.4 s, with equal tokens. A "
+    "run of eight graphs without prefill_early (22.2 s of CPU for the model, as much a task) "
+    "says where the seconds go: no call waits in the server (20 ms at most). All tasks share "
+    "the model's core, so the expansion takes 4.3 s instead of 1.5, and each answer 2 to 3 s "
+    "instead of 1.0. Whether graphs lose against the program by hand at this rate is open.",
+    "Sub-questions (cookbook/graphs, four parts; the null engine with 20 ms a token and no limit "
+    "of calls, load 34 to 49, medians of five turns): one graph is 1.05 times as fast as threads "
+    "that send each part (2.97 and 3.11 s), and 1.93 times with 250 ms of round trip (3.75 and "
+    "7.24 s). "
+    "Without a limit of calls the last part is the longest path of both, 2.7 s.",
+)
+
+
+def rag_parts() -> list[str]:
+    """What single parts of an application's graph are worth, and what they cost."""
+    lines = ["## Parts of an application's graph", ""]
+    for text in _PARTS:
+        lines += [*paragraph(text), ""]
+    return lines
+
+
 def replay(results: Path) -> list[str]:
     """Recorded and drawn agent sessions on a simulated engine; empty without results."""
     newest = {

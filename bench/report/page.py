@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.harness.systems import SERVER_ONLY
 from bench.harness.texts import ROOT
 from bench.harness.workload import SCALES, load, names
 from bench.report import charts, others, verdicts
@@ -76,6 +77,14 @@ quartiles. Each repetition has new texts, so a cache holds only what a workload 
 itself. A proxy between client and server makes a round trip longer, with a jitter of 20 % to either
 side, the same for all systems. A run begins when the servers of the other systems are at rest.
 
+Every application of every run has texts of its own, so the texts are always more than three times
+those in flight, and no text comes back from an earlier run. A table's column "cached" is the share
+of the prompts' tokens that were in the KV cache, where the server tells it. vLLM tells it since
+`--enable-prompt-tokens-details` was added, so older rows of it have none. `asyncio-vllm` is the
+program written by hand on plain endpoints, and `langchain-vllm-ngram` is LangChain on a vLLM that
+drafts by n-grams. `weftline-vllm` stands in front of the baseline's vLLM, and
+`weftline-vllm-plugin` starts its own, with our scheduler inside.
+
 ## Results
 
 {machine}
@@ -92,6 +101,9 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
     first = next(iter(reports.values()))
     lines = [
         INTRODUCTION.format(folder=f"bench/results/{folder.name}", machine=about(first)),
+        *same_engine(reports),
+        "### Server and engine together",
+        "",
         *headline(reports),
         *other_sizes(folder),
         *_repeated(reports),
@@ -109,6 +121,7 @@ def write_page(results: Path, docs: Path = DOCS) -> Path:
         for path in newest(folder, f"{name}.json"):
             lines += write(json.loads(path.read_text()))
     lines += others.rag_graph(folder.parent)
+    lines += others.rag_parts()
     lines += others.replay(folder.parent)
     lines += others.gpu(folder.parent)
     missing = [f"`{name}`" for name in names() if name not in reports]
@@ -182,6 +195,40 @@ def dtypes(report: Report) -> str:
     return said
 
 
+def same_engine(reports: Mapping[str, Report]) -> list[str]:
+    """What the server earns alone: our server and the baseline's client on the same vLLM."""
+    rows = []
+    for name in (name for name in ORDER if name in reports):
+        report, workload = reports[name], load(name)
+        metric = next(iter(workload.metrics))
+        for row in verdicts.same_engine_rows(report):
+            found, base = row["metrics"].get(metric), _base(report, row)["metrics"].get(metric)
+            if found is None or base is None or "ratio" not in found:
+                continue
+            inside = row["system"] == SERVER_ONLY[0]
+            rows.append(
+                f"| [{workload.title}](#{anchor(workload.title)}) | {row['delay_ms']} ms "
+                f"| {number(base)} | {number(found)} | {'inside' if inside else 'in front'} "
+                f"| **{found['ratio']['median']:.2f}** |"
+            )
+    if not rows:
+        return []
+    return [
+        "### What the server earns on the same engine",
+        "",
+        *others.paragraph(
+            "LangChain on a vLLM, and weftline on the same vLLM: the same weights, kernels and "
+            "cache. So the ratio is what the server earns, without our engine. Our scheduler runs "
+            "inside vLLM, or the server stands in front of a vLLM with its own."
+        ),
+        "",
+        "| workload | round trip | LangChain on vLLM | weftline on vLLM | scheduler | ratio |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
 def headline(reports: Mapping[str, Report]) -> list[str]:
     """A table of the first point of each workload at each round trip: the baseline and weftline."""
     lines = [
@@ -221,6 +268,9 @@ def other_sizes(folder: Path) -> list[str]:
                 "point."
             ),
             "",
+            *same_engine(reports),
+            "### Server and engine together",
+            "",
             *headline(reports),
         ]
         for name in (name for name in ORDER if name in reports):
@@ -256,9 +306,9 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
     ]
     lines += [
         "",
-        f"| point | round trip | system | {' | '.join(workload.metrics)} | ratio | lost |",
+        f"| point | round trip | system | {' | '.join(workload.metrics)} | ratio | cached | lost |",
     ]
-    lines += ["|" + "---|" * (5 + len(workload.metrics))]
+    lines += ["|" + "---|" * (6 + len(workload.metrics))]
     for row in report["rows"]:
         cells = [
             number(row["metrics"][m]) if m in row["metrics"] else "–" for m in workload.metrics
@@ -267,12 +317,18 @@ def section(name: str, report: Report, docs: Path) -> list[str]:
         lines.append(
             f"| {row['point']}{'' if row['cache'] == 'cold' else ', warm'} | {row['delay_ms']} ms "
             f"| {titles[row['system']]} | {' | '.join(cells)} "
-            f"| {_spread(ratio) if ratio else '–'} | {row['failed'] or '–'} |"
+            f"| {_spread(ratio) if ratio else '–'} | {_hit_rate(row)} | {row['failed'] or '–'} |"
         )
     lines += ["", f"The paper ({workload.figure}): {workload.paper}. Here, over {base}:"]
     said = " ".join(verdicts.verdicts(workload, report))
     lines += [f"{said} Why it differs: {workload.difference}", ""]
     return lines
+
+
+def _hit_rate(row: Report) -> str:
+    """The share of the prompts' tokens that were in the KV cache, where the server tells it."""
+    share = row.get("cached_share", row.get("cached"))
+    return "–" if share is None else f"{share:.0%}"
 
 
 def _draw(name: str, report: Report, docs: Path) -> Iterator[tuple[str, Path]]:

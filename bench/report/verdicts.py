@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.harness.systems import SYSTEMS
+from bench.harness.systems import SERVER_ONLY, SYSTEMS
 from bench.harness.workload import Workload, load
 
 Report = Mapping[str, Any]
@@ -21,6 +21,18 @@ def headline_rows(report: Report) -> list[Report]:
         for row in report["rows"]
         if (row["point"], row["system"], row["cache"]) == (first, ours, "cold")
     ]
+
+
+def same_engine_rows(report: Report) -> list[Report]:
+    """Rows at the first point of our server on the baseline's engine, one for each round trip: with
+    our scheduler inside where that was measured, else in front of it."""
+    first = report["rows"][0]["point"]
+    found: dict[int, Report] = {}
+    for system in SERVER_ONLY:
+        for row in report["rows"]:
+            if (row["point"], row["system"], row["cache"]) == (first, system, "cold"):
+                found.setdefault(row["delay_ms"], row)
+    return [found[delay] for delay in sorted(found)]
 
 
 def _ours(report: Report) -> str:

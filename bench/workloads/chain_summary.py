@@ -12,6 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from bench.harness.metrics import mean_seconds, ms_per_token
+from bench.harness.plain import chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -86,6 +87,19 @@ async def run(stage: Stage, point: Point) -> None:
         app.result = await chain.ainvoke({"chunks": texts})
 
 
+async def by_hand(stage: Stage, point: Point) -> None:
+    """The same calls, one after the other."""
+    texts = chunks(stage, stage.seed)
+    refine = ORDERS[point.values["order"]]
+    async with (
+        stage.plain(stage.scale.tokens(point.values["output"])) as client,
+        stage.app("chain") as app,
+    ):
+        app.result = await client.ask(chat(START, text=texts[0]))
+        for text in texts[1:]:
+            app.result = await client.ask(chat(refine, summary=app.result, text=text))
+
+
 WORKLOAD = Workload(
     title="Chain summary",
     figure="Figure 11",
@@ -97,6 +111,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     metrics={"seconds": mean_seconds("chain"), "ms per token": ms_per_token("chain")},
     target={"0": 1.6, "250": 1.9},
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 from bench.harness.metrics import makespan, mean_seconds, ms_per_token
+from bench.harness.plain import chat
 from bench.harness.stage import Stage
 from bench.harness.workload import Point, Scale, Workload, paper
 
@@ -26,17 +27,29 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     ]
 
 
+Ask = Callable[[dict[str, str]], Awaitable[str]]
+
+
 async def run(stage: Stage, point: Point) -> None:
     """Every user asks one question, as long as a question of the paper's users."""
+    chain = stage.compiled(PROMPT | stage.llm(stage.scale.tokens(OUTPUT)) | StrOutputParser())
+    await _users(stage, point, chain.ainvoke)
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """All users at once."""
+    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
+        await _users(stage, point, lambda texts: client.ask(chat(PROMPT, **texts)))
+
+
+async def _users(stage: Stage, point: Point, ask: Ask) -> None:
     shared = stage.texts.document(f"instructions {stage.seed}", scaled_prefix(stage))
-    llm = stage.llm(stage.scale.tokens(OUTPUT))
-    chain = stage.compiled(PROMPT | llm | StrOutputParser())
 
     async def user(number: int, prompt_tokens: int) -> None:
         length = stage.scale.tokens(prompt_tokens - PAPER["shared_prefix_tokens"])
         question = stage.texts.document(f"question {stage.seed} {number}", max(length // 4, 8))
         async with stage.app("user") as app:
-            app.result = await chain.ainvoke({"instructions": shared, "question": question})
+            app.result = await ask({"instructions": shared, "question": question})
 
     lengths = [prompt for prompt, _ in PAPER["prompt_and_output_tokens"]]
     await asyncio.gather(*(user(i, lengths[i]) for i in range(point.values["users"])))
@@ -58,6 +71,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     metrics={
         "seconds": makespan(),
         "mean latency": mean_seconds("user"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -93,10 +93,42 @@ def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
     ]
 
 
+Work = Callable[[str, Sequence[str], Sequence[float]], Awaitable[str]]
+TASK = "Do your work."
+
+
 async def run(stage: Stage, point: Point) -> None:
+    """Every agent is a LangGraph."""
+    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
+
+    async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
+        messages = [SystemMessage(role), HumanMessage(TASK)]
+        graph = agent(llm, results, pauses)
+        end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
+        return str(end["messages"][-1].content)
+
+    await _agents(stage, point, work)
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """Every agent is a loop."""
+    async with stage.plain(stage.scale.tokens(OUTPUT)) as client:
+
+        async def work(role: str, results: Sequence[str], pauses: Sequence[float]) -> str:
+            messages = [("system", role), ("user", TASK)]
+            answer = await client.ask(messages)
+            for result, pause in zip(results, pauses, strict=True):
+                await asyncio.sleep(pause)
+                messages += [("assistant", answer), ("user", f"The tool says: {result}")]
+                answer = await client.ask(messages)
+            return answer
+
+        await _agents(stage, point, work)
+
+
+async def _agents(stage: Stage, point: Point, work: Work) -> None:
     """Start all agents at once; each has its own context and pauses."""
     turns = turns_of(stage.scale)
-    llm = stage.llm(stage.scale.tokens(OUTPUT), compiled=False)
 
     async def one(number: int) -> None:
         rng = random.Random(f"{stage.seed} {number}")
@@ -106,11 +138,8 @@ async def run(stage: Stage, point: Point) -> None:
         ]
         pauses = [rng.expovariate(1 / point.values["pause"]) for _ in texts]
         role = stage.texts.document(f"role {stage.seed} {number}", role_tokens(stage.scale))
-        messages = [SystemMessage(role), HumanMessage("Do your work.")]
         async with stage.app("agent") as app:
-            graph = agent(llm, texts, pauses)
-            end = await graph.ainvoke({"messages": messages, "turns": 0}, {"recursion_limit": 100})
-            app.result = str(end["messages"][-1].content)
+            app.result = await work(role, texts, pauses)
 
     await asyncio.gather(*map(one, range(point.values["agents"])))
 
@@ -124,6 +153,7 @@ WORKLOAD = Workload(
     ),
     points=points,
     run=run,
+    by_hand=by_hand,
     metrics={
         "apps per minute": apps_per_minute(),
         "mean seconds": mean_seconds("agent"),
@@ -136,6 +166,9 @@ WORKLOAD = Workload(
         "langchain-vllm-12",
         "weftline",
         "weftline-vllm",
+        "weftline-vllm-plugin",
+        "openai-weftline-vllm",
+        "asyncio-vllm",
     ),
     quick_systems=("langchain-vllm", "langchain-vllm-4", "weftline"),  # five contexts fit
     kv_tokens=kv_tokens,

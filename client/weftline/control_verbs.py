@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +99,26 @@ class ControlVerbs(ABC, Generic[V]):
         )
         self._pending_steps.append(step)
         return made
+
+    def native(
+        self,
+        code: str | Callable[..., Any],
+        /,
+        *,
+        function: str = "python",
+        after: Sequence[V] = (),
+        **args: Any,
+    ) -> V:
+        """The result of Python code that runs in the server's sandbox, given values or variables.
+
+        The code is a text that defines a function, or a function whose source is sent: nothing
+        around it goes along. The server's operator allows this in a table `[[function]]`, whose
+        name is `function`.
+        """
+        if "code" in args:
+            raise InvalidRequest("'code' names the code itself: rename the argument", param="code")
+        source = code if isinstance(code, str) else textwrap.dedent(inspect.getsource(code))
+        return self.function(function, effects="none", after=after, code=source, **args)
 
     def branch(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -82,6 +83,25 @@ def test_connections_have_limits(server: tuple[subprocess.Popen[str], int]) -> N
     with open(f"/proc/{process.pid}/status") as status:
         resident = next(one for one in status if one.startswith("VmRSS"))
     assert int(resident.split()[1]) < 400_000
+
+
+def test_an_idle_connection_outlives_its_clients_patience(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """The server closed idle connections after 5 s, as httpx does: a request that came at that time
+    was lost with a ReadError."""
+    _, port = server
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        for wait in (0.0, 5.5):
+            time.sleep(wait)
+            connection.request("GET", "/health/live")
+            held, response = connection.sock, connection.getresponse()
+            response.read()
+            assert response.status == 200
+            assert connection.sock is held is not None
+    finally:
+        connection.close()
 
 
 def test_an_answer_that_nobody_reads_is_dropped(

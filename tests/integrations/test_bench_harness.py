@@ -443,3 +443,42 @@ def test_passages_of_one_length() -> None:
     counted = get_tokenizer()
     made = of_one_length(["weft " * 30, "antidisestablishmentarianism " * 9, "loom, warp; " * 20])
     assert [len(counted(text)) for text in made] == [54] * 3
+
+
+async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
+    """Each answers as many tokens to as long prompts as the LangChain program does."""
+    async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours") as ours:
+        for name in ("chain_summary", "map_reduce", "copilot", "many_agents"):
+            workload = load(name)
+            assert workload.by_hand is not None
+            point = workload.points(TINY, {})[0]
+            made = []
+            for system, program in (
+                ("openai-weftline", workload.run),
+                ("asyncio-vllm", workload.by_hand),
+            ):
+                stage = Stage(SYSTEMS[system], ours.url, Texts(words, 1), TINY, 7)
+                await program(stage, point)
+                assert not any(app.error for app in stage.apps)
+                calls = [(call.prompt, call.output) for app in stage.apps for call in app.calls]
+                made.append(sorted(calls))
+            assert made[0] == made[1], name
+
+
+def test_a_weftline_may_start_vllm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the baseline's pool and type, and its own scheduler; drafting is vLLM's option."""
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, '
+        '"max_position_embeddings": 2048}'
+    )
+    monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "config.json")
+    setup = Setup(model=tmp_path, kv_tokens=4096, vllm_dtype="float32")
+    words = command(SYSTEMS["weftline-vllm-plugin"].server, setup, 1)
+    assert words[words.index("--vllm-scheduler") + 1] == "weftline"
+    assert words[words.index("--dtype") + 1] == "float32"
+    theirs = command(ServerSpec(Kind.VLLM), setup, 1)
+    pool = theirs[theirs.index("--kv-cache-memory-bytes") + 1]
+    assert f"--vllm-arguments=--kv-cache-memory-bytes {pool} " in words[-1]
+    drafts = command(SYSTEMS["langchain-vllm-ngram"].server, setup, 1)
+    said = json.loads(drafts[drafts.index("--speculative-config") + 1])
+    assert (said["method"], said["prompt_lookup_min"]) == ("ngram", 2)

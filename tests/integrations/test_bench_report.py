@@ -230,3 +230,26 @@ def test_the_whole_application_in_one_graph(tmp_path: Path) -> None:
     assert (
         ours == "| naive | low | 0 ms | 2.5 | weftline | 3 | 2.00 s (2.00 to 2.00) | 1.50 | 90% |"
     )
+
+
+def test_what_the_server_earns_on_the_same_engine_leads() -> None:
+    """Our scheduler inside vLLM counts where it was measured; elsewhere the server in front."""
+
+    def row(system: str, delay_ms: int, seconds: float) -> dict[str, Any]:
+        metric = {"unit": "s", "median": seconds, "ratio": {"median": 6.0 / seconds}}
+        where = {"point": "p", "delay_ms": delay_ms, "cache": "cold", "system": system}
+        return {**where, "metrics": {"seconds": metric}}
+
+    systems = ("langchain-vllm", "weftline-vllm", "weftline-vllm-plugin")
+    rows = [row(system, 0, seconds) for system, seconds in zip(systems, (6, 5, 4), strict=True)]
+    rows += [row("langchain-vllm", 250, 6), row("weftline-vllm", 250, 3)]
+    report = {"systems": dict.fromkeys(systems), "rows": rows}
+    lines = page.same_engine({"chain_summary": report})
+    link = "[Chain summary](#chain-summary)"
+    assert lines[-3:-1] == [
+        f"| {link} | 0 ms | 6 s | 4 s | inside | **1.50** |",
+        f"| {link} | 250 ms | 6 s | 3 s | in front | **2.00** |",
+    ]
+    assert page.same_engine({"chain_summary": {**report, "rows": rows[:1]}}) == []
+    text = (page.DOCS / "benchmarks.md").read_text()
+    assert 0 < text.index("What the server earns on") < text.index("Server and engine together")

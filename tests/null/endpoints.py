@@ -21,6 +21,7 @@ class Endpoint:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.headers: list[dict[str, str]] = []
+        self.metrics = b""
 
     @asynccontextmanager
     async def on(self, path: Path) -> AsyncIterator[str]:
@@ -35,7 +36,8 @@ class Endpoint:
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 if lines[0].startswith("GET"):
-                    writer.write(answer(200, MODELS))
+                    is_metrics = lines[0].startswith("GET /metrics")
+                    writer.write(answer(200, self.metrics if is_metrics else MODELS))
                     continue
                 self.requests.append(json.loads(body))
                 self.keys.append(headers.get("authorization", ""))

@@ -504,3 +504,18 @@ async def test_the_tool_s_answer_alone_is_sent_after_a_paused_call(benches: list
     await own.say(failed)
     assert own.ops[3] == replace(own.ops[1], attempt=1)
     bench.dispatcher.forget("s")
+
+
+async def test_what_others_hold_of_a_cache_is_not_ours(benches: list[Bench]) -> None:
+    """Of a cache of four tokens another client holds two: a second call of two tokens waits until
+    it holds less. Others count for half of the cache at most, so one call always runs.
+    """
+    puppet = Puppet(kv_tokens=4)
+    bench = await started(benches, e=puppet)
+    occupied = api.Occupied(op="", attempt=0, sequence=1, time=0, tokens=4)
+    await puppet.say(occupied)
+    await bench.call("a")
+    await bench.call("b")
+    assert [op.id for op in puppet.ops] == ["s/a"]
+    await puppet.say(replace(occupied, tokens=0))
+    assert [op.id for op in puppet.ops] == ["s/a", "s/b"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weftline_engine.api import Hints, Kind, KvCosts, Op, Retention, SamplingParams, Usage
 from weftline_server.graph.primitive import PrimitiveId
@@ -416,6 +418,30 @@ def test_no_application_waits_for_ever() -> None:
     assert [names(one.enter) for one in (early, late)] == [[], ["b"]]
     assert late.forced
     assert names(admit(waiting, inside, just, PATIENCE_S + 2.0).enter) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 200.0), st.integers(1, 1000), st.sampled_from("uvw")),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_longest_wait_ends_first(waits: list[tuple[float, int, str]]) -> None:
+    """Whatever their sizes and tenants, the one that is admitted for its age has waited longest,
+    and one is admitted as soon as any has waited for two minutes.
+    """
+    now = 300.0
+    inside = [replace(app("in", 0.0, 1000, 1000), salt="u")]  # so the others' turn is first
+    waiting = [
+        replace(app(str(number), since, size, size), since=since, salt=tenant)
+        for number, (since, size, tenant) in enumerate(waits)
+    ]
+    found = admit(waiting, inside, SATED, now)
+    oldest = min(waiting, key=lambda one: one.since)
+    is_late = now - oldest.since > PATIENCE_S
+    assert found.forced == is_late
+    assert [one.since for one in found.enter] == ([oldest.since] if is_late else [])
 
 
 @pytest.mark.parametrize(

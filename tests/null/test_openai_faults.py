@@ -19,6 +19,7 @@ from weftline_engine import api
 from weftline_engine.openai.breaker import Breaker, BreakerConfig, BreakerState
 from weftline_engine.openai.endpoint import MOST_EVENT, EndpointConfig
 from weftline_engine.openai.engine import Dialect, OpenAIConfig, OpenAIEngine
+from weftline_engine.openai.remote import RemoteEngine
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
@@ -55,7 +56,7 @@ async def started(
         await engine.close()
 
 
-async def ending(engine: OpenAIEngine, op: api.Op) -> tuple[str, api.Failed | api.Finished]:
+async def ending(engine: RemoteEngine, op: api.Op) -> tuple[str, api.Failed | api.Finished]:
     """Submit `op`, and return its text and its last event."""
     engine.submit(op)
     text = ""

@@ -333,3 +333,18 @@ def test_an_illegal_move_is_raised_with_the_story() -> None:
     again = ev.PrimitiveFinished(now=3.0, primitive="a/0", reason=FinishReason.STOP, value="w")
     with pytest.raises(IllegalMove, match=r"a a/0: waiting to done(.|\n)*PrimitiveSent +a/0 e"):
         play.session.handle(again)
+
+
+def test_who_reads_the_tokens_of_a_text() -> None:
+    """A client that streams, or one that may still come. Not a prompt, which takes long pieces, and
+    not a client that waits for the whole value.
+    """
+    play = Play(call("a", writes="x"), call("b", reads="x", writes="y"), call("c", writes="z"))
+    reads = play.session.watch.reads_tokens
+    assert [reads(v) for v in "xyz"] == [False, True, True]
+    whole = ev.TasksSubmitted(now=0.0, tasks=(call("d", writes="v"),), whole=("v",))
+    play.tell(whole)
+    assert not reads("v")
+    play.tell(ev.ReaderOpened(now=0.0, variable="y"))
+    play.tell(ev.ReaderOpened(now=0.0, variable="x", streams=True))
+    assert [reads(v) for v in "xyz"] == [True, False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from weftline.errors import InvalidRequest
 from weftline_engine.embedded.config import EmbeddedConfig
+from weftline_server.commands import engine_spec, engines
 from weftline_server.commands.engine_spec import from_tables, without
 from weftline_server.commands.settings import Process, key_of, load
 from weftline_server.config import ServerConfig
@@ -152,3 +154,21 @@ def test_a_wrong_engine_setting_is_named(table: dict[str, object], says: str) ->
     """The error names the setting, the expected type and the value."""
     with pytest.raises(InvalidRequest, match=f"^{re.escape(says)}$"):
         from_tables([table])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--vllm-arguments=--block-size 32 --seed '1'"], ("--block-size", "32", "--seed", "1")),
+        (["--vllm-arguments", "one", "two words"], ("one", "two words")),
+        ([], ()),
+    ],
+)
+def test_words_for_vllm_may_be_one_text(given: list[str], words: tuple[str, ...]) -> None:
+    """As words of their own they would be taken for options of weftline."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    engines.add_arguments(parser)
+    args = parser.parse_args(["m", "--engine", "vllm", "--engine-python", "p", *given])
+    (spec,) = engine_spec.from_arguments(args)
+    assert spec.vllm.vllm_arguments == words

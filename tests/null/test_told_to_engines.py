@@ -11,10 +11,11 @@ import pytest
 
 from bench.simulator.virtual import VirtualLoop, run
 from bench.simulator.world import World, world
-from tests.null.asgi import running
+from tests.null.asgi import Serve, call, running
 from tests.null.test_switches import step, words
 from weftline.protocol import Call, Criterion, InOut, Placeholder, Sampling, Segment, Submit
 from weftline_engine.api import Description, Hints, Op, Retention
+from weftline_engine.null import NullConfig, NullEngine
 from weftline_engine.simulated import SimulatedConfig, SimulatedEngine, StepCost
 from weftline_server.runtime.kinds import prefixes
 from weftline_server.schedule.memory.applications import UNKNOWN_PAUSE_S
@@ -182,7 +183,7 @@ def test_hints_carry_the_findings_of_the_passes(said: Said) -> None:
     both |= {"criterion": Criterion.THROUGHPUT}
     ops: list[Op] = [op for name, (op, *_) in said if name == "submit"]
     assert [replace(op.hints, traceparent="") for op in ops] == [
-        Hints(depth=1, **both),
+        Hints(depth=1, unread=True, **both),  # only the next prompt reads its text
         Hints(depth=0, priority=3, **both),
     ]
     traces, spans = zip(*(op.hints.traceparent.split("-")[1:3] for op in ops), strict=True)
@@ -257,3 +258,34 @@ def test_an_engine_that_drafts_is_told_what_ran_before(
     assert len(ops) == 10
     for i, op in enumerate(ops):
         assert op.references == (tuple(reversed(contexts[max(0, i - 8) : i])) if drafts else ())
+
+
+class Noting(NullEngine):
+    """A null engine that keeps the hints of every op."""
+
+    def __init__(self, told: list[Hints]) -> None:
+        super().__init__(NullConfig())
+        self._told = told
+
+    def submit(self, op: Op) -> None:
+        self._told.append(op.hints)
+        super().submit(op)
+
+
+async def test_an_engine_knows_whose_text_nobody_streams(serve: Serve) -> None:
+    """A client that waits for the whole value says so with its request, before an engine has it."""
+    told: list[Hints] = []
+    chat = {"model": "null", "messages": [{"role": "user", "content": "hi there"}]}
+    out = {"in_out": "out", "semantic_var_id": "a"}
+    calls = [call("c", "x {{output:o}}", o=out)]
+    server = await serve(also={"null": lambda: Noting(told)})
+    for path, body, unread in (
+        ("/v1/chat/completions", chat, True),
+        ("/v1/chat/completions", {**chat, "stream": True}, False),
+        ("/v1/submit", {"calls": calls, "get": ["a"]}, True),
+        ("/v1/submit", {"calls": calls, "stream": "a"}, False),
+        ("/v1/submit", {"calls": calls, "watch": ["a"]}, True),
+        ("/v1/submit", {"calls": calls, "watch": ["a"], "parts": True}, False),
+    ):
+        assert (await server.http.post(path, json=body)).status_code == 200
+        assert told.pop().unread is unread, (path, body)

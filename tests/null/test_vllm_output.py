@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from weftline_engine.vllm.output import Lines, cause, passed_on
-from weftline_engine.vllm.processor import settings
+from weftline_engine.vllm.processor import openmp, settings
 
 GIB = 1 << 30
 WORKER = "(Worker pid=27) ERROR 11-23 12:07:29 [multiproc_executor.py:1063] "
@@ -82,3 +84,14 @@ def test_what_a_cpu_gets() -> None:
     assert settings(2, 22 * GIB, {space: "9", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}, ()) == {}
     assert settings(64, 22 * GIB, {}, ("--gpu-memory-utilization=0.5",)) == {}
     assert settings(64, 22 * GIB, {}, ("--kv-cache-memory-bytes", "1")) == {}
+
+
+def test_the_openmp_beside_vllm_is_loaded(tmp_path: Path) -> None:
+    """Where it came with vLLM, and nothing else is loaded already."""
+    python = tmp_path / "bin" / "python"
+    assert openmp(str(python), {}) == {}
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libiomp5.so"
+    library.touch()
+    assert openmp(str(python), {}) == {"LD_PRELOAD": str(library)}
+    assert openmp(str(python), {"LD_PRELOAD": "mine.so"}) == {}

@@ -17,6 +17,7 @@ from weftline_engine import api
 from weftline_engine.openai.endpoint import EndpointConfig
 from weftline_engine.vllm.config import VLLMConfig
 from weftline_engine.vllm.engine import VLLMEngine
+from weftline_engine.vllm.gauge import gauge
 from weftline_server.app import create_app
 from weftline_server.config import ServerConfig
 
@@ -86,6 +87,24 @@ async def test_its_metrics_keep_their_names(server: Server) -> None:
     assert "weftline_queue_length 0.0" in text
     for name in ("vllm:num_requests_running", "vllm:prefix_cache_hits_total"):
         assert f"\n{name}{{" in text
+
+
+async def test_text_that_nobody_reads_comes_in_parts(vllm: Target) -> None:
+    """The first token at once, and then parts of 16 tokens. The text is the same."""
+    op = vllm.op(vllm.questions[2], max_tokens=40, ignore_eos=True)
+    (read,) = await vllm.run(op)
+    hidden = replace(op, id="unread", context="unread", hints=replace(op.hints, unread=True))
+    (unread,) = await vllm.run(hidden)
+    assert [len(part.tokens) for part in unread.parts if part.tokens] == [1, 16, 16, 7]
+    assert unread.text == read.text and len(read.parts) > 30
+
+
+async def test_it_tells_how_full_its_cache_is(vllm: Target) -> None:
+    """Its metrics have the names and labels that the gauge reads."""
+    engine = vllm.engine
+    assert isinstance(engine, VLLMEngine)
+    found = gauge(await engine.metrics())
+    assert found is not None and found.waiting == 0 and found.filled < 0.1
 
 
 async def test_log_probabilities_and_a_choice(vllm: Target) -> None:

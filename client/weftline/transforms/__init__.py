@@ -8,7 +8,7 @@ session imports this package where only the standard library is installed.
 from __future__ import annotations
 
 from weftline.transforms.base import Flow, Transform
-from weftline.transforms.items import closed_items, gives_items
+from weftline.transforms.items import closed_items, gives_items, joined_items, joins_items
 from weftline.transforms.specs import MAX_SPECS, OPS, parse, read, run
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "Transform",
     "closed_items",
     "gives_items",
+    "joined_items",
+    "joins_items",
     "parse",
     "read",
     "run",

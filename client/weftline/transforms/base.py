@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
@@ -52,6 +53,14 @@ class Transform(ABC):
         can change. A transform that does not make a list of a text has none.
         """
         return []
+
+    def joined(self, items: Sequence[Any]) -> str:
+        """The beginning of the result for a list that begins with `items`: what no later item can
+        change. It is empty for a transform that does not join items.
+
+        Raises TransformFailed where the whole list would.
+        """
+        return ""
 
 
 def as_text(value: Any, op: str, limit: int | None = None) -> str:

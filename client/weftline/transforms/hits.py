@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,10 @@ class Texts(Transform):
 
     def apply(self, value: Any) -> Any:
         return self.separator.join(_texts(value, nested=True))
+
+    def joined(self, items: Sequence[Any]) -> str:
+        """The texts so far; a separator follows if another one does."""
+        return str(self.apply(list(items)))
 
 
 def _texts(value: Any, *, nested: bool) -> Iterator[str]:

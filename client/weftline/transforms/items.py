@@ -1,7 +1,10 @@
-"""The items of a list that is still being generated: those that no later text can change."""
+"""The items of a list that is still being generated: those that no later text can change, and the
+text that they make together.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +32,29 @@ def closed_items(specs: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
         return last.closed(text)
     except WeftlineError:
         return []
+
+
+def joins_items(specs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these transforms of a list make a text of its items, one behind the other, so that
+    the text of the first items is known before the list is complete.
+
+    Without transforms a list enters a prompt as JSON, which is such a text.
+    """
+    return not specs or type(parse(specs[-1])).joined is not Transform.joined
+
+
+def joined_items(spec: Mapping[str, Any] | None, items: Sequence[Any]) -> str:
+    """The beginning of the text that a list makes which begins with `items`; None is JSON. Advice:
+    the text of the whole list decides.
+    """
+    if not items:
+        return ""
+    if spec is None:
+        return "[" + ", ".join(json.dumps(item, ensure_ascii=False) for item in items)
+    try:
+        return parse(spec).joined(items)
+    except WeftlineError:
+        return ""
 
 
 def _last(specs: Sequence[Mapping[str, Any]]) -> Transform | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,3 +96,7 @@ class Join(Transform):
             return self.separator.join(value)
         except TypeError as error:
             raise TransformFailed(f"TypeError: {error}") from error
+
+    def joined(self, items: Sequence[Any]) -> str:
+        """The items so far; a separator follows if another one does."""
+        return str(self.apply(items))

@@ -142,3 +142,11 @@ class Availability(Event):
     available: bool
     reason: str = ""
     leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupied(Event):
+    """How many tokens of the engine's KV cache are held by requests of others than this server.
+    `op` is ""."""
+
+    tokens: int

@@ -100,7 +100,8 @@ class Hints:
     `token_bound` limits the tokens in flight beside this op, if any op beside it has no bound.
     After the op's end its context, or the first `kept_tokens` of it, will be continued in
     `expected_pause` seconds. `waited` are the seconds that the op has been in the server's queue.
-    `traceparent` is the op's span (W3C Trace Context), for engines that pass it on.
+    `traceparent` is the op's span (W3C Trace Context), for engines that pass it on. Nobody reads
+    the text of an op that is `unread` before it is complete, so it may come in long parts.
     """
 
     application: str = ""
@@ -115,6 +116,7 @@ class Hints:
     kept_tokens: int | None = None
     waited: float = 0.0
     traceparent: str = ""
+    unread: bool = False
 
     def age(self, queued: float) -> float:
         """The order of applications, the smallest first, for an op queued at `queued` seconds.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weftline_engine import api
+from weftline_engine.tools.config import Limits
 
 KIND = "function"
 # What a worker gets of the server's environment; all else may be a secret.
@@ -21,6 +22,9 @@ class FunctionConfig:
     A run that takes longer than `timeout_s` seconds, or whose result has more than `max_bytes`,
     ends with its process. `path` is put before Python's search path, and `env` names variables of
     the server's environment that the function may read.
+
+    With `sandbox` each run has a process of its own in a sandbox of bubblewrap, and what `limits`
+    says. If the server runs as root, the process runs as `user`, by default nobody.
     """
 
     name: str
@@ -30,12 +34,21 @@ class FunctionConfig:
     max_bytes: int = 1 << 20
     path: str | None = None
     env: tuple[str, ...] = ()
+    sandbox: bool = False
+    user: str | None = None
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not _TARGET.fullmatch(self.call):
             raise ValueError(f"call {self.call!r} is not written module:name")
         if not 1 <= self.workers <= 64 or self.timeout_s <= 0 or self.max_bytes < 2:
             raise ValueError("workers are 1 to 64, and timeout_s and max_bytes are positive")
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """The module and the name of the function in it."""
+        module, _, name = self.call.partition(":")
+        return module, name
 
     @property
     def description(self) -> api.Description:

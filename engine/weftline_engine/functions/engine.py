@@ -1,7 +1,8 @@
 """FunctionEngine: runs one function of the operator in worker processes.
 
 A worker serves one op at a time, and stays for the next one. One that is too slow, says too much or
-dies is killed with its process group, and its op fails.
+dies is killed with its process group, and its op fails. A worker in a sandbox serves one op only:
+no run finds what another one has left.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -19,6 +19,8 @@ from typing import Any
 
 from weftline_engine import api
 from weftline_engine.functions.config import FunctionConfig
+from weftline_engine.functions.start import Start
+from weftline_engine.tools.sandbox import CannotSandbox
 
 START_S = 30.0  # to import the function and what it needs
 
@@ -37,12 +39,17 @@ class FunctionEngine:
         self._places = asyncio.Semaphore(config.workers)
         self._out: asyncio.Queue[api.Event | None] = asyncio.Queue()
         self._count = 0  # events
+        self._start: Start | None = None
 
     async def start(self) -> api.Description:
         try:
+            self._start = await asyncio.to_thread(Start.of, self._config)
             self._idle.append(await self._spawned())
         except FunctionFailed as error:
             raise api.EngineDied(str(error)) from None
+        except CannotSandbox as error:
+            name = self._config.name
+            raise api.EngineDied(f"function {name!r} has no sandbox: {error}") from None
         return self._config.description
 
     def submit(self, op: api.Op) -> None:
@@ -95,6 +102,9 @@ class FunctionEngine:
                     value=value,
                 )
             self._out.put_nowait(event)
+            if self._config.sandbox and not self._idle:  # the next run does not wait for Python
+                with contextlib.suppress(FunctionFailed):  # it tries again, and says why
+                    self._idle.append(await self._spawned())
 
     async def _answer(self, arguments: object) -> Any:
         """The result of one run. Raises FunctionFailed; then its worker is gone."""
@@ -104,7 +114,7 @@ class FunctionEngine:
             assert worker.stdin is not None
             worker.stdin.write(json.dumps(arguments).encode() + b"\n")
             answer = await self._line(worker, self._config.timeout_s)
-            kept = True
+            kept = not self._config.sandbox
         except ConnectionError:
             raise FunctionFailed(f"function {self._config.name!r} ended its process") from None
         finally:
@@ -117,20 +127,19 @@ class FunctionEngine:
         return answer["value"]
 
     async def _spawned(self) -> Process:
-        config = self._config
+        assert self._start is not None, "the engine has been started"
         worker = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "weftline_engine.functions.worker",
-            config.call,
+            *self._start.command(),
             stdin=PIPE,
             stdout=PIPE,
-            env=config.environment(os.environ),
-            limit=config.max_bytes,
+            env=self._start.environment(),
+            limit=self._config.max_bytes,
             start_new_session=True,
         )
         try:
-            await self._line(worker, START_S)
+            said = await self._line(worker, START_S)
+            if "error" in said:
+                raise FunctionFailed(f"function {self._config.name!r}: {said['error']}")
         except BaseException:
             await _kill(worker)
             raise

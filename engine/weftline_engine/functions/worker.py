@@ -15,12 +15,17 @@ from typing import Any
 MAX_ERROR_CHARS = 4000
 
 
-def main(target: str) -> None:
+def main(target: str, *, in_sandbox: bool = False) -> None:
     """Import the function, say so, and run it for every line of standard input."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
-        module, _, name = target.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        module_name, _, name = target.partition(":")
+        module = importlib.import_module(module_name)
+        if getattr(module, "NEEDS_SANDBOX", False) and not in_sandbox:
+            reason = f"{module_name} runs code of clients: set sandbox = true"
+            print(json.dumps({"error": reason}), file=out, flush=True)
+            return
+        function = getattr(module, name)
         print(json.dumps({"ready": True}), file=out, flush=True)
         for line in sys.stdin:
             print(answered(function, json.loads(line)), file=out, flush=True)

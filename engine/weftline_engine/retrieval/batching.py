@@ -2,8 +2,9 @@
 
 The ops of an application are a bucket. The buckets come in the order of the server's policy. Within
 a bucket the ops that are farthest from the answer come first, because most other steps wait for
-them. Slots that are left go to the next depth, then to the next bucket. At one depth the longest
-items come first, so that items of like length share a batch and little of it is padding.
+them. Slots that are left go to the next depth, then to the next bucket, as far as their items are
+not much longer. At one depth the longest items come first, so that items of like length share a
+batch and little of it is padding.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from weftline_engine.api import Hints
+
+# An item joins more urgent ones if it is at most so many times as long. A question that shared its
+# batch with seven chunks took 700 ms, and alone it takes 12.
+LIKE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,16 @@ def form(queue: Iterable[Waiting], slots: Slots) -> list[Share]:
     """
     stops: dict[str, int] = {}
     starts: dict[str, int] = {}
-    longest = 0
-    for items, (one, tokens) in enumerate(_in_order(queue)):
+    left_out: set[str] = set()
+    items = longest = 0
+    for one, tokens in _in_order(queue):
+        if one.op in left_out or (items and tokens > LIKE * longest):
+            left_out.add(one.op)
+            continue
         longest = max(longest, tokens)
         if items and (items == slots.items or (items + 1) * longest > slots.tokens):
             break
+        items += 1
         starts.setdefault(one.op, one.done)
         stops[one.op] = stops.get(one.op, one.done) + 1
     return [Share(op, start, stops[op]) for op, start in starts.items()]

@@ -1,19 +1,24 @@
 """The process of one call inside its sandbox, and the sandbox's self-test.
 
-`python -m weftline_engine.tools.inside --module M --tool T --fd N`, started by bubblewrap.
+`python -m weftline_engine.tools.inside --module M --tool T --fd N`, started by bubblewrap. A
+function has `--function NAME`, and its limits in `--limits` and `--running`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import socket
 import sys
 from pathlib import Path
 
 from weftline.toolkit import Found, tools_in
+from weftline_engine.functions import worker
+from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
+from weftline_engine.tools.config import Limits
 
 
 def main() -> None:
@@ -24,16 +29,24 @@ def main() -> None:
     parser.add_argument("--fd", type=int)
     parser.add_argument("--user", help="UID:GID")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--function")
+    parser.add_argument("--limits", type=json.loads, help="JSON, for a function")
+    parser.add_argument("--running", type=int, default=0, help="processes of the user")
     args = parser.parse_args()
     if args.user is not None:
         uid, gid = map(int, args.user.split(":"))
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+    if args.limits is not None:
+        rlimits.apply(Limits(**args.limits), args.running)
     if args.check:
         if leaks := _leaks():
             sys.exit("; ".join(leaks))
         importlib.import_module(args.module)
+        return
+    if args.function is not None:
+        worker.main(f"{args.module}:{args.function}", in_sandbox=True)
         return
     serve_call(lambda: _find(args.module, args.tool), socket.socket(fileno=args.fd))
 

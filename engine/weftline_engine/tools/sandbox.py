@@ -13,12 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from weftline_engine.tools.config import ToolsConfig
+from weftline_engine.tools.config import Limits
 
 # --size and --disable-userns are from this version on.
 OLDEST = (0, 8)
@@ -45,25 +45,35 @@ class Sandbox:
     user: tuple[int, int] | None
 
     @staticmethod
-    def of(config: ToolsConfig) -> Sandbox:
-        """The sandbox of a module that has been imported. Raises CannotSandbox."""
-        folders = tuple(_folders())
-        user = None
+    def of(
+        module: str,
+        limits: Limits,
+        *,
+        env: Sequence[str] = (),
+        user: str | None = None,
+        path: Sequence[str] | None = None,
+    ) -> Sandbox:
+        """The sandbox of a module, whose process sees the variables `env` of this one. `path` is
+        Python's search path in it, by default this process's. Raises CannotSandbox.
+        """
+        path = sys.path if path is None else path
+        folders = tuple(_folders(path))
+        owner = None
         if os.getuid() == 0:
-            found = pwd.getpwnam(config.user or "nobody")
-            user = found.pw_uid, found.pw_gid
-        given = {name: os.environ[name] for name in (*_PASSED, *config.env) if name in os.environ}
+            found = pwd.getpwnam(user or "nobody")
+            owner = found.pw_uid, found.pw_gid
+        given = {name: os.environ[name] for name in (*_PASSED, *env) if name in os.environ}
         environment = {
             **given,
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": "/tmp",
             "TMPDIR": "/tmp",
-            "PYTHONPATH": os.pathsep.join(one for one in sys.path if one and Path(one).is_dir()),
+            "PYTHONPATH": os.pathsep.join(one for one in path if one and Path(one).is_dir()),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONSAFEPATH": "1",
         }
-        size = config.limits.file_mb << 20
-        return Sandbox(_program(), config.module, folders, environment, size, user)
+        size = limits.file_mb << 20
+        return Sandbox(_program(), module, folders, environment, size, owner)
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a call's process."""
@@ -78,8 +88,11 @@ class Sandbox:
         command = self.command("--tool", tool, "--fd", str(descriptor))
         os.execve(self.program, command, self.environment)
 
-    def check(self, limit: Callable[[], None]) -> None:
-        """Start one, under the limits that `limit` sets. Raises CannotSandbox if it leaks."""
+    def check(self, limit: Callable[[], None] | None = None) -> None:
+        """Start one, under the limits that `limit` sets. Raises CannotSandbox if it leaks.
+
+        A process with several threads has no `limit`: between fork and exec it must run no Python.
+        """
         try:
             made = subprocess.run(
                 self.command("--check"),
@@ -88,7 +101,7 @@ class Sandbox:
                 capture_output=True,
                 text=True,
                 timeout=CHECK_S,
-                preexec_fn=limit,  # this process has one thread
+                preexec_fn=limit,
             )
         except subprocess.TimeoutExpired:
             raise CannotSandbox(f"its self-test took more than {CHECK_S:g} s") from None
@@ -146,10 +159,10 @@ def _program() -> str:
     return program
 
 
-def _folders() -> Iterator[Path]:
+def _folders(path: Sequence[str]) -> Iterator[Path]:
     """What Python reads, without folders that hold the home directory. Raises CannotSandbox."""
     home = Path.home().resolve()
-    named = {Path(one).absolute() for one in (sys.prefix, sys.base_prefix, *sys.path) if one}
+    named = {Path(one).absolute() for one in (sys.prefix, sys.base_prefix, *path) if one}
     taken = [Path("/usr")]
     for folder in sorted(named):
         if not folder.is_dir() or any(folder.is_relative_to(one) for one in taken):

@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import pwd
-import resource
 import select
 import signal
 import socket
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weftline.toolkit import Found, tools_in
+from weftline_engine.tools import rlimits
 from weftline_engine.tools.call import serve_call
 from weftline_engine.tools.config import ToolsConfig, from_environment
 from weftline_engine.tools.sandbox import CannotSandbox, Sandbox
@@ -148,38 +148,17 @@ def _call(config: ToolsConfig, sandbox: Sandbox | None, tool: Found, descriptor:
 
 
 def _limit(config: ToolsConfig) -> None:
-    limits, megabyte = config.limits, 1 << 20
-    _set(resource.RLIMIT_CPU, limits.cpu_s)
-    _set(resource.RLIMIT_AS, limits.memory_mb * megabyte)
-    _set(resource.RLIMIT_FSIZE, limits.file_mb * megabyte)
-    _set(resource.RLIMIT_CORE, 0)
     uid = os.getuid()
     name = config.user or ("nobody" if config.sandbox and uid == 0 else None)
     user = None if name is None else pwd.getpwnam(name)
     if user is not None:
         uid = user.pw_uid
-    # The kernel counts all processes of the user, so those that run already are added.
-    _set(resource.RLIMIT_NPROC, limits.processes + _processes_of(uid))
+    rlimits.apply(config.limits, rlimits.processes_of(uid))
     if user is not None and not config.sandbox:  # in a sandbox, a call changes the user inside
         os.setgroups([])
         os.setgid(user.pw_gid)
         os.setuid(uid)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a new user resets it
-
-
-def _set(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
-
-
-def _processes_of(uid: int) -> int:
-    count = 0
-    for one in Path("/proc").iterdir():
-        if one.name.isdecimal():
-            with suppress(OSError):
-                count += one.stat().st_uid == uid
-    return count
 
 
 def _prctl(option: int, value: int) -> None:
@@ -201,7 +180,7 @@ def main() -> None:
     try:
         tools = _load(config)
         if config.sandbox:
-            sandbox = Sandbox.of(config)
+            sandbox = Sandbox.of(config.module, config.limits, env=config.env, user=config.user)
             sandbox.check(lambda: _limit(config))
         told: dict[str, Any] = {"tools": [found.spec.told() for found in tools.values()]}
     except CannotSandbox as error:

@@ -164,6 +164,7 @@ _CLASSES: dict[str, type] = {
         api.Failed,
         api.ContextMoved,
         api.Availability,
+        api.Occupied,
         Hello,
         Prove,
         Welcome,

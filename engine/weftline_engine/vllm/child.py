@@ -17,7 +17,7 @@ from weftline_engine.openai.endpoint import Endpoint, EndpointConfig, EndpointEr
 from weftline_engine.vllm.config import SchedulerChoice, VLLMConfig
 from weftline_engine.vllm.notes import Notes
 from weftline_engine.vllm.output import Lines, cause, passed_on
-from weftline_engine.vllm.processor import settings
+from weftline_engine.vllm.processor import openmp, settings
 from weftline_engine.vllm.versions import NOTES, is_for_cpus, is_known, package_of, refusal
 
 POLL_S = 0.25  # seconds between two checks whether vLLM answers
@@ -151,6 +151,7 @@ class Child:
         if on_cpu:
             cores = len(os.sched_getaffinity(0))
             found |= settings(cores, available_bytes(), found, self._config.arguments)
+            found |= openmp(self._config.python or "", found)
         if ours:
             site = self._folder / "site"
             site.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,8 +198,16 @@ def from_arguments(args: argparse.Namespace) -> tuple[EngineSpec, ...]:
     given = {key: value for key, value in said.items() if key in _FIELDS}
     if args.engine == "openai":
         given["served"] = given.pop("model", None)
-    given["vllm_arguments"] = tuple(given.get("vllm_arguments", ()))
+    given["vllm_arguments"] = _words(given.get("vllm_arguments", ()))
     return (EngineSpec.of(**given),)
+
+
+def _words(given: Sequence[str]) -> tuple[str, ...]:
+    """The words for vLLM's command line. A word that begins with a dash is taken for one of our own
+    options, so `--vllm-arguments="--block-size 32"` may give all of them as one text."""
+    if len(given) == 1 and given[0].startswith("-"):
+        return tuple(shlex.split(given[0]))
+    return tuple(given)
 
 
 def without(specs: Sequence[EngineSpec], names: frozenset[str]) -> tuple[EngineSpec, ...]:

@@ -259,7 +259,8 @@ def _add_http_arguments(other: argparse._ArgumentGroup) -> None:
         "--vllm-arguments",
         nargs="*",
         metavar="WORD",
-        help="words to add to vLLM's command line (default: none)",
+        help='words to add to vLLM\'s command line, as --vllm-arguments="--block-size 32" '
+        "(default: none)",
     )
 
 

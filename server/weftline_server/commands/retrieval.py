@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from weftline_engine.functions.config import FunctionConfig
 from weftline_engine.models import default_home
 from weftline_engine.retrieval import described
 from weftline_engine.retrieval.config import EmbedderConfig, Store, StoreConfig
+from weftline_engine.tools.config import Limits
 from weftline_server.commands.settings import make
 from weftline_server.schedule.engines.on_demand import OnDemand
 
@@ -153,7 +154,9 @@ class FunctionSpec:
 
     Clients name it by `name`. `workers` are its processes. A run has `timeout_s` seconds, and its
     result `max_bytes`. `path` is put before Python's search path, and `env` names the variables of
-    the environment that it may read. `start` says when its first process starts.
+    the environment that it may read. `start` says when its first process starts. With `sandbox`
+    each run is isolated by bubblewrap, without network, under `limits`. A server of root runs it as
+    `user`.
     """
 
     name: str
@@ -163,6 +166,9 @@ class FunctionSpec:
     max_bytes: int = 1 << 20
     path: str | None = None
     env: tuple[str, ...] = ()
+    sandbox: bool = False
+    user: str | None = None
+    limits: Limits = field(default_factory=Limits)
     start: Start = "demand"
 
     def says(self) -> Description:
@@ -177,7 +183,7 @@ class FunctionSpec:
         return lambda: FunctionEngine(config)
 
     def _config(self) -> FunctionConfig:
-        settings = asdict(self)
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
         del settings["start"]
         try:
             return FunctionConfig(**settings)

@@ -25,7 +25,7 @@ from weftline_engine.transport.tcp.joined import Gate
 from weftline_server.app import create_app
 from weftline_server.commands import cluster, engine_spec, engines, retrieval, tools
 from weftline_server.commands.cluster import ClusterConfig
-from weftline_server.commands.connection import LimitedConnection
+from weftline_server.commands.connection import KEEP_S, LimitedConnection
 from weftline_server.commands.join import KEY_VARIABLE, address, key
 from weftline_server.commands.server import FLUSH_S, Server
 from weftline_server.commands.settings import LEVELS, Settings, key_of, load
@@ -259,6 +259,7 @@ async def _serve(
             log_level=settings.process.log_level,
             log_config=None,  # use our logging
             access_log=False,
+            timeout_keep_alive=KEEP_S,
             timeout_graceful_shutdown=FLUSH_S,
             lifespan="on",
             ws="none",

@@ -46,6 +46,9 @@ class PrimitiveId(NamedTuple):
         return f"{self.session}/{self.primitive}"
 
 
+Specs = tuple[Mapping[str, Any], ...]  # of transforms
+
+
 class Read(NamedTuple):
     """An edge into a primitive: the variable that it reads, and the widest flow that it can use."""
 
@@ -68,6 +71,12 @@ class Body(Protocol):
         """Whether the primitive can use the text of an input before the input is complete."""
         ...
 
+    def joins(self, variable: str) -> Specs | None:
+        """The transforms of an input, if the last joins the items of a list to a text, so that the
+        text of the first items can be used before the list is complete; None if it does not.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ValueBody:
@@ -84,6 +93,9 @@ class ValueBody:
     def streams_in(self, variable: str) -> bool:
         return False
 
+    def joins(self, variable: str) -> Specs | None:
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ItemFlow:
@@ -94,16 +106,18 @@ class ItemFlow:
     items, its value is a list of one result for each. A call `says` the transforms of its output,
     whose text may be a list. `count` items are known before it runs. Its engine computes `batch`
     items as fast, one by one, as more together; 0 if no engine is needed. The passes decide whether
-    it `streams`: it starts with the first items, and its results are reported as they come.
+    it `streams`: it starts with the first items, and its results are reported as they come. If it
+    is `ordered`, the first results are the first items of its value.
     """
 
     takes: str = ""
-    through: tuple[Mapping[str, Any], ...] = ()
+    through: Specs = ()
     gives: bool = False
-    says: tuple[Mapping[str, Any], ...] = ()
+    says: Specs = ()
     count: int = 0
     batch: int = 0
     streams: bool = False
+    ordered: bool = False
 
 
 @record

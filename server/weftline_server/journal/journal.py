@@ -31,11 +31,12 @@ KEYS_S = 600.0  # idempotency keys are kept as long as responses are
 
 @dataclass(slots=True)
 class _Track:
-    """A session that is recorded: its number in the store, and how many items lead up to its last
-    record.
+    """A session that is recorded: its number in the store, and how many entries lead up to its last
+    record. `opening` is written together with its first record, or when it has to be kept.
     """
 
     number: int
+    opening: Open | None = None
     mark: int = 0
     closed: bool = False
 
@@ -120,33 +121,37 @@ class Journal:
     def opened(self, session: Session, alias: str) -> None:
         """Record a session from now on."""
         self._number += 1
-        self._tracks[session] = track = _Track(self._number)
         at = self.clock.wall(session.opened)
         opened = Opened(session.tenant, session.id, alias, at, session.stays)
-        self._put(track, Open(track.number, opened))
+        self._tracks[session] = _Track(self._number, Open(self._number, opened))
 
-    def note(self, session: Session, event: ev.SessionEvent, actions: list[ev.Action]) -> None:
-        """Record an event that the session has handled, if it is of those that are recorded."""
+    def note(
+        self,
+        session: Session,
+        event: ev.SessionEvent,
+        actions: list[ev.Action],
+        key: Key | None = None,
+    ) -> None:
+        """Record an event that the session has handled, if it is of those that are recorded.
+
+        The `key` of the request that submitted tasks is on disk with them, or neither is: a server
+        that was killed between the two would take the submit again when it is sent again.
+        """
         track = self._tracks.get(session)
         if track is None or track.closed or self._writer is None:
             return
         found = noted(session, event, actions)
         if found is None:
             return
-        self._put(track, Said(track.number, found))
+        items: list[Item] = [Said(track.number, found)]
+        at = self.clock.wall(event.now)
+        if key is not None and isinstance(event, ev.TasksSubmitted):
+            tasks = " ".join([task.id for task in event.tasks])
+            items.append(Keyed(track.number, key.tenant, key.key, key.digest, tasks, at))
         if isinstance(event, ev.SessionClosed):
             track.closed = True
-            at = self.clock.wall(event.now)
-            end = Close(track.number, at) if session.tasks else Drop(track.number)
-            self._put(track, end)
-
-    def keyed(self, session: Session, key: Key, tasks: list[str]) -> None:
-        """Record that the request with this key added these tasks."""
-        track = self._tracks.get(session)
-        if track is not None:
-            made = self.clock.wall(self._now())
-            one = (track.number, key.tenant, key.key, key.digest, " ".join(tasks), made)
-            self._put(track, Keyed(*one))
+            items.append(Close(track.number, at) if session.tasks else Drop(track.number))
+        self._put(track, *items)
 
     def earlier(self, key: Key) -> Earlier | None:
         """What an earlier run of the server did for this key. Raises KeyReused."""
@@ -179,6 +184,8 @@ class Journal:
         track = self._tracks.get(session)
         if track is None:
             return
+        if track.opening is not None:
+            self._put(track)
         if self._writer is None and session.ended is not None and not track.closed:
             raise EngineUnavailable(
                 "the server is shutting down, and goes on with the session when it runs again: "
@@ -191,15 +198,19 @@ class Journal:
         """Delete what is too old."""
         if self._writer is not None:
             self._ledger.put += 1
-            self._writer.put(Sweep(self.clock.wall(self._now()), KEYS_S))
+            self._writer.put((Sweep(self.clock.wall(self._now()), KEYS_S),))
             self._writer.wake()
 
-    def _put(self, track: _Track, item: Item) -> None:
+    def _put(self, track: _Track, *items: Item) -> None:
+        """Write these items in one transaction."""
         if self._writer is None or self._loop is None:
             return  # the server ends: its sessions go on in its next run
+        if track.opening is not None:
+            items = (track.opening, *items)
+            track.opening = None
         self._ledger.put += 1
         track.mark = self._ledger.put
-        self._writer.put(item)
+        self._writer.put(items)
         if not self._ledger.woken:
             self._ledger.woken = True
             self._loop.call_soon(self._wake)

@@ -71,7 +71,7 @@ def noted(session: Session, event: ev.SessionEvent, actions: list[ev.Action]) ->
     """What is recorded of an event that the session has just handled; None for nothing."""
     match event:
         case ev.PrimitiveFinished():
-            return _end(session, event)
+            return _end(session, event, actions)
         case ev.PrimitiveFailed():
             run = session.primitives.get(event.primitive)
             return None if run is None else Noted(event, tokens=run.tokens)
@@ -86,9 +86,12 @@ def noted(session: Session, event: ev.SessionEvent, actions: list[ev.Action]) ->
     return Noted(event) if type(event) in _WRITERS else None
 
 
-def _end(session: Session, event: ev.PrimitiveFinished) -> Noted | None:
+def _end(session: Session, event: ev.PrimitiveFinished, actions: list[ev.Action]) -> Noted | None:
     run = session.primitives.get(event.primitive)
-    if run is None or run.step is None or run.step.finished != event.now:
+    if run is None or run.step is None:
+        return None
+    # What a step adds to the graph may fail at once, and the step with it: it does not finish then.
+    if run.step.finished != event.now and ev.Ended(run.task.task.id) not in actions:
         return None  # the news was late
     writes = session.graph.primitives[run.id].writes
     variable = session.variables[writes[0]]

@@ -41,7 +41,9 @@ def replay(
     try:
         for record in records:
             for event in decode(record, clock):
-                session.handle(event)
+                actions = session.handle(event)
+                while ev.GoOn() in actions:
+                    actions = session.handle(ev.TurnCame(now=event.now))
     except Exception as error:  # whatever a damaged record leads to
         raise Unreadable(f"session {opened.id}: {type(error).__name__}: {error}") from error
     return session

@@ -45,7 +45,7 @@ Item = Change | Said | Sweep
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the thread tells: `done` items are on disk; `error` says why no more are.
+    """What the thread tells: `done` entries are on disk; `error` says why no more are.
 
     Of the sessions in `lost` records were given up, since too many waited for space. `full` says
     that the file is larger than it may be.
@@ -64,7 +64,7 @@ class Writer:
         self._store = store
         self._clock = clock
         self._tell = tell
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[Item, ...]] = deque()
         self._woken = threading.Event()
         self._ends = False
         self._lost: set[int] = set()
@@ -73,9 +73,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="weftline-journal", daemon=True)
         self._thread.start()
 
-    def put(self, item: Item) -> None:
-        """Add an item; `wake` the thread when all of a turn are there."""
-        self._items.append(item)
+    def put(self, items: tuple[Item, ...]) -> None:
+        """Add items for one transaction. `wake` the thread when all of a turn are there."""
+        self._items.append(items)
 
     def wake(self) -> None:
         self._woken.set()
@@ -109,9 +109,9 @@ class Writer:
         while True:
             held = sum(len(one.body) for one in changes if isinstance(one, Append))
             while self._items:
-                item = self._items.popleft()
                 count += 1
-                changes += self._changes(item)
+                for item in self._items.popleft():
+                    changes += self._changes(item)
             if held > MOST_HELD:
                 self._lost |= {one.session for one in changes}
                 changes = [Drop(session) for session in self._lost]

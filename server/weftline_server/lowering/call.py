@@ -12,7 +12,7 @@ from weftline.errors import InvalidRequest, MissingInput
 from weftline.protocol import MAX_ITEMS, Call, InOut, Message, Placeholder, Prompt, Segment
 from weftline.template import check_placeholders, parse
 from weftline_engine import api
-from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Task
+from weftline_server.graph.primitive import ItemFlow, Primitive, Read, Specs, Task
 from weftline_server.graph.record import record
 from weftline_server.lowering.bounds import check_size
 from weftline_server.prompt.render import value_text
@@ -60,6 +60,22 @@ class PromptBody:
     def streams_in(self, variable: str) -> bool:
         """Whether the text of an input enters the prompt unchanged, part by part."""
         return variable not in self.whole
+
+    def joins(self, variable: str) -> Specs | None:
+        """The transforms of a list that enters the prompt in one way; without any it is JSON."""
+        named = [holder for holder in self.holders if holder.semantic_var_id == variable]
+        first = named[0].transforms
+        if any(holder.transforms != first for holder in named) or self._is_messages(named):
+            return None
+        return first if transforms.joins_items(first) else None
+
+    def _is_messages(self, holders: Sequence[Placeholder]) -> bool:
+        """Whether a value stands for whole messages, so that its text is read as JSON."""
+        assert not isinstance(self.call.prompt, str), "template text is parsed when it arrives"
+        if not any(isinstance(item, Message) for item in self.call.prompt):
+            return False
+        bare = {item.input for item in self.call.prompt if isinstance(item, Segment)}
+        return any(holder.name in bare for holder in holders)
 
 
 def _all_stream(holder: Placeholder) -> bool:

@@ -28,7 +28,7 @@ from weftline.steps import (
     Search,
     Step,
 )
-from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Task
+from weftline_server.graph.primitive import Effects, Flow, ItemFlow, Primitive, Read, Specs, Task
 from weftline_server.lowering.control import Control, lower_control
 from weftline_server.session.budget import value_bytes
 
@@ -56,6 +56,9 @@ class StepBody:
 
     def streams_in(self, variable: str) -> bool:
         return False
+
+    def joins(self, variable: str) -> Specs | None:
+        return None
 
 
 def lower_step(step: Step, resource: str, id: str | None = None, batch: int | None = None) -> Task:
@@ -128,6 +131,7 @@ def _item_flow(step: Step, batch: int | None) -> ItemFlow | None:
         gives=not isinstance(step, Rerank) and getattr(step, "limit", None) is None,
         count=len(source.value) if isinstance(source.value, list) else 0,
         batch=batch,
+        ordered=isinstance(step, Search),  # merged documents are sorted at the end
     )
 
 

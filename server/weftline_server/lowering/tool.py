@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from weftline.steps import ClientStep
 from weftline.tools import ClientTool, Function, Tool
-from weftline_server.graph.primitive import Effects, Primitive, Task
+from weftline_server.graph.primitive import Effects, Primitive, Specs, Task
 from weftline_server.lowering.step import lower_step
 
 TOOL = "tool"  # the kind of the primitives, and of the ops of tool engines
@@ -66,6 +66,9 @@ class ToolBody:
 
     def streams_in(self, variable: str) -> bool:
         return False
+
+    def joins(self, variable: str) -> Specs | None:
+        return None
 
 
 def lower_tool(tool: RunTool, arguments: str, is_open: bool = False) -> Task:

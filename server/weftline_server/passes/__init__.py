@@ -10,6 +10,7 @@ from weftline_server.passes.depth import depth
 from weftline_server.passes.flows import flows, has_reads
 from weftline_server.passes.groups import groups
 from weftline_server.passes.items import batch, has_items, pipeline
+from weftline_server.passes.joins import joins
 from weftline_server.passes.objectives import objectives, stricter
 from weftline_server.passes.order import has_order, order
 from weftline_server.passes.plan import (
@@ -33,6 +34,7 @@ __all__ = [
     "Plugin",
     "analyse",
     "apply",
+    "consumers_first",
     "stricter",
     "verify",
 ]
@@ -45,12 +47,13 @@ GROUPING: Mapping[str, Pass] = {"groups": groups}
 ONCE: Mapping[str, Pass] = {"prefix": prefixes}
 # These give the edges of a primitive their flows. Each runs again after another one has changed
 # something, because an edge that goes away may let another one stream. The second part says which
-# primitives a pass may change: most submits have none for three of the four.
+# primitives a pass may change: most submits have none for three of the five.
 FLOWS: Mapping[str, tuple[Pass, Callable[[Primitive], bool]]] = {
     "order": (order, has_order),
     "flow": (flows, has_reads),
     "pipeline": (pipeline, has_items),
     "batch": (batch, has_items),
+    "joins": (joins, has_reads),
 }
 PASSES: Mapping[str, Pass] = {
     **UPWARD,
@@ -76,7 +79,7 @@ def analyse(
 
     Raises InvalidFindings, and then applies nothing of the pass at fault.
     """
-    new = {id: graph.downstream(id) for id in _consumers_first(graph, changed)}
+    new = {id: graph.downstream(id) for id in consumers_first(graph, changed)}
     fresh = {id: below for id, below in new.items() if id not in plan.depth}
     found = dict.fromkeys(new)
     moved = dict.fromkeys(fresh)  # is new, or has another depth
@@ -137,7 +140,7 @@ def apply(graph: Graph, plan: Plan, findings: Findings) -> None:
     plan.annotate(findings)
 
 
-def _consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
+def consumers_first(graph: Graph, primitives: Iterable[str]) -> list[str]:
     """The given primitives, each before those of them that it waits for directly."""
     among = dict.fromkeys(primitives)
     if len(among) == 1:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from weftline.transforms import closed_items
 from weftline_engine import api
 from weftline_server.graph.growth import TakesItems
-from weftline_server.graph.primitive import Flow, ItemFlow, Primitive, PrimitiveId
+from weftline_server.graph.primitive import Flow, Primitive, PrimitiveId
 from weftline_server.lowering import items as item_values
 from weftline_server.lowering.step import NO_ENGINE, StepBody
 from weftline_server.prompt.prompter import Payload
 from weftline_server.runtime.kinds import Attempt, StepKind
+from weftline_server.runtime.known_items import known_items
 from weftline_server.schedule.dispatcher import Dispatcher
 from weftline_server.session import events as ev
 from weftline_server.session.session import Session
@@ -61,7 +61,7 @@ class EarlyItems:
         flow = primitive.items
         if flow is None or not flow.streams or not _waits_for_items(session, primitive):
             return
-        known = _known(session, flow)
+        known = known_items(session, flow.takes, flow.through)
         if isinstance(primitive.body, TakesItems):
             self._grow(session, primitive, primitive.body, known)
             return
@@ -176,17 +176,6 @@ def _is_written(session: Session, primitive: Primitive) -> bool:
     assert primitive.items is not None, "it takes items"
     above = session.graph.primitives[session.graph.producer[primitive.items.takes]].items
     return above is not None and bool(above.says or primitive.items.through)
-
-
-def _known(session: Session, flow: ItemFlow) -> list[Any]:
-    """The items of a list so far: as they were told, or read from the text that was generated."""
-    variable = session.variables[flow.takes]
-    producer = session.graph.producer.get(flow.takes)
-    if producer is not None and variable.state is VariableState.STREAMING:
-        above = session.graph.primitives[producer].items
-        if above is not None and (specs := (*above.says, *flow.through)):
-            return closed_items(specs, variable.text)
-    return variable.items
 
 
 def _waits_for_items(session: Session, primitive: Primitive) -> bool:

@@ -47,6 +47,7 @@ PREFIX_TOKENS = (16, *(step << n for n in range(4, 14) for step in (2, 3)))
 def hints(session: Session, primitive: Primitive) -> api.Hints:
     """Findings of the passes about a primitive, as advice for the policy and the engine."""
     depth, objective, group = session.plan.advice(primitive.id)
+    reads_tokens = map(session.watch.reads_tokens, primitive.writes)
     return api.Hints(
         application=session.id,
         group=group,
@@ -56,6 +57,7 @@ def hints(session: Session, primitive: Primitive) -> api.Hints:
         criterion=objective,
         priority=session.graph.tasks[primitive.task].priority,
         traceparent=handed_on(session.tasks[primitive.task].origin, session.id, primitive.task),
+        unread=not any(reads_tokens),
     )
 
 

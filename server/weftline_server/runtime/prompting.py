@@ -14,6 +14,7 @@ from weftline_server.lowering.bounds import is_large, is_small
 from weftline_server.lowering.call import PromptBody
 from weftline_server.prompt.prompter import Payload, Prompter
 from weftline_server.prompt.render import PromptBefore, render, value_text
+from weftline_server.runtime.known_items import known_items
 from weftline_server.runtime.workers import Workers
 from weftline_server.session.session import Session
 from weftline_server.session.variable import VariableState
@@ -77,11 +78,12 @@ def parts_before(session: Session, body: PromptBody) -> PartsBefore:
 def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBefore:
     """The prompt as far as it is known, with `hole` where the unknown part begins.
 
-    An input on a streaming edge is known up to the text that has come. One with large transforms
-    counts as unknown, because these would run again for every part that comes.
+    An input on a streaming edge is known up to the text that has come, and a list that the prompt
+    joins up to its last item. One with large transforms counts as unknown, because these would run
+    again for every part that comes.
     """
     body = body_of(primitive)
-    streams = {read.variable for read in primitive.reads if read.flow is Flow.STREAM}
+    flows = {read.variable: read.flow for read in primitive.reads}
     texts: dict[str, str] = {}
     is_known = True
     for holder in body.holders:
@@ -100,9 +102,21 @@ def known_before(session: Session, primitive: Primitive, hole: str) -> PromptBef
         elif variable.state is VariableState.READY:
             texts[holder.name] = _input_text(holder, value)
         else:
-            texts[holder.name] = (variable.text if id in streams else "") + hole
+            texts[holder.name] = _text_so_far(session, holder, flows[variable.id]) + hole
         is_known = not texts[holder.name].endswith(hole)
     return render(body.call, body.output, texts)
+
+
+def _text_so_far(session: Session, holder: Placeholder, flow: Flow) -> str:
+    """The beginning of an input's text, as far as nothing that comes later changes it."""
+    assert holder.semantic_var_id is not None, "a value is known at once"
+    if flow is Flow.STREAM:
+        return session.variables[holder.semantic_var_id].text
+    if flow is not Flow.ITEMS:
+        return ""
+    *through, last = (*holder.transforms,) or (None,)
+    items = known_items(session, holder.semantic_var_id, through)
+    return transforms.joined_items(last, items) if is_small(items) else ""
 
 
 def _input_text(holder: Placeholder, value: object) -> str:

@@ -130,7 +130,7 @@ class Readers:
 
         A reader that goes away counts for `grace_s` more seconds, in which it can come back.
         """
-        reading = self._reading(session, variable, criteria, wait, grace_s)
+        reading = self._reading(session, variable, criteria, wait, grace_s, streams=True)
         async with reading as (found, signal):
             self._apply(session, ev.VariableRead(now=self._now(), variable=variable))
             while True:
@@ -156,10 +156,15 @@ class Readers:
         criteria: Criterion | None,
         wait: bool,
         grace_s: float = 0.0,
+        streams: bool = False,
     ) -> AsyncIterator[tuple[Variable, asyncio.Event]]:
         """Count as a reader of `variable` until the end of the block, by an exception too."""
-        opened = ev.ReaderOpened(now=self._now(), variable=variable, criteria=criteria, wait=wait)
-        self._apply(session, opened)
+        self._apply(
+            session,
+            ev.ReaderOpened(
+                now=self._now(), variable=variable, criteria=criteria, wait=wait, streams=streams
+            ),
+        )
         found = session.variable(variable)
         signal = asyncio.Event()
         served = True

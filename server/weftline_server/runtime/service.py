@@ -181,21 +181,20 @@ class Service:
         self._driver.close(session)
 
     async def submit(
-        self, session: Session, submit: Submit, key: Key | None = None
+        self, session: Session, submit: Submit, key: Key | None = None, *, whole: bool = False
     ) -> tuple[Task, ...]:
-        """Add all calls of `submit` to the session, or raise and change nothing.
+        """Add all calls of `submit` to the session, or raise and change nothing. With `whole` the
+        client streams none of their outputs.
 
         On a server that keeps sessions on disk they are there at the return. Where the disk is full
         only now, the calls that were added are cancelled.
         """
         journal = self.registry.journal
         if journal is None:
-            return await self._driver.submit(session, submit)
+            return await self._driver.submit(session, submit, whole=whole)
         if submit.calls or submit.steps:
             journal.admit()
-        tasks = await self._driver.submit(session, submit)
-        if key is not None and tasks:
-            journal.keyed(session, key, [task.id for task in tasks])
+        tasks = await self._driver.submit(session, submit, key, whole=whole)
         try:
             await journal.kept(session)
         except StorageFull:

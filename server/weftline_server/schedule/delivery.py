@@ -51,11 +51,14 @@ class Delivery:
 
     def heard(self, member: Member, events: Sequence[api.Event]) -> None:
         """Pass an engine's events on, except those of ops that are no longer ours."""
-        ended = False
+        changed = False  # so that work may be placed that had no room
         for event in events:
             # The op of such an event may have ended and been freed: only its context counts.
             if isinstance(event, api.ContextMoved):
                 member.prefixes.moved(event.context, event.residency, event.tokens)
+                continue
+            if isinstance(event, api.Occupied):
+                changed |= member.occupied_by_others(event.tokens)
                 continue
             work = member.ops.works.get(event.op)
             # Events of an old attempt, or of an op that was cancelled meanwhile, are dropped.
@@ -68,12 +71,12 @@ class Delivery:
                 member.delivered(event.op, event.offset + len(event.values))
                 self._sessions.outcome(work.primitive, event)
             elif isinstance(event, (api.Finished, api.Paused)):
-                ended = True
+                changed = True
                 self._finished(member, work, event)
             elif isinstance(event, api.Failed):
-                ended = True
+                changed = True
                 self._failed(member, work, event)
-        if ended:
+        if changed:
             self._place_soon()
 
     def down(self, member: Member) -> None:

@@ -89,9 +89,7 @@ class Rounds:
     def _admit(self, models: Mapping[str, Sequence[Member]]) -> None:
         """Admit waiting applications to the KV caches, for each model on its own."""
         for model, members in models.items():
-            sizes = [
-                member.description.kv_tokens for member in members if member.description is not None
-            ]
+            sizes = [one.room for one in members if one.description is not None]
             known = [size for size in sizes if size is not None]
             pool = sum(known) if len(known) == len(sizes) else None
             self._memory.gate.admit(model, pool, self._now())
@@ -115,7 +113,12 @@ class Rounds:
 
 def _plain(hints: api.Hints) -> api.Hints:
     """The hints as an ordinary server gives them, so that the engine's order is that of arrival."""
-    return api.Hints(priority=hints.priority, arrival=hints.arrival, waited=hints.waited)
+    return api.Hints(
+        priority=hints.priority,
+        arrival=hints.arrival,
+        waited=hints.waited,
+        unread=hints.unread,  # an ordinary server knows which of its requests are streams
+    )
 
 
 def _by_model(members: Sequence[Member]) -> dict[str, list[Member]]:

@@ -38,12 +38,14 @@ class SessionEvent:
 
 @record
 class TasksSubmitted(SessionEvent):
-    """A client submitted tasks. With `detach` they run although their outputs have no reader."""
+    """A client submitted tasks. With `detach` they run although their outputs have no reader. It
+    takes the values of the variables `whole` when they are complete, and no part of them before."""
 
     by_client: ClassVar[bool] = True
     tasks: tuple[Task, ...]
     detach: bool = False
     origin: Origin = NOBODY
+    whole: tuple[str, ...] = ()
 
     @property
     def about(self) -> str:
@@ -52,6 +54,11 @@ class TasksSubmitted(SessionEvent):
     @property
     def detail(self) -> str:
         return " ".join(task.name for task in self.tasks)
+
+
+@record
+class TurnCame(SessionEvent):
+    """The session may plan or start the next part of a large submit; it has asked for a turn."""
 
 
 @record
@@ -90,10 +97,11 @@ class VariableRefused(VariableEvent):
 
 @record
 class ReaderOpened(VariableEvent):
-    """A get or a stream waits for the variable from now on."""
+    """A get waits for the variable from now on, or a stream for its text."""
 
     criteria: Criterion | None = None
     wait: bool = False
+    streams: bool = False
 
 
 @record
@@ -315,7 +323,12 @@ class Ended:
     task: str
 
 
-Action = Run | Fill | Stop | Notify | Replan | Ended
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Tell the session a TurnCame in a later turn of the event loop: it holds more primitives."""
+
+
+Action = Run | Fill | Stop | Notify | Replan | Ended | GoOn
 
 
 @dataclass(frozen=True, slots=True)

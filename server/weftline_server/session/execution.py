@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from weftline.errors import BudgetExceeded, WeftlineError
+from weftline.errors import BudgetExceeded, Cancelled, WeftlineError
 from weftline_server.graph.graph import Graph
 from weftline_server.graph.growth import Growing
 from weftline_server.graph.primitive import Flow, Task
 from weftline_server.passes import Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Spent
+from weftline_server.session.held import Held
 from weftline_server.session.origin import NOBODY, Origin
 from weftline_server.session.planning import Planning
 from weftline_server.session.readiness import (
     failed_input,
+    gathers,
     is_behind,
     lost_read,
     ready_reads,
@@ -33,6 +35,10 @@ _MOST_RECENT = 8
 
 # Characters with which an item of a list may end, in lines, by commas or in JSON.
 _ENDS_ITEM = frozenset('\n,]}"')
+
+
+# Results of a list's items that a prompt is told of one by one. Each renders the known part again.
+_MOST_TOLD = 256
 
 
 class IllegalMove(AssertionError):
@@ -56,6 +62,7 @@ class Execution:
         self.recent: deque[str] = deque(maxlen=_MOST_RECENT)
         self.under_way = 0  # primitives on an engine or on their way to one
         self.now = 0.0  # the time of the event that is handled
+        self.held = Held()
         self._owned: dict[str, list[TaskRun]] = {}  # task → tasks that it has added
 
     def validate(self) -> None:
@@ -65,7 +72,7 @@ class Execution:
             settled = {self.variables[v].settled for v in primitive.writes}
             assert not run.live or True not in settled, f"{id} lives, an output is settled"
             assert run.live or False not in settled, f"{id} is {run.state}, an output is open"
-            if run.state is RunState.WAITING:
+            if run.state is RunState.WAITING and not run.held:
                 ready = ready_reads(primitive, self.variables)
                 assert ready < len(primitive.reads) or is_behind(primitive, self.primitives), (
                     f"{id} is ready"
@@ -86,9 +93,16 @@ class Execution:
             assert (variable.error is not None) == (variable.state in WITHOUT_VALUE)
 
     def add(
-        self, tasks: Sequence[Task], now: float, detached: bool, origin: Origin = NOBODY
+        self,
+        tasks: Sequence[Task],
+        now: float,
+        detached: bool,
+        origin: Origin = NOBODY,
+        hold: bool = False,
     ) -> list[ev.Action]:
-        """Add tasks that the graph has accepted, and start what can run."""
+        """Add tasks that the graph has accepted, and start what can run; with `hold`, later where
+        they are many.
+        """
         self.graph.add(tasks)
         variables, planning = self.variables, self.planning
         fresh: list[PrimitiveRun] = []
@@ -108,13 +122,9 @@ class Execution:
             if task.criteria is not None:
                 for var in task.writes:
                     planning.want(var, task.criteria)
-        actions: list[ev.Action] = []
-        for run in fresh:
-            if (error := failed_input(run.task.task, self.variables)) is not None:
-                actions += self.fail(run.task, error)
-            else:
-                self.advance(run, now, actions)
-        return actions
+        if hold and self.held.are_many(fresh):
+            return self.held.hold(fresh, planning)
+        return start(self, fresh)
 
     def settled(self, variable: Variable, now: float) -> list[ev.Action]:
         """Start the primitives that waited for a variable of the client, or fail them with it."""
@@ -315,11 +325,14 @@ class Execution:
 
         A read that is ready stays so, and the search for one that is not goes on where it ended.
         """
-        if run.state is not RunState.WAITING:
+        if run.state is not RunState.WAITING or run.held:
             return
         primitive = self.graph.primitives[run.id]
         was_ready = run.ready if run.looked_at is primitive else 0
         run.looked_at, run.ready = primitive, ready_reads(primitive, self.variables, was_ready)
+        if was_ready < run.ready <= _MOST_TOLD and gathers(primitive):
+            for var in primitive.writes:
+                actions += takers(self.graph, self.primitives, var)
         if is_behind(primitive, self.primitives):
             return  # its prompt continues an output that is not done
         if run.ready < len(primitive.reads):
@@ -339,6 +352,47 @@ class Execution:
         reads = self.graph.primitives[run.id].reads
         if run.filling and reads[run.ready : run.ready + 1] == ((variable, Flow.STREAM),):
             actions.append(ev.Fill(run.id))
+
+
+def start(execution: Execution, runs: Iterable[PrimitiveRun]) -> list[ev.Action]:
+    """Queue the new primitives whose inputs are there, and fail those whose inputs have failed."""
+    actions: list[ev.Action] = []
+    for run in runs:
+        if (error := failed_input(run.task.task, execution.variables)) is not None:
+            actions += execution.fail(run.task, error)
+        else:
+            execution.advance(run, execution.now, actions)
+    return actions
+
+
+def close(execution: Execution, reason: str) -> list[ev.Action]:
+    """Cancel all that has not ended. Nothing follows from one end for another: all of it ends."""
+    actions: list[ev.Action] = []
+    execution.held = Held()
+    for task in execution.tasks.values():
+        if not task.live:
+            continue
+        task.error = Cancelled(reason)
+        task.error.of_call(task.task.name)
+        for run in task.primitives:
+            if run.live:
+                actions += execution._drop(run, task.error, RunState.CANCELLED)
+        actions.append(ev.Ended(task.task.id))
+    for variable in execution.variables.values():
+        if not variable.settled:
+            variable.fail(Cancelled(reason))
+            actions.append(ev.Notify(variable.id))
+    return actions
+
+
+def go_on(execution: Execution) -> list[ev.Action]:
+    """Plan the next part of the primitives that are held, or start it when all are planned."""
+    for id in execution.held.planned_next():
+        execution.planning.add(id)
+    actions = start(execution, execution.held.started_next())
+    if execution.held:
+        actions.append(ev.GoOn())
+    return actions
 
 
 def may_restart(execution: Execution, primitive: str) -> bool:

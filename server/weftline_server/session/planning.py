@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from weftline.protocol import Criterion
 from weftline_server.graph.graph import Graph
-from weftline_server.passes import Plan, Plugin, analyse, stricter
+from weftline_server.passes import Plan, Plugin, analyse, consumers_first, stricter
 from weftline_server.session.reuse import Reuse
 
 
@@ -23,6 +23,7 @@ class Planning:
         self._without = without  # passes that are switched off
         self._plugins = plugins
         self._changed: dict[str, None] = {}  # primitives to plan anew, with all above them
+        self._later: set[str] = set()  # new primitives that are planned when they are added again
         self._told: dict[str, tuple[int, Criterion, str]] = {}  # advice, until a primitive starts
 
     @property
@@ -37,7 +38,20 @@ class Planning:
 
     def add(self, primitive: str) -> None:
         """The graph has a new primitive."""
+        self._later.discard(primitive)
         self._changed[primitive] = None
+
+    def postpone(self, primitives: Iterable[str]) -> list[tuple[str, int]]:
+        """Do not plan these new ones until each is added again.
+
+        Return them, consumers first, each with the number of its edges.
+        """
+        order = consumers_first(self._graph, primitives)
+        self._later.update(order)
+        for id in order:
+            self._changed.pop(id, None)
+        known = self._graph.primitives
+        return [(id, len(known[id].reads) + len(known[id].after)) for id in order]
 
     def want(self, variable: str, criterion: Criterion) -> None:
         """A reader of `variable` asks for `criterion`. The stricter of two is kept."""
@@ -47,8 +61,9 @@ class Planning:
             return
         self.criteria[variable] = found
         producer = self._graph.producer.get(variable)
-        if producer is not None and producer not in self.plan.started:
-            self._changed[producer] = None
+        if producer is None or producer in self.plan.started or producer in self._later:
+            return
+        self._changed[producer] = None
 
     def start(self, primitive: str) -> None:
         """An engine has the primitive, so later changes do not affect it."""

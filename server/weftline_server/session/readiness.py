@@ -60,6 +60,14 @@ def undecided(graph: Graph, lost: Iterable[str]) -> Iterator[str]:
 def takers(graph: Graph, runs: Mapping[str, PrimitiveRun], variable: str) -> Iterator[Fill]:
     """Let the waiting readers that take a list item by item have its new items."""
     for id in graph.consumers.get(variable, ()):
-        reads = graph.primitives[id].reads
-        if runs[id].state is RunState.WAITING and (variable, Flow.ITEMS) in reads:
+        run = runs[id]
+        if run.state is not RunState.WAITING or not run.filling:
+            continue  # its prompt may continue an output that is not done
+        if (variable, Flow.ITEMS) in graph.primitives[id].reads:
             yield Fill(id)
+
+
+def gathers(primitive: Primitive) -> bool:
+    """Whether its value is a list of what it reads, in that order."""
+    items = primitive.items
+    return items is not None and items.ordered and not items.takes

@@ -18,7 +18,7 @@ from weftline_server.passes import Plan, Plugin
 from weftline_server.session import events as ev
 from weftline_server.session.budget import Budget, Spent
 from weftline_server.session.control import finish, take_items
-from weftline_server.session.execution import Execution, IllegalMove, restarted
+from weftline_server.session.execution import Execution, IllegalMove, close, go_on, restarted
 from weftline_server.session.given import give, refuse
 from weftline_server.session.resumed import abandon, resume
 from weftline_server.session.task import PrimitiveRun, RunState, TaskRun
@@ -165,7 +165,8 @@ class Session:
     def _submit(self, event: ev.TasksSubmitted) -> list[ev.Action]:
         self.check(event.tasks)
         self.spent.take_tasks(event.tasks, event.now - self.opened)
-        return self.execution.add(event.tasks, event.now, event.detach, event.origin)
+        self.watch.take_whole(event.whole)
+        return self.execution.add(event.tasks, event.now, event.detach, event.origin, hold=True)
 
     def _set(self, event: ev.VariableSet) -> list[ev.Action]:
         return give(self.execution, self.spent, event, self.opened)
@@ -200,15 +201,7 @@ class Session:
 
     def _close(self, event: ev.SessionClosed) -> list[ev.Action]:
         self.ended = event.now
-        actions: list[ev.Action] = []
-        for task in self.tasks.values():
-            if task.live:
-                actions += self.execution.fail(task, Cancelled(event.reason), RunState.CANCELLED)
-        for variable in self.variables.values():
-            if not variable.settled:
-                variable.fail(Cancelled(event.reason))
-                actions.append(ev.Notify(variable.id))
-        return actions
+        return close(self.execution, event.reason)
 
 
 # Most events are parts of text; these neither change the graph nor end a primitive.
@@ -227,6 +220,7 @@ _HANDLERS: Mapping[type[ev.SessionEvent], Callable[[Session, Any], list[ev.Actio
     MappingProxyType(
         {
             ev.TasksSubmitted: Session._submit,
+            ev.TurnCame: lambda session, event: go_on(session.execution),
             ev.VariableSet: Session._set,
             ev.VariableRefused: lambda session, event: refuse(session.execution, event),
             ev.VariableRead: Session._read,

@@ -122,6 +122,7 @@ class PrimitiveRun:
     step: Step | None = None
     ready: int = 0  # the reads, from the first on, that have a value in the form `looked_at`
     looked_at: Primitive | None = field(default=None, repr=False)
+    held: bool = False  # it came with many, and its turn to start has not come
     tokens: int = 0  # charged to the budget: those of its prompt and of its longest output
 
     @property

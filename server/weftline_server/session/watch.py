@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from weftline.errors import Cancelled, NoProducer, UnknownVariable
+from weftline_engine.api import Kind
+from weftline_server.graph.primitive import Flow
 from weftline_server.session import events as ev
 from weftline_server.session.execution import Execution
 from weftline_server.session.task import RunState, TaskRun
 from weftline_server.session.variable import Variable, VariableState
+
+_IN_PARTS = (Flow.STREAM, Flow.ITEMS)
+_PROMPTS = (Kind.FILL, Kind.GENERATE)
 
 
 class Watch:
@@ -16,6 +21,8 @@ class Watch:
 
     def __init__(self, execution: Execution) -> None:
         self.readers: dict[str, int] = {}
+        self._streamed: set[str] = set()  # the variables that a stream was opened for
+        self._whole: set[str] = set()  # the variables whose client waits for the whole value
         self._execution = execution
 
     def check(self, variable: str, wait: bool) -> None:
@@ -41,6 +48,8 @@ class Watch:
         self.check(id, event.wait)
         self._execution.variables.setdefault(id, Variable(id))
         self.readers[id] = self.readers.get(id, 0) + 1
+        if event.streams:
+            self._streamed.add(id)
         if event.criteria is not None:
             self._execution.planning.want(id, event.criteria)
         return []
@@ -54,6 +63,29 @@ class Watch:
         if event.served or id in self.readers:
             return []
         return self._cancel_unwatched(id)
+
+    def take_whole(self, variables: Iterable[str]) -> None:
+        """A client takes the whole values of `variables`, and will not stream them."""
+        self._whole.update(variables)
+
+    def reads_tokens(self, variable: str) -> bool:
+        """Whether somebody may use the text of `variable` token by token while it is made.
+
+        A value that nobody asks for yet may be streamed later. A prompt that reads the text is
+        filled in long pieces, and needs no single tokens.
+        """
+        if variable in self._streamed:
+            return True
+        graph = self._execution.graph
+        consumers = [graph.primitives[id] for id in graph.consumers.get(variable, ())]
+        if not consumers:
+            return variable not in self.readers and variable not in self._whole
+        return any(
+            read.flow in _IN_PARTS and one.kind not in _PROMPTS
+            for one in consumers
+            for read in one.reads
+            if read.variable == variable
+        )
 
     def _source(self, variable: str) -> str | None:
         """An empty variable without producer that `variable` is or depends on, if any."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.null.asgi import Server, call
 from weftline_engine.api import Engine
@@ -17,7 +19,9 @@ from weftline_engine.null import LatencyProfile, NullConfig, NullEngine
 from weftline_server.app import create_app
 from weftline_server.commands.retrieval import factories, from_tables
 from weftline_server.config import ServerConfig
-from weftline_server.journal.store import StoreConfig
+from weftline_server.journal import journal
+from weftline_server.journal.store import Change, Store, StoreConfig
+from weftline_server.journal.writer import Item, Writer
 
 
 @asynccontextmanager
@@ -124,6 +128,55 @@ async def test_a_submit_that_is_sent_again_finds_its_calls(tmp_path: Path) -> No
         assert await status(server, lost.id, "a") == "ready"
         again = await server.http.post("/v1/submit", json=body, headers=key)
         assert again.json()["values"] == {"a": "one "}
+
+
+async def test_a_kill_at_any_commit_takes_no_submit_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry is committed alone, and the file is copied after each commit. On every copy a
+    server is asked again, with the key: it has one session, and gives its values.
+
+    The session was on disk before the key. A kill between the two made another session; that was
+    one kill of 200.
+    """
+    copies: list[Path] = []
+    write = Store.write
+
+    def copied(store: Store, changes: Sequence[Change]) -> None:
+        write(store, changes)
+        copies.append(tmp_path / f"copy{len(copies)}")
+        with closing(sqlite3.connect(copies[-1])) as copy:
+            store._db.backup(copy)
+
+    class OneByOne(Writer):
+        """Commits each entry when it is put."""
+
+        def put(self, items: tuple[Item, ...]) -> None:
+            super().put(items)
+            self._commit_all(True)
+
+    body = {
+        "calls": [
+            call("one", "one {{output:x}}", x="a"),
+            call("two", "{{input:x}}two {{output:y}}", x="a", y="b"),
+        ],
+        "get": ["a", "b"],
+    }
+    key = {"Idempotency-Key": "k"}
+    values = {"a": "one ", "b": "one two "}
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write", copied)
+        patched.setattr(journal, "Writer", OneByOne)
+        async with running(tmp_path / "store") as server:
+            first = await server.http.post("/v1/submit", json=body, headers=key)
+            assert first.json()["values"] == values
+    assert len(copies) == 3  # the submit, and the ends of both calls
+    for copy in copies:
+        async with running(copy) as server:
+            again = await server.http.post("/v1/submit", json=body, headers=key)
+            assert again.json()["session_id"] == first.json()["session_id"]
+            assert again.json()["values"] == values
+            assert len(server.service.registry) == 1
 
 
 async def test_an_id_that_the_client_chose_still_names_its_session(tmp_path: Path) -> None:

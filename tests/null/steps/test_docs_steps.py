@@ -49,8 +49,9 @@ def test_every_program_is_run() -> None:
 
 
 def test_the_settings_are_settings_of_the_server() -> None:
-    [settings] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    assert list(factories(from_tables(tomllib.loads(settings)))) == ["function:count"]
+    found = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    made = factories(from_tables(tomllib.loads("".join(found))))
+    assert list(made) == ["function:count", "function:python"]
 
 
 def test_the_steps_of_the_page_are_steps_of_a_submit() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.null.tools.conftest import FOLDER, Calls, config, running
+from tests.null.tools.conftest import FOLDER, Calls, running
 from weftline_engine.tools.config import Limits
 from weftline_engine.tools.engine import SandboxUnavailable
 from weftline_engine.tools.sandbox import Sandbox
@@ -242,7 +242,7 @@ async def test_both_kinds_of_sandbox_pass_their_self_test(world: World) -> None:
     calls = await sandboxed(world.folder)
     await calls.engine.close()
     await calls.reading
-    made = Sandbox.of(config(module="math", sandbox=True))
+    made = Sandbox.of("math", Limits())
     made.check(lambda: None)
     replace(made, user=None).check(lambda: None)
 

@@ -223,7 +223,7 @@ async def start(
         session = runs.enter(tenant, said.session_id, opens=said.open)
     try:
         submit = Submit(session_id=session.id, calls=body.calls(session))
-        tasks = await service.submit(session, submit)
+        tasks = await service.submit(session, submit, whole=not body.stream)
     except BaseException:
         if own:
             service.close(session)

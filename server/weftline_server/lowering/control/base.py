@@ -10,7 +10,7 @@ from weftline import transforms
 from weftline.errors import InvalidRequest
 from weftline.steps import Source, StepBase
 from weftline_engine.api import FinishReason
-from weftline_server.graph.primitive import Flow, Primitive, Read, Task
+from weftline_server.graph.primitive import Flow, Primitive, Read, Specs, Task
 from weftline_server.session.budget import value_bytes
 from weftline_server.session.variable import Variable
 
@@ -42,6 +42,9 @@ class ControlBody(ABC):
 
     def streams_in(self, variable: str) -> bool:
         return False
+
+    def joins(self, variable: str) -> Specs | None:
+        return None
 
 
 def primitive(

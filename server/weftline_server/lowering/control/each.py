@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from weftline.errors import InvalidRequest, TransformFailed
@@ -47,7 +48,8 @@ def lower_each(step: Each, id: str, lower: LowerStep) -> Task:
     first = primitive(id, 0, "each", f"{id}.items", body, reads)
     primitives = [replace(first, items=_item_flow(step))]
     for number, (own, out) in enumerate(step.collect.items(), 1):
-        primitives.append(primitive(id, number, "gather", out, GatherBody(step, own, ())))
+        gather = primitive(id, number, "gather", out, GatherBody(step, own, ()))
+        primitives.append(replace(gather, items=ItemFlow(streams=True, ordered=True)))
     return task_of(step, id, primitives, outside)
 
 
@@ -187,9 +189,20 @@ class GatherBody(ControlBody):
     items: tuple[tuple[str, ...], ...]
 
     def value(self, variables: Variables) -> object:
+        return self._results(variables, self.items)
+
+    def so_far(self, variables: Variables) -> list[Any]:
+        """The results of the first items, up to one that has not ended."""
+
+        def has_ended(item: tuple[str, ...]) -> bool:
+            return all(variables[one].settled for one in item)
+
+        return self._results(variables, takewhile(has_ended, self.items))
+
+    def _results(self, variables: Variables, items: Iterable[tuple[str, ...]]) -> list[Any]:
         at = list(self.step.collect).index(self.own)
         found = []
-        for item in self.items:
+        for item in items:
             if all(variables[one].state is VariableState.READY for one in item):
                 found.append(variables[item[at]].value)
             elif self.step.on_error == "value":

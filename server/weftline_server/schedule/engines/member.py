@@ -248,6 +248,7 @@ class Member:
         self.description: api.Description | None = None
         self.kinds: frozenset[str] = frozenset()  # of op that it takes; set by `describe`
         self.prefixes: KnownPrefixes  # set by `describe`
+        self.others = 0  # tokens of its KV cache that other clients of the engine hold
         self._load: EngineLoad | None = None
         if isinstance(make, OnDemand):
             self.state, description = EngineState.ASLEEP, make.says
@@ -259,6 +260,7 @@ class Member:
         self.description = description
         self.kinds = frozenset(map(str, description.kinds))
         self.prefixes = known_prefixes(description)
+        self.others = 0
         self._load = None
 
     def move_to(self, state: EngineState) -> None:
@@ -304,6 +306,17 @@ class Member:
         """Note that the engine has delivered the results of an op's first `items`."""
         self.ops.works[op] = self.ops.works[op].delivered(items)
 
+    def occupied_by_others(self, tokens: int) -> bool:
+        """Note how much of its KV cache others hold. Return whether that is less than before.
+
+        They count for half of the cache at most: the calls of this server never wait for them all.
+        """
+        pool = self.description.kv_tokens if self.description else None
+        before, self.others = self.others, min(tokens, (pool or 0) // 2)
+        if self.others != before:
+            self._load = None
+        return self.others < before
+
     def release(self, op: str) -> Work | None:
         """Note that the engine no longer has this op. Return its work; None if it never had it."""
         work = self.ops.release(op)
@@ -316,11 +329,18 @@ class Member:
         """How many tokens may be in flight beside a call that a user waits for."""
         return latency_tokens(self.description.step_profile) if self.description else None
 
+    @property
+    def room(self) -> int | None:
+        """The tokens of its KV cache that this server may fill; None if its size is unknown."""
+        pool = self.description.kv_tokens if self.description else None
+        return None if pool is None else pool - self.others
+
     def load(self) -> EngineLoad:
         """Return the engine's load. It is kept, since of 256 engines few change between rounds."""
         if self._load is None:
             assert self.description is not None, "a ready engine has described itself"
-            self._load = self.ops.load(self.name, self.description, self.prefixes.hashes)
+            load = self.ops.load(self.name, self.description, self.prefixes.hashes)
+            self._load = replace(load, held=load.held + self.others) if self.others else load
         return self._load
 
 

@@ -1,0 +1,58 @@
+"""How the process of a function is started: as a plain child, or in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+
+from weftline_engine.functions.config import FunctionConfig
+from weftline_engine.tools import rlimits
+from weftline_engine.tools.sandbox import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Makes the command and the environment of each process of one function."""
+
+    config: FunctionConfig
+    sandbox: Sandbox | None
+
+    @staticmethod
+    def of(config: FunctionConfig) -> Start:
+        """It tries the sandbox, which takes a second. Raises CannotSandbox."""
+        if not config.sandbox:
+            return Start(config, None)
+        # The folder in which the server was started may hold secrets.
+        path = sys.path if sys.flags.safe_path else sys.path[1:]
+        own = [] if config.path is None else [config.path]
+        made = Sandbox.of(
+            config.target[0],
+            config.limits,
+            env=config.env,
+            user=config.user,
+            path=[*own, *path],
+        )
+        made.check()
+        return Start(config, made)
+
+    def command(self) -> list[str]:
+        """The command line of the next process."""
+        if self.sandbox is None:
+            return [sys.executable, "-m", "weftline_engine.functions.worker", self.config.call]
+        uid = os.getuid() if self.sandbox.user is None else self.sandbox.user[0]
+        return self.sandbox.command(
+            "--function",
+            self.config.target[1],
+            "--limits",
+            json.dumps(asdict(self.config.limits)),
+            "--running",
+            str(rlimits.processes_of(uid)),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Its environment."""
+        if self.sandbox is not None:
+            return self.sandbox.environment
+        return self.config.environment(os.environ)

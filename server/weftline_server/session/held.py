@@ -1,0 +1,62 @@
+"""The primitives of large submits, whose turn to be planned and started has not come.
+
+All tasks of a submit enter the graph at once, because a submit is taken whole or not at all. To
+plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So these are done
+in parts, each in a turn of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from weftline_server.session import events as ev
+from weftline_server.session.planning import Planning
+from weftline_server.session.task import PrimitiveRun
+
+PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
+
+
+class Held:
+    """What is held, in the order in which its turn comes. All are planned before any is started."""
+
+    def __init__(self) -> None:
+        self._plan: deque[tuple[str, int]] = deque()  # each with the number of its edges
+        self._start: deque[PrimitiveRun] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._start)
+
+    @staticmethod
+    def are_many(runs: Sequence[PrimitiveRun]) -> bool:
+        """Whether these are too many for one turn."""
+        return len(runs) > PART
+
+    def hold(self, runs: Sequence[PrimitiveRun], planning: Planning) -> list[ev.Action]:
+        """Hold new primitives, which are in the graph and were added to `planning`."""
+        was_idle = not self
+        # Consumers are planned before their producers, so that none is planned twice.
+        self._plan.extend(planning.postpone([run.id for run in runs]))
+        for run in runs:
+            run.held = True
+        self._start.extend(runs)
+        return [ev.GoOn()] if was_idle else []
+
+    def planned_next(self) -> list[str]:
+        """The next part to plan; empty when all are planned."""
+        found: list[str] = []
+        size = 0
+        while self._plan and size < PART:
+            id, edges = self._plan.popleft()
+            found.append(id)
+            size += 1 + edges
+        return found
+
+    def started_next(self) -> list[PrimitiveRun]:
+        """The next part to start, which is held no more; empty while some are to be planned."""
+        if self._plan:
+            return []
+        runs = [self._start.popleft() for _ in range(min(PART, len(self._start)))]
+        for run in runs:
+            run.held = False
+        return runs

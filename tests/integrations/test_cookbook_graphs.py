@@ -1,0 +1,71 @@
+"""The programs of cookbook/graphs with both of their classes, on a server without a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.conftest import served
+from tests.integrations.recording import recorded
+from weftline import Client
+
+FOLDER = Path(__file__).parents[2] / "cookbook" / "graphs"
+SUBMIT = "/v1/submit"
+RULES = [
+    ("Write four short questions", "What is one?\nWhat is two?\nWhat is three?\nWhat is four?"),
+    ("From these, answer", "All of it."),
+    ("What is two", "It is two."),
+    ("In one sentence", "It is so."),
+    ("numbers or about words", " number"),
+    ("Compute", "42"),
+    ("teacher", "A word."),
+    ("Say GOOD", "Shorter, please."),
+    ("Write this sentence again", "Threads cross."),
+    ("", "A loom crosses threads."),
+]
+
+# The answer; calls that the model gets, and requests, one by one and as a graph. The branch's other
+# side starts before the decision, so the graph has one more call.
+EXPECTED = {
+    "sub_questions": ("All of it.", 11, 1),
+    "router": ("42", 2, 1),
+    "evaluator": ("Threads cross.", 7, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("graphs")
+    script, file = folder / "script.json", folder / "weftline.toml"
+    script.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in RULES]))
+    file.write_text('[[embedder]]\nmodel = "null"\n[[store]]\nstore = "memory"\n')
+    options = ("--null-mode", "script", "--null-script", str(script), "--config", str(file))
+    with served(*options) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_program_with_both_classes(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the same answer. One request carries the whole graph."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    program, runners = import_module(name).run, import_module("runners")
+    text, parts, one = EXPECTED[name]
+    requests = []
+    for runner in runners.CLASSES:
+        with recorded(url) as proxy, Client(proxy.url) as client:
+            made: Any = runner(client)
+            assert made.answer(program).strip() == text
+            requests.append(len(proxy.bodies(SUBMIT)))
+    assert requests == [parts, one]
+
+
+def test_every_program_is_listed() -> None:
+    page = (FOLDER / "README.md").read_text()
+    listed = set(re.findall(r"^\| \[(\w+)\.py\]", page, re.MULTILINE))
+    assert listed == set(EXPECTED) == {one.stem for one in FOLDER.glob("*.py")} - {"runners"}
