@@ -25,9 +25,9 @@ NO_NET := --disable-socket --allow-unix-socket
 SHAPE := tests/test_layers.py tests/test_shape.py tests/test_words.py
 # Whole files that take a minute or more of a slow core each, and that repeat on the real model or on
 # all workloads what shorter tests hold already. `make test-long` runs them, and so does CI.
-LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_cookbook_rag.py \
+LONG := tests/e2e/test_bench.py tests/e2e/test_bench_runs.py tests/e2e/test_bench_recipes.py \
   tests/e2e/test_graph_exactness.py tests/e2e/test_llama_exactness.py \
-  tests/integrations/test_cookbook_rag.py tests/integrations/test_bench_harness.py \
+  tests/integrations/test_bench_recipes.py tests/integrations/test_bench_harness.py \
   tests/cpu/test_models_conversion.py
 BUT_LONG := $(addprefix --ignore=,$(LONG))
 SMOKE := tests/e2e/test_openai_clients.py::test_a_chat_completion

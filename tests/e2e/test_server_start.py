@@ -14,7 +14,8 @@ from weftline_server.config import ServerConfig
 
 
 async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only objects that were made after the start are looked at by the garbage collector."""
+    """The garbage collector looks only at objects that were made after the start, and at all of
+    those a tenth as often as by default."""
     app = create_app(ServerConfig(), {})
     config = uvicorn.Config(app, log_config=None, lifespan="on", ws="none")
     config.load()
@@ -22,10 +23,13 @@ async def test_collections_leave_out_what_was_loaded(capsys: pytest.CaptureFixtu
     server = Server("http://127.0.0.1", config, app, drain_s=0.0)
     server.lifespan = config.lifespan_class(config)
     gc.unfreeze()
+    before = gc.get_threshold()
     try:
         await server.startup(sockets=[listener])
         assert gc.get_freeze_count() > len(gc.get_objects())
+        assert gc.get_threshold() == (*before[:2], 10 * before[2])
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
         await server.shutdown(sockets=[listener])
     assert "weftline serves on" in capsys.readouterr().out

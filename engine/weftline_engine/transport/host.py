@@ -8,7 +8,6 @@ once when the other end of the socket closes, even in the middle of a step.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import queue
 import signal
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weftline.children import die_with
-from weftline_engine import api
+from weftline_engine import api, garbage
 from weftline_engine.transport import wire
 
 BEAT_S = 0.5  # seconds between two signs of life
@@ -47,9 +46,7 @@ def main() -> None:
         sys.exit(1)
     cores, seconds = len(os.sched_getaffinity(0)), time.monotonic() - began
     print(announced(description, cores, seconds), file=sys.stderr, flush=True)
-    # torch's objects stay. Without this a full collection stops the decoding for 100 ms.
-    gc.collect()
-    gc.freeze()
+    garbage.after_the_start()
     connection.prepare = core.prepare
     connection.sendall(wire.encode([description]))
     serve(core, connection, verbs)

@@ -11,9 +11,9 @@ from llama_index.core.extractors import SummaryExtractor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.library import passages
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.library import passages
+from bench.recipes.retriever import Library
 
 DOCUMENTS = 50
 QUESTIONS = ("What is a session?", "What is a transform?", "What is a context?")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
 from llama_index.core.memory import Memory
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 MESSAGES = ("What is a semantic variable?", "And who may read it?", "What if it fails?")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from llama_index.core.query_engine import RetrieverQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.tools import QueryEngineTool
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 QUESTION = "How do sessions, variables and criteria work together?"
 TOOL = "documentation"
@@ -30,7 +31,7 @@ def run(side: Side) -> Answer:
     llm = side.llm(max_tokens=24, context_window=2048)
     planner = side.llm(max_tokens=160, additional_kwargs={"constraint": {"json_schema": PARTS}})
     engine = RetrieverQueryEngine.from_args(
-        Library(side.store, k=2), llm=llm, response_mode="refine"
+        Library(side.store, k=2), llm=llm, response_mode=ResponseMode.REFINE
     )
     tool = QueryEngineTool.from_defaults(engine, name=TOOL, description="How weftline works.")
     whole = SubQuestionQueryEngine.from_defaults(

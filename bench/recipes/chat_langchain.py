@@ -9,7 +9,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
-from cookbook.rag.gain import Answer, Side, main
+from bench.recipes.gain import Answer, Side, main
 
 MESSAGES = ("What is a semantic variable?", "And who may read it?", "What if it fails?")
 CONDENSE = ChatPromptTemplate.from_template(

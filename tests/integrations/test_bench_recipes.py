@@ -1,4 +1,4 @@
-"""Every recipe of cookbook/rag on both sides, with real embeddings and stores and
+"""Every program of bench/recipes on both sides, with real embeddings and stores and
 scripted answers.
 """
 
@@ -17,12 +17,12 @@ import pytest
 from tests.integrations.conftest import StartServer
 
 if TYPE_CHECKING:
-    from cookbook.rag.library import Store
+    from bench.recipes.library import Store
 
 # The tests import the recipes, because that takes ten seconds of embeddings and stores: only the
 # worker that runs this file spends them.
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "cookbook" / "rag"
+RECIPES = ROOT / "bench" / "recipes"
 MAX_LINES = 80
 
 PARTS = """[{"sub_question": "What is a session?", "tool_name": "documentation"},
@@ -54,7 +54,7 @@ EXPECTED: dict[str, tuple[int | None, int]] = {
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    from cookbook.rag.library import lance
+    from bench.recipes.library import lance
 
     with lance() as found:
         yield found
@@ -75,10 +75,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe(name: str, store: Store, url: str) -> None:
     """Both sides give the same answers with the same calls. weftline often needs fewer requests."""
-    from cookbook.rag.gain import compare, report
-    from cookbook.rag.library import passages
+    from bench.recipes.gain import compare, report
+    from bench.recipes.library import passages
 
-    found = compare(import_module(f"cookbook.rag.{name}").run, store, url=url)
+    found = compare(import_module(f"bench.recipes.{name}").run, store, url=url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer.text == plain.answer.text != ""
     assert ours.answer.sources == plain.answer.sources != []
@@ -90,8 +90,8 @@ def test_a_recipe(name: str, store: Store, url: str) -> None:
     assert (ours.counts["calls"], ours.counts["requests"]) == (calls, requests)
     shown = [call for graph in ours.graphs for call in graph["calls"]]
     assert len(shown) == calls
-    printed = report(found)
-    for part in ("sources: ", "plain:", "weftline:", "times faster", ours.answer.sources[0]):
+    printed = report([found, found, found])
+    for part in ("sources: ", "plain:", "weftline:", "of 3 rounds", ours.answer.sources[0]):
         assert part in printed
     wanted = ["latency"] * calls
     if name.startswith("batch"):
@@ -101,7 +101,7 @@ def test_a_recipe(name: str, store: Store, url: str) -> None:
 
 def test_postgres_finds_the_same(store: Store) -> None:
     """PostgreSQL with pgvector ranks the passages as LanceDB does."""
-    from cookbook.rag.postgres import postgres
+    from bench.recipes.postgres import postgres
 
     with postgres() as other:
         for query in ("What is a semantic variable?", "How are engines started again?"):
@@ -115,14 +115,33 @@ def test_from_the_command_line(
 
     It runs in this process, because the imports and the passages' embeddings are here already.
     """
-    options = ["--store", "postgres", "--rtt-ms", "100", "--", "--engine", "null"]
+    options = ["--store", "postgres", "--rtt-ms", "100", "--repeat", "1", "--", "--engine", "null"]
     monkeypatch.setattr("sys.argv", ["naive_llamaindex", *options])
-    monkeypatch.delitem(sys.modules, "cookbook.rag.naive_llamaindex", raising=False)
-    runpy.run_module("cookbook.rag.naive_llamaindex", run_name="__main__")
+    monkeypatch.delitem(sys.modules, "bench.recipes.naive_llamaindex", raising=False)
+    runpy.run_module("bench.recipes.naive_llamaindex", run_name="__main__")
     printed = capsys.readouterr().out
     assert "sources: concepts.md" in printed
     counted = re.search(r"^requests +(\d+) +1$", printed, re.MULTILINE)
     assert counted is not None and int(counted[1]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours", "says"),
+    [
+        ([4.0, 4.2, 4.1, 9.0, 4.0], [2.0, 2.1, 2.0, 2.2, 1.9], "2.05 times faster"),
+        ([1.0, 1.1, 1.0], [2.0, 2.2, 2.1], "2.10 times slower"),
+        ([1.0, 2.0, 3.0], [1.5, 1.0, 2.5], "no difference beyond the noise"),
+        ([1.0], [2.0], "2.00 times slower"),
+    ],
+)
+def test_a_ratio_is_told_where_the_quartiles_part(
+    plain: list[float], ours: list[float], says: str
+) -> None:
+    """One noisy round does not decide: the ratio is of medians, and quartiles must not overlap."""
+    from bench.recipes.gain import quartiles, verdict
+
+    assert quartiles([4.0, 1.0, 2.0, 3.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert verdict(quartiles(plain), quartiles(ours)) == says
 
 
 def test_every_recipe_is_listed() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.library import passages
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.library import passages
 
 DOCUMENTS = 50
 AT_ONCE = 8

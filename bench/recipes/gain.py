@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from statistics import quantiles
 from typing import Any
 
 import httpx
 from llama_index.llms.weftline import Weftline
 
-from cookbook.rag.library import Store, lance
-from cookbook.rag.postgres import postgres
+from bench.recipes.library import Store, lance
+from bench.recipes.postgres import postgres
 from langchain_weftline import ChatWeftline, compile_chain
 from weftline import Client, timeline
 from weftline.delay import delayed
@@ -77,6 +78,7 @@ class Result:
 
 
 Run = Callable[[Side], Answer]
+Quartiles = tuple[float, float, float]
 STORES: Mapping[str, Callable[[], AbstractContextManager[Store]]] = {
     "lance": lance,
     "postgres": postgres,
@@ -136,30 +138,62 @@ def _counts(url: str) -> dict[str, int]:
     }
 
 
-def report(found: Mapping[str, Result]) -> str:
-    """Answer, sources, both timelines, and the gain."""
-    plain, ours = found["plain"], found["weftline"]
+def report(rounds: Sequence[Mapping[str, Result]]) -> str:
+    """Answer, sources, the timelines of the last round, and the quartiles of the times."""
+    plain, ours = rounds[-1]["plain"], rounds[-1]["weftline"]
     lines = [ours.answer.text.strip(), "", "sources: " + ", ".join(ours.answer.sources)]
-    for name, result in found.items():
+    for name, result in rounds[-1].items():
         chart = "\n".join(map(timeline.text, result.graphs)).splitlines()
         left = [f"… and {len(chart) - SHOWN} more"] if len(chart) > SHOWN else []
         lines += ["", f"{name}:", *chart[:SHOWN], *left]
-    lines += ["", f"{'':16}{'plain':>10}{'weftline':>10}"]
+    lines += ["", f"{'':16}{'plain':>20}{'weftline':>20}"]
     for name in plain.counts:
-        lines.append(f"{name:16}{plain.counts[name]:>10}{ours.counts[name]:>10}")
-    waits = {"seconds": (plain.seconds, ours.seconds)}
-    waits |= {who: (plain.answer.waits[who], wait) for who, wait in ours.answer.waits.items()}
-    for name, (slow, fast) in waits.items():
-        lines.append(f"{name:16}{slow:>10.2f}{fast:>10.2f}   {slow / fast:.2f} times faster")
+        lines.append(f"{name:16}{plain.counts[name]:>20}{ours.counts[name]:>20}")
+    for name in ("seconds", *ours.answer.waits):
+        sides = [[_wait(found[side], name) for found in rounds] for side in ("plain", "weftline")]
+        slow, fast = map(quartiles, sides)
+        lines.append(f"{name:16}{_shown(slow):>20}{_shown(fast):>20}   {verdict(slow, fast)}")
+    lines.append(f"times: quartiles of {len(rounds)} rounds, the sides in turns")
     return "\n".join(lines)
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """The quartiles of one value or more."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def verdict(plain: Quartiles, ours: Quartiles) -> str:
+    """What the times say: a ratio of medians only where the quartiles do not overlap."""
+    ratio = plain[1] / ours[1]
+    if ours[2] < plain[0]:
+        return f"{ratio:.2f} times faster"
+    if plain[2] < ours[0]:
+        return f"{1 / ratio:.2f} times slower"
+    return "no difference beyond the noise"
+
+
+def _wait(result: Result, name: str) -> float:
+    return result.seconds if name == "seconds" else result.answer.waits[name]
+
+
+def _shown(times: Quartiles) -> str:
+    return " ".join(f"{time:.2f}" for time in times)
 
 
 def main(run: Run) -> None:
     """Run a recipe from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", choices=tuple(STORES), default="lance")
+    parser.add_argument("--repeat", type=int, default=5, help="rounds, each on new servers")
     parser.add_argument("--rtt-ms", type=float, default=0.0, help="a round trip to the server")
     parser.add_argument("server", nargs="*", help="arguments of `weftline serve`")
     args = parser.parse_args()
+    if args.repeat < 1:
+        parser.error("--repeat takes 1 or more")
     with STORES[args.store]() as store:
-        print(report(compare(run, store, *args.server, rtt_s=args.rtt_ms / 1e3)))
+        rounds = range(args.repeat)
+        found = [compare(run, store, *args.server, rtt_s=args.rtt_ms / 1e3) for _ in rounds]
+        print(report(found))

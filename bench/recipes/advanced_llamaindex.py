@@ -6,11 +6,12 @@ import re
 
 from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 
-from cookbook.rag.gain import Answer, Side, main
-from cookbook.rag.retriever import Library
+from bench.recipes.gain import Answer, Side, main
+from bench.recipes.retriever import Library
 
 QUESTION = "What happens to calls when an engine dies?"
 
@@ -27,7 +28,7 @@ def run(side: Side) -> Answer:
     )
     rerank = LLMRerank(llm=llm, choice_batch_size=3, top_n=3, parse_choice_select_answer_fn=ratings)
     engine = RetrieverQueryEngine.from_args(
-        fusion, llm=llm, node_postprocessors=[rerank], response_mode="refine"
+        fusion, llm=llm, node_postprocessors=[rerank], response_mode=ResponseMode.REFINE
     )
     response = engine.query(QUESTION)
     return Answer(str(response), [found.node.node_id for found in response.source_nodes])

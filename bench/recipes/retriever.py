@@ -6,7 +6,7 @@ from llama_index.core import QueryBundle
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from cookbook.rag.library import Passage, Store
+from bench.recipes.library import Passage, Store
 
 
 class Library(BaseRetriever):

@@ -10,7 +10,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel, RunnablePassthrough
 
-from cookbook.rag.gain import Answer, Side, main
+from bench.recipes.gain import Answer, Side, main
 
 QUESTION = "What happens to calls when an engine dies?"
 KEPT = 3

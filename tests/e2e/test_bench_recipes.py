@@ -1,4 +1,4 @@
-"""Recipes of cookbook/rag on the real model: in float32 both sides give the same answers."""
+"""Recipes of bench/recipes on the real model: in float32 both sides give the same answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from cookbook.rag.library import Store
+    from bench.recipes.library import Store
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
     # Importing it takes ten seconds, which only the worker that runs this file spends.
-    from cookbook.rag.library import lance
+    from bench.recipes.library import lance
 
     with lance() as found:
         yield found
@@ -28,9 +28,9 @@ def store() -> Iterator[Store]:
 )
 def test_a_recipe(name: str, store: Store, model_url: str) -> None:
     """It gives the plain LLM's answer token for token, from the same sources and calls."""
-    from cookbook.rag.gain import compare
+    from bench.recipes.gain import compare
 
-    found = compare(import_module(f"cookbook.rag.{name}").run, store, url=model_url)
+    found = compare(import_module(f"bench.recipes.{name}").run, store, url=model_url)
     plain, ours = found["plain"], found["weftline"]
     assert ours.answer == plain.answer
     assert len(ours.answer.text) > 10 and ours.answer.sources

@@ -8,7 +8,7 @@ from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOut
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
-from cookbook.rag.gain import Answer, Side, main
+from bench.recipes.gain import Answer, Side, main
 
 QUESTION = "How do sessions, variables and criteria work together?"
 PARTS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
-from cookbook.rag.gain import Answer, Side, main
+from bench.recipes.gain import Answer, Side, main
 
 QUESTION = "How does the server share the KV cache between prompts?"
 NOTE = ChatPromptTemplate.from_template(

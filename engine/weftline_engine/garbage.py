@@ -1,0 +1,22 @@
+"""How Python's garbage collector works in a process that serves requests."""
+
+from __future__ import annotations
+
+import gc
+
+# Collections of the middle generation before a full one (Python: 10). A full collection looks at
+# every object of every session that the server keeps. With 1,500 sessions of five calls that had
+# ended and were kept to be shown, one took 60 ms, and all took a quarter of the server's CPU time.
+MIDDLE_BEFORE_FULL = 100
+
+
+def after_the_start() -> None:
+    """Leave what was loaded at the start out of every collection, and collect everything rarely.
+
+    What was loaded stays until the end. A full collection took 45 ms with it in the server and
+    100 ms in an engine with torch, and stops whatever the process does.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, MIDDLE_BEFORE_FULL)
