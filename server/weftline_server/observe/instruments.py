@@ -103,7 +103,8 @@ class Tenants:
             "output": usage.output_tokens,
         }
         for kind, tokens in kinds.items():
-            self._of(self._tokens, session.tenant, kind).inc(tokens)
+            if tokens:
+                self._of(self._tokens, session.tenant, kind).inc(tokens)
         if self._prices:
             cost = self._prices.of_step(model, step)
             self._of(self._cost, session.tenant, model).inc(cost.cost)

@@ -39,8 +39,8 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterato
         batch = efficient_batch(dispatcher.members, step.kind, found)
         return replace(lower_step(step, found, batch=batch), step=step)
 
-    for call in map(named, submit.calls):
-        yield lower_call(call, call.model or "")
+    for call in submit.calls:
+        yield lower_call(sources.verified(call), dispatcher.model(call.model))
     yield from map(step_of, submit.steps)
 
 

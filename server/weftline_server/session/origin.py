@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ NOBODY = Origin()
 ORIGIN: ContextVar[Origin] = ContextVar("weftline_origin", default=NOBODY)
 
 
+@lru_cache(maxsize=1024)  # each primitive of a session asks, and again when its plan changes
 def trace_of(session: str) -> int:
     """The number of a session's trace where no client names one."""
     return _number(session, 16)
