@@ -18,7 +18,7 @@ from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import ClientStep
+from weftline.steps import Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -75,7 +75,7 @@ class _Draft:
     """
 
     calls: tuple[Call, ...]
-    steps: tuple[ClientStep, ...]
+    steps: tuple[Step, ...]
     watch: tuple[str, ...]
     parts: bool
     graph: bool
@@ -100,7 +100,7 @@ class _Draft:
     def alone(self, call: Call, made: Set[str]) -> _Draft:
         """A submit of one of the calls, which follows all that the call makes.
 
-        The client's steps that it reads go with it, unless they have `made` their output before.
+        The steps that it reads go with it, unless they have `made` their output before.
         """
         watch = tuple(_variables(call, InOut.OUT))
         reads = set(_variables(call, InOut.IN)) - made
@@ -150,14 +150,14 @@ class Feed:
         calls: Sequence[Call],
         watch: Sequence[str],
         *,
-        steps: Sequence[ClientStep] = (),
+        steps: Sequence[Step] = (),
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and the client's own `steps`, and follow the variables of `watch`.
+        """Submit `calls` and `steps`, and follow the variables of `watch`.
 
         `parts` asks for texts as they are generated, and `graph` for the session's graph at the
         end. A submit with `close` is the run's last one: the server then closes the session.
