@@ -18,7 +18,7 @@ from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import ClientStep
+from weftline.steps import Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -77,7 +77,7 @@ class _Draft:
     """
 
     calls: tuple[Call, ...]
-    steps: tuple[ClientStep, ...]
+    steps: tuple[Step, ...]
     watch: tuple[str, ...]
     parts: bool
     graph: bool
@@ -102,8 +102,8 @@ class _Draft:
     def alone(self, call: Call, made: Set[str]) -> _Draft:
         """A submit of one of the calls, which watches all outputs of the call.
 
-        It includes the client steps whose outputs the call reads, except those in `made`, which
-        were submitted before.
+        It includes the steps whose outputs the call reads, except those in `made`, which were
+        submitted before.
         """
         watch = tuple(_variables(call, InOut.OUT))
         reads = set(_variables(call, InOut.IN)) - made
@@ -153,14 +153,14 @@ class Feed:
         calls: Sequence[Call],
         watch: Sequence[str],
         *,
-        steps: Sequence[ClientStep] = (),
+        steps: Sequence[Step] = (),
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and the client's own `steps`, and watch the variables of `watch`.
+        """Submit `calls` and `steps`, and watch the variables of `watch`.
 
         `parts` asks for texts as they are generated. `graph` asks for the session's graph at the
         end. `close` says that this is the run's last submit, after which the server closes the
