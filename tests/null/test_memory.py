@@ -244,6 +244,27 @@ def test_paused_contexts_go_to_host_memory_where_others_wait_for_room() -> None:
     assert paused("u", 590)[-1] == Retain("e", "u", Retention.SWAP)
 
 
+def test_a_copy_comes_back_for_a_prompt_that_begins_with_its_own() -> None:
+    """The client has sent the model's call back as text, which became other tokens. The copy holds
+    the prompt before it. An op that continues the context brings the copy back by itself."""
+    world = World()
+    pause(world, "a", "p", 100, 1.0)
+    other = replace(make_op("a", "goes on", 130), tokens=(*range(105), *range(500, 530)))
+    assert world.memory.restoring("e", other) == [], "nothing was copied"
+    world = World()
+    world.memory.queued(make_op("a", "p", 100), "m", True, 0.0)
+    world.memory.gate.admit("m", 1000, 0.0)
+    world.memory.queued(make_op("waits", "w", 950), "m", True, 0.5)
+    pause(world, "a", "p", 100, 1.0)
+    assert world.memory.restoring("e", other) == [Retain("e", "p", Retention.KEEP)]
+    assert world.memory.restoring("f", other) == []
+    longer = make_op("a", "goes on", 130)
+    assert world.memory.restoring("e", world.memory.continuing("e", longer)) == []
+    assert world.memory.restoring("e", make_op("b", "stranger", 130)) == []
+    assert world.memory.abandoned("p") == [Free("e", "p")]
+    assert world.memory.restoring("e", other) == []
+
+
 def test_retention_can_be_switched_off() -> None:
     """Then every context is freed when its call ends, as in an ordinary server."""
     world = World("retention")

@@ -280,6 +280,23 @@ class Memory:
                 return replace(op, parent=context, tokens=op.tokens[count:])
         return op
 
+    def restoring(self, engine: str, op: Op) -> list[Verb]:
+        """Copy back the contexts whose prompts `op` begins with, before `engine` gets it.
+
+        A client sends a call back as text, which may become other tokens than the model wrote. Then
+        the op continues no context, and the engine looks for its prompt in the KV cache alone.
+        """
+        one = self._applications.find(op.hints.application)
+        if one is None or op.parent is not None or op.tokens is None:
+            return []
+        return [
+            Retain(engine, context, Retention.KEEP)
+            for context, kept in one.kept.items()
+            if kept.engine == engine
+            and self._pausing.is_copied(engine, context)
+            and kept.begins(op.tokens)
+        ]
+
     def abandoned(self, context: str) -> list[Verb]:
         """Free the context of a paused call that was cancelled; nothing if there is none."""
         made = self._made.get(context)
