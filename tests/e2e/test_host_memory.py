@@ -19,7 +19,7 @@ WORDS = "The loom weaves threads of wool and silk into cloth on a quiet river at
 
 def tool(number: int) -> dict[str, Any]:
     """A tool with one possible call."""
-    schema = {"type": "object", "properties": {"at": {"enum": [f"river {number}"]}}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"at": {"enum": [f"river {number}"]}}}
     schema |= {"required": ["at"], "additionalProperties": False}
     return {"type": "function", "function": {"name": "look", "parameters": schema}}
 

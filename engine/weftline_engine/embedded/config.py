@@ -43,11 +43,11 @@ class EmbeddedConfig:
 
     Without `kv_tokens` the KV cache takes `kv_fraction` of the memory that is free after the
     weights are loaded. The default is 0.85 of a GPU's, and on the CPU a third, but at most 65,536
-    tokens. Contexts of up to `host_kv_tokens` tokens may be copied to host memory. On the CPU that
-    is the memory beside the cache: it pays where the cache is held small. It computes on `cores`, so that engines of one machine can share none; empty means all
-    cores. `tree_attention` reads the keys and values of a common prefix once a step for all
-    sequences. `drafting` verifies guesses of several tokens in one step where that pays, and where
-    the model runs in the C decoder.
+    tokens. Contexts of up to `host_kv_tokens` tokens may be copied to host memory; on the CPU that
+    is memory beside the cache. It computes on `cores`, so that engines of one machine can share
+    none; empty means all cores. `tree_attention` reads the keys and values of a common prefix once
+    a step for all sequences. `drafting` verifies guesses of several tokens in one step where that
+    pays, and where the model runs in the C decoder.
     """
 
     model: Path

@@ -165,11 +165,17 @@ class Memory:
                 self._made.pop(context, None)
                 self._pausing.freed(engine, context)
 
-    def queued(self, op: Op, model: str, stays: bool, now: float) -> list[Verb]:
-        """Take note of a call that waits. The context that it continues is pinned until it ends."""
+    def queued(
+        self, op: Op, model: str, stays: bool, now: float, expected: int | None = None
+    ) -> list[Verb]:
+        """Take note of a call that waits. The context that it continues is pinned until it ends.
+
+        Its output has `expected` tokens; without a prediction it counts with the bound.
+        """
         if op.kind not in PROMPT_KINDS:
             return []
-        tokens = len(op.tokens or ()) + (op.sampling.max_tokens if op.sampling else 0)
+        output = op.sampling.max_tokens if op.sampling and expected is None else expected or 0
+        tokens = len(op.tokens or ()) + output
         one = self._applications.enter(op.hints.application, model, op.salt, stays, now, tokens)
         if not one.busy:
             one.since = now
