@@ -130,10 +130,11 @@ async def test_the_scheduler_plans_with_what_was_learned(serve: Serve, learns: b
     enqueue = dispatcher.enqueue
 
     def seen(work: Any) -> None:
-        planned.append(work.tokens - len(work.op.text.split()))
+        planned.append(work.tokens)
         enqueue(work)
 
     dispatcher.enqueue = seen
     for _ in range(4):
         assert await ask(server.http, "Why?") == "one two three four"
-    assert planned == ([400, 400, 400, 4] if learns else [400] * 4)
+    less = [planned[0] - one for one in planned]
+    assert less == ([0, 0, 0, 396] if learns else [0] * 4)
