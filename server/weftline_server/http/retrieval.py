@@ -1,4 +1,4 @@
-"""POST /v1/embeddings (OpenAI's) and POST /v1/rerank (Cohere's and Jina's): a step each."""
+"""POST /v1/embeddings (OpenAI's), /v1/rerank and /v2/rerank (Cohere's and Jina's): a step each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BeforeValidator
 from starlette.responses import JSONResponse, Response
 
 from weftline.errors import InvalidRequest
@@ -20,12 +21,25 @@ from weftline_server.http.wire import or_disconnect, read, schema
 from weftline_server.runtime.service import Service
 from weftline_server.session.session import Session
 
-router = APIRouter(prefix="/v1", tags=["retrieval"])
+router = APIRouter(tags=["retrieval"])
 
 MAX_INPUTS = 2048  # of one request, as OpenAI's
 
 _STRICT = {"extra": "forbid", "allow_inf_nan": False}
 _LOOSE = {"extra": "ignore", "allow_inf_nan": False}  # Cohere and Jina have fields of their own
+
+
+def _no_token_ids(given: Any) -> Any:
+    """`given`, a list as a tuple. Raises InvalidRequest for token ids, with what to do."""
+    if not isinstance(given, list):
+        return given
+    if any(isinstance(one, (int, list)) for one in given):
+        raise InvalidRequest(
+            "input holds token ids, which are not those of this embedder's tokenizer: send texts "
+            "(OpenAIEmbeddings of LangChain does with check_embedding_ctx_length=False)",
+            param="input",
+        )
+    return tuple(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +50,7 @@ class EmbeddingsRequest:
     and not used.
     """
 
-    input: str | tuple[str, ...]
+    input: Annotated[str | tuple[str, ...], BeforeValidator(_no_token_ids)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
@@ -72,7 +86,7 @@ class RerankRequest:
 
 
 @router.post(
-    "/embeddings",
+    "/v1/embeddings",
     dependencies=[ACCEPTING],
     openapi_extra=schema(EmbeddingsRequest),
     response_model=None,
@@ -97,11 +111,13 @@ async def embeddings(request: Request, service: ServiceDep, tenant: Tenant) -> R
     return JSONResponse({"object": "list", "data": data, "model": resource, "usage": usage})
 
 
+# Cohere's present client asks /v2; its older one, Jina's and TEI's users ask /v1.
+@router.post("/v2/rerank", dependencies=[ACCEPTING], response_model=None, include_in_schema=False)
 @router.post(
-    "/rerank", dependencies=[ACCEPTING], openapi_extra=schema(RerankRequest), response_model=None
+    "/v1/rerank", dependencies=[ACCEPTING], openapi_extra=schema(RerankRequest), response_model=None
 )
 async def rerank(request: Request, service: ServiceDep, tenant: Tenant) -> Response:
-    """Order documents by a query, the best first."""
+    """Order documents by a query, the best first. POST /v2/rerank does the same."""
     body = await read(request, RerankRequest)
     items = [{"text": _text(one), "index": at} for at, one in enumerate(body.documents)]
     step = Rerank(

@@ -49,7 +49,9 @@ async def test_fewer_dimensions_have_length_one(server: Server) -> None:
     [
         ({"input": []}, 400, "input holds 1 to 2048 texts, not 0"),
         ({"input": ["a"] * 2049}, 400, "input holds 1 to 2048 texts, not 2049"),
-        ({"input": [[1, 2]]}, 400, "input"),
+        ({"input": [[1, 2]]}, 400, "input holds token ids"),
+        ({"input": [1, 2]}, 400, "input holds token ids"),
+        ({"input": [None]}, 400, "input"),
         ({"input": "a", "dimensions": 0}, 400, "dimensions must be between 1 and 65536"),
         (
             {"input": "a", "dimensions": 64},
