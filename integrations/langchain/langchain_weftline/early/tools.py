@@ -157,8 +157,8 @@ def _start(tools: Mapping[str, BaseTool], name: str, arguments: dict[str, Any]) 
 
 
 def _call_outside(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    # Without a run, functions such as `interrupt` raise a RuntimeError. LangChain then runs the call
-    # in its turn.
+    # Without a run, functions such as `interrupt` raise a RuntimeError. LangChain then runs the
+    # call in its turn.
     var_child_runnable_config.set(None)
     return function(*args, **kwargs)
 

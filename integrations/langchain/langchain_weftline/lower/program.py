@@ -71,7 +71,7 @@ class Part:
 class Job:
     """A step that the client has to run, once it has the step's input.
 
-    The outcome goes to `part`. If the part has continued with a `promise`, the outcome is kept here.
+    The outcome goes to `part`. If the part went on with a `promise`, the outcome is kept here.
     """
 
     run: Run
