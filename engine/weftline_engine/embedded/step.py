@@ -161,7 +161,7 @@ def step_costs(
 
 
 def _decoding(number: int, length: int, blocks: int, drafts: int = 0) -> Chunk:
-    """A chunk that decodes a sequence that shares no blocks. Its last `drafts` tokens are drafts."""
+    """A chunk that decodes a sequence with blocks of its own. Its last `drafts` are drafts."""
     op = Op(id=str(number), kind=Kind.GENERATE, context=str(number))
     sequence = Sequence(op, number, tokens=[0] * length)
     table = tuple(range(number * blocks, (number + 1) * blocks))

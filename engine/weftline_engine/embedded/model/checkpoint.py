@@ -66,7 +66,7 @@ class RandomWeights(Checkpoint):
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Make the tensors on `device`, if given. That is faster than copying 13 GB of a 7B model."""
+        """Make the tensors on `device`, if given, which is faster than copying 13 GB there."""
         drawn = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
         self._drawn = drawn.to(device)
 
