@@ -244,7 +244,8 @@ def test_a_call_that_is_alone(echo_url: str) -> None:
         assert "soup" in accelerate(ASK | llm | TEXT).invoke({"x": "soup"})
         assert [path for verb, path, _ in passed.requests if verb == "POST"] == [CHAT]
         passed.requests.clear()
-        both = RunnableParallel(size=lambda given: len(str(given)), said=ASK | llm | TEXT)
+        seen: list[Any] = []
+        both = RunnableParallel(size=RunnableLambda(seen.append), said=ASK | llm | TEXT)
         assert "soup" in accelerate(both).invoke({"x": "soup"})["said"]
         assert all_ahead(passed)
 
