@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from weftline.adapters.server import Server
 from weftline.errors import Cancelled, Timeout, WeftlineError
 from weftline.http import MAX_RETRIES, OnGraph
 from weftline.protocol import Call, InOut, Submit
-from weftline.steps import ClientStep
+from weftline.steps import Step
 from weftline.watching import Event, Failed, Graph, Part, Submitted, Value
 
 OnSettled = Callable[[Value | Failed], None]
@@ -75,7 +75,7 @@ class _Draft:
     """
 
     calls: tuple[Call, ...]
-    steps: tuple[ClientStep, ...]
+    steps: tuple[Step, ...]
     watch: tuple[str, ...]
     parts: bool
     graph: bool
@@ -100,12 +100,21 @@ class _Draft:
     def alone(self, call: Call, made: Set[str]) -> _Draft:
         """A submit of one of the calls, which follows all that the call makes.
 
-        The client's steps that it reads go with it, unless they have `made` their output before.
+        The steps that it needs go with it, unless they have `made` their output before.
         """
         watch = tuple(_variables(call, InOut.OUT))
-        reads = set(_variables(call, InOut.IN)) - made
-        steps = tuple(step for step in self.steps if step.out in reads)
+        steps = self.steps_for(_variables(call, InOut.IN), made)
         return replace(self, calls=(call,), steps=steps, watch=watch, graph=False, close=False)
+
+    def steps_for(self, variables: Iterable[str], made: Set[str]) -> tuple[Step, ...]:
+        """The steps that make `variables`, and those before them, except what is `made`."""
+        wanted = set(variables) - made
+        found = []
+        for step in reversed(self.steps):  # a step reads only what earlier ones make
+            if step.out in wanted:
+                found.append(step)
+                wanted |= {*step.variables} - made
+        return tuple(reversed(found))
 
 
 class _Limit:
@@ -150,14 +159,14 @@ class Feed:
         calls: Sequence[Call],
         watch: Sequence[str],
         *,
-        steps: Sequence[ClientStep] = (),
+        steps: Sequence[Step] = (),
         parts: bool = False,
         graph: bool = False,
         close: bool = False,
         max_retries: int = MAX_RETRIES,
         within: Mapping[str, float] = NO_LIMITS,
     ) -> None:
-        """Submit `calls` and the client's own `steps`, and follow the variables of `watch`.
+        """Submit `calls` and `steps`, and follow the variables of `watch`.
 
         `parts` asks for texts as they are generated, and `graph` for the session's graph at the
         end. A submit with `close` is the run's last one: the server then closes the session.
@@ -296,7 +305,7 @@ class Feed:
         async with asyncio.TaskGroup() as pushes:
             for call in draft.calls:
                 alone = draft.alone(call, made)
-                made.update(alone.watch, (step.out for step in alone.steps if step.out))
+                made.update(alone.watch)
                 for variable in alone.watch:  # the server runs only what somebody reads
                     self.results.setdefault(variable, Result())
                 reads = _variables(call, InOut.IN)
@@ -306,11 +315,19 @@ class Feed:
                 if error is not None:
                     refused |= dict.fromkeys(alone.watch, error)
                     self._fail(alone.watch, error, opened=True)
-        if not self.session.done():
-            return  # all were refused
-        if rest := tuple(name for name in draft.watch if name not in made):
-            reading = replace(draft, calls=(), steps=(), watch=rest, graph=False, close=False)
-            await self._push(reading, self.session.result(), limits)
+                else:
+                    made.update(step.out for step in alone.steps if step.out)
+        outputs = {name for call in draft.calls for name in _variables(call, InOut.OUT)}
+        rest = tuple(name for name in draft.watch if name not in outputs)
+        if not self.session.done():  # all were refused
+            self._fail(rest, next(iter(refused.values())))
+            return
+        if rest:
+            steps = draft.steps_for(rest, made)
+            reading = replace(draft, calls=(), steps=steps, watch=rest, graph=False, close=False)
+            refusal = await self._push(reading, self.session.result(), limits)
+            if refusal is not None:
+                self._fail(rest, refusal, opened=True)
         if draft.close:
             if draft.graph:
                 with suppress(WeftlineError):

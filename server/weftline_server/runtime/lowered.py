@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from weftline.errors import WeftlineError
 from weftline.protocol import Call, Submit
 from weftline.steps import Each, Loop, Step
 from weftline_server.graph.primitive import Task
@@ -22,8 +23,8 @@ from weftline_server.session.session import Session
 def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterator[Task]:
     """The tasks of all calls and steps, one after the other.
 
-    Raises UnknownModel, UnknownStore and what lowering does. The model is decided here, so that
-    the graph names it and equal prompts hash alike.
+    Raises UnknownModel, UnknownStore and what lowering does, with the step's name. The model is
+    decided here, so that the graph names it and equal prompts hash alike.
     """
     sources = Sources(session)
 
@@ -41,7 +42,11 @@ def lowered(session: Session, submit: Submit, dispatcher: Dispatcher) -> Iterato
 
     for call in submit.calls:
         yield lower_call(sources.verified(call), dispatcher.model(call.model))
-    yield from map(step_of, submit.steps)
+    for step in submit.steps:
+        try:
+            yield step_of(step)
+        except WeftlineError as error:
+            raise error.of_call(step.name or step.out or step.kind) from None
 
 
 def _resource(dispatcher: Dispatcher, step: Step) -> str:

@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from langchain_weftline.retrieval.embeddings import WeftlineEmbeddings
-from weftline.adapters import retrieval
+from weftline.adapters import Server, retrieval
 from weftline.adapters.retrieval import Asked, Item
 
 Filter = Mapping[str, Any]
@@ -42,6 +42,26 @@ class WeftlineVectorStore(VectorStore):
         self._place = ours or WeftlineEmbeddings(**place)
         self._embedding: Embeddings = embedding or self._place
         self._store = store
+
+    @property
+    def name(self) -> str:
+        """The store's name in the server."""
+        return self._store
+
+    @property
+    def server(self) -> Server:
+        """Where the store is."""
+        return self._place.server.server
+
+    @property
+    def embeds_in_client(self) -> bool:
+        """Whether the client makes the vectors, with embeddings of another class."""
+        return not isinstance(self._embedding, WeftlineEmbeddings)
+
+    @property
+    def embedder(self) -> str | None:
+        """The server's embedder. None is its first one, or that the client embeds."""
+        return getattr(self._embedding, "model", None) if not self.embeds_in_client else None
 
     @property
     def embeddings(self) -> Embeddings:
@@ -242,6 +262,11 @@ def _without_vectors(items: Sequence[Item], store: str, model: str | None) -> li
 
 def _document(item: Item) -> Document:
     return Document(id=item["id"], page_content=item["text"], metadata=item["metadata"])
+
+
+def documents_of(hits: Sequence[Item]) -> list[Document]:
+    """The documents of a search's hits, the best first."""
+    return [_document(hit) for hit in hits]
 
 
 def _scored(hits: Sequence[Item]) -> list[tuple[Document, float]]:
