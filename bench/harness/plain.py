@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -35,13 +35,22 @@ class PlainClient:
 
     async def ask(self, messages: Sequence[Message]) -> str:
         """The answer to a chat. Raises httpx.HTTPStatusError."""
+        said = await self.say([{"role": role, "content": content} for role, content in messages])
+        return str(said["content"])
+
+    async def say(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+        """The message that answers a chat, with `more` fields in the request.
+
+        Raises httpx.HTTPStatusError.
+        """
         began = self._now()
         body: dict[str, Any] = {
             "model": "default",
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "messages": list(messages),
             "max_tokens": self._tokens,
             "temperature": 0,
             "ignore_eos": True,
+            **more,
         }
         response = await self._http.post("/v1/chat/completions", json=body)
         found = response.raise_for_status().json()
@@ -49,7 +58,8 @@ class PlainClient:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         counts = usage["prompt_tokens"], usage["completion_tokens"], cached
         self._heard(began, self._now() - began, *counts)
-        return str(found["choices"][0]["message"]["content"])
+        message: dict[str, Any] = found["choices"][0]["message"]
+        return message
 
     async def __aenter__(self) -> PlainClient:
         return self

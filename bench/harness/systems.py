@@ -111,6 +111,18 @@ SYSTEMS: Mapping[str, System] = {
     ),
     "langchain-vllm-ngram": System("ChatOpenAI + vLLM, n-gram drafts", Way.CHAT_OPENAI, VLLM_NGRAM),
     "asyncio-vllm": System("asyncio by hand + vLLM", Way.BY_HAND, VLLM),
+    # Each call is a session of its own: what the engine gives without the server's knowledge.
+    "asyncio-weftline": System("asyncio by hand + weftline", Way.BY_HAND, WEFTLINE),
+    **{
+        f"asyncio-weftline-{n}": System(
+            f"asyncio by hand + weftline, {n} at once", Way.BY_HAND, WEFTLINE, n
+        )
+        for n in (4, 8, 12)
+    },
+    "without-memory": _weftline(
+        "weftline without memory during tools", "--without", "admission,retention"
+    ),
+    "weftline-tool-pauses": _weftline("weftline, pauses by tool", "--also", "tool_pauses"),
     "request-policy": _weftline("weftline, request policy", "--policy", "request"),
     # The baseline of Parrot's experiments: a server of 2023 that holds 4,096 tokens at a time.
     "request-capped": _weftline(

@@ -27,6 +27,7 @@ ORDER = (
     "multi_agent",
     "mixed",
     "many_agents",
+    "tool_mix",
     "agent_loop",
     "rag",
     "independent_chat",

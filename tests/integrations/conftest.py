@@ -14,7 +14,7 @@ from pytest_asyncio import is_async_test
 
 from tests.integrations.forks import Forked, fork
 
-StartServer = Callable[[Sequence[tuple[str, str]]], str]
+StartServer = Callable[..., str]
 
 READY_S = 60.0
 
@@ -68,10 +68,10 @@ def start_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     """
     with ExitStack() as servers:
 
-        def start(rules: Sequence[tuple[str, str]]) -> str:
+        def start(rules: Sequence[tuple[str, str]], *options: str) -> str:
             path = tmp_path_factory.mktemp("script") / "script.json"
             path.write_text(json.dumps([{"when": when, "reply": reply} for when, reply in rules]))
-            options = ("--null-mode", "script", "--null-script", str(path))
-            return servers.enter_context(served(*options))
+            script = ("--null-mode", "script", "--null-script", str(path))
+            return servers.enter_context(served(*script, *options))
 
         yield start

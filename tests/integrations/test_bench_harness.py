@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from bench.harness.systems import SYSTEMS
 from bench.harness.texts import Texts, words
 from bench.harness.workload import FULL, QUICK, TINY, Point, Workload, load, names
 from bench.report import others, page, verdicts
-from bench.workloads import many_agents
+from bench.workloads import many_agents, tool_mix
 from bench.workloads.rag import of_one_length
 from weftline.delay import proxy
 from weftline.errors import EngineUnavailable, InvalidRequest
@@ -351,6 +352,24 @@ def test_agents_overflow_their_pool_at_every_scale() -> None:
     assert (turns, agents, longest, many_agents.kv_tokens(FULL)) == (8, 32, 1200, 12_800)
 
 
+def test_the_tools_of_an_agent_are_given() -> None:
+    """Each has its own texts and calls. Its tools never change, so that each of its prompts begins
+    with the one before. The last call is the answer."""
+    stage = Stage(SYSTEMS["asyncio-weftline"], "http://none", Texts(words, 1), QUICK, 7)
+    agents = [tool_mix.drawn(stage, number) for number in range(60)]
+    assert agents[3] == tool_mix.drawn(stage, 3) != agents[4]
+    called = Counter(name for agent in agents for name in agent.calls)
+    assert set(called) == {"clock", "search", "crawl", "answer"} and called["answer"] == 60
+    assert called["clock"] > called["search"] > called["crawl"]
+    for agent in agents:
+        assert agent.calls[-1] == "answer" and len(agent.results) == len(agent.calls) - 1
+        schemas = [tool["function"]["parameters"] for tool in agent.tools]
+        assert len({str(schema) for schema in schemas}) == 1 and len(schemas) == 4
+        [text] = schemas[0]["properties"]["text"]["enum"]
+        assert len(text.split()) > 5
+    assert tool_mix.seconds_of("crawl", QUICK) == 8.0 == 10 * tool_mix.seconds_of("crawl", TINY)
+
+
 def test_a_missing_vllm_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the command that installs it."""
     monkeypatch.setattr(servers, "VLLM_PYTHON", tmp_path / "none")
@@ -448,7 +467,7 @@ def test_passages_of_one_length() -> None:
 async def test_programs_by_hand_make_the_same_calls(tmp_path: Path) -> None:
     """Each answers as many tokens to as long prompts as the LangChain program does."""
     async with running(ServerSpec(Kind.WEFTLINE), Setup(model=None, logs=tmp_path), "ours") as ours:
-        for name in ("chain_summary", "map_reduce", "copilot", "many_agents"):
+        for name in ("chain_summary", "map_reduce", "copilot", "many_agents", "tool_mix"):
             workload = load(name)
             assert workload.by_hand is not None
             point = workload.points(TINY, {})[0]

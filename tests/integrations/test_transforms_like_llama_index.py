@@ -8,9 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core.output_parsers import PydanticOutputParser, SelectionOutputParser
 from llama_index.core.output_parsers.base import OutputParserException
 from llama_index.core.output_parsers.utils import parse_json_markdown
+from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.vector_stores.utils import node_to_metadata_dict
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 from tests.integrations.differential import mutated, named, outcomes
@@ -196,3 +200,51 @@ def test_bounds() -> None:
     assert len(run([{"op": "json_or_yaml"}], long.replace("a", "1").replace(",]", "]"))) > 16000
     with pytest.raises(InvalidRequest, match="'fenced' is true or false"):
         parse({"op": "json_or_yaml", "fenced": "yes"})
+
+
+WORDS = st.text("ab {}:\n\u00e9", max_size=6)
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-2, 2) | WORDS
+NODES = st.builds(
+    TextNode,
+    text=WORDS,
+    metadata=st.dictionaries(st.sampled_from("abc"), VALUES | st.lists(VALUES, max_size=2)),
+    excluded_llm_metadata_keys=st.lists(st.sampled_from("abc"), max_size=1),
+    metadata_template=st.sampled_from(["{key}: {value}", "<{key}>", "{value}{value}"]),
+    metadata_seperator=st.sampled_from(["\n", "; "]),
+    text_template=st.sampled_from(["{metadata_str}\n\n{content}", "[{content}|{metadata_str}]"]),
+)
+
+
+@given(st.lists(NODES, max_size=3))
+def test_the_texts_of_nodes(nodes: list[TextNode]) -> None:
+    """As a synthesizer packs them, from what LlamaIndex's vector stores keep of nodes."""
+    hits = [
+        {"text": node.text, "metadata": node_to_metadata_dict(node, remove_text=True)}
+        for node in nodes
+    ]
+    shown = [node.get_content(MetadataMode.LLM) for node in nodes]
+    packed = "\n\n".join(text.strip() for text in shown if text.strip())
+    if not packed:
+        with pytest.raises(TransformFailed, match="found no text"):
+            run([{"op": "node_texts"}], hits)
+    else:
+        assert run([{"op": "node_texts"}], hits) == packed
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"_node_content": "{", "_node_type": "TextNode"}, "cannot read"),
+        ({"_node_content": "[]", "_node_type": "TextNode"}, "nodes of LlamaIndex"),
+        ({"_node_content": '{"metadata": 1}', "_node_type": "TextNode"}, "nodes of LlamaIndex"),
+        ({"_node_content": "{}", "_node_type": "ImageNode"}, "class TextNode"),
+        (
+            {"_node_content": '{"metadata": {"a": 1}, "metadata_template": "{key.__class__}"}'},
+            "plain fields",
+        ),
+    ],
+)
+def test_a_node_that_cannot_be_shown(metadata: dict[str, Any], says: str) -> None:
+    """Templates are data of a tenant: none of them is evaluated."""
+    with pytest.raises(TransformFailed, match=says):
+        run([{"op": "node_texts"}], [{"text": "x", "metadata": metadata}])

@@ -92,6 +92,34 @@ async def test_a_good_answer(tmp_path: Path) -> None:
         assert endpoint.keys == ["bearer secret"]
 
 
+async def test_an_answer_does_not_wait_for_the_end_of_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy endpoint sends the end after [DONE] late: every answer waited for it, up to 50 ms.
+
+    The end is still read, so that the next request takes the same connection.
+    """
+    monkeypatch.setattr("weftline_engine.openai.endpoint.END_S", 60.0)
+    ends, connections = asyncio.Event(), []
+
+    async def late(writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        connections.append(writer)
+        delta = {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}
+        events = f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n"
+        head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(f"{head}{len(events):x}\r\n{events}\r\n".encode())
+        await ends.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with started(tmp_path, late) as (engine, _), asyncio.timeout(20):
+        assert (await ending(engine, chat()))[0] == "a"
+        assert engine._endpoint is not None
+        ends.set()
+        await asyncio.gather(*engine._endpoint._ending)
+        assert (await ending(engine, chat("again")))[0] == "a"
+        assert connections[0] is connections[1]
+
+
 @pytest.mark.parametrize(
     ("behaviour", "error", "retryable", "says"),
     [

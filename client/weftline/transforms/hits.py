@@ -1,8 +1,10 @@
-"""The transform of retrieved documents: their texts as one."""
+"""The transforms of retrieved documents: their texts as one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,3 +44,76 @@ def _texts(value: Any, *, nested: bool) -> Iterator[str]:
             yield one["text"]
         else:
             raise TransformFailed("texts reads hits or items, each an object with a 'text'")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTexts(Transform):
+    """What LlamaIndex shows a model of the nodes that were found: their metadata and texts.
+
+    A hit holds its node as LlamaIndex's vector stores keep it. Blank texts are left out, the others
+    are stripped. It fails where nothing was found, because LlamaIndex then asks no model.
+    """
+
+    op: ClassVar[str] = "node_texts"
+
+    def apply(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise TransformFailed("node_texts reads a list of hits")
+        texts = [text for text in map(_node_text, value) if text]
+        if not texts:
+            raise TransformFailed("node_texts found no text")
+        return "\n\n".join(texts)
+
+
+# LlamaIndex's templates, where a node has none of its own.
+_NODE: Mapping[str, Any] = {
+    "text_template": "{metadata_str}\n\n{content}",
+    "metadata_template": "{key}: {value}",
+    "excluded_llm_metadata_keys": [],
+}
+
+
+def _node_text(hit: Any) -> str:
+    """The text that a model sees of a node, stripped."""
+    if not isinstance(hit, dict) or not isinstance(hit.get("text"), str):
+        raise TransformFailed("node_texts reads hits, each an object with a 'text'")
+    kept = hit.get("metadata") or {}
+    node: dict[str, Any] = {"metadata": kept}
+    if "_node_content" in kept:
+        if kept.get("_node_type", "TextNode") != "TextNode":
+            raise TransformFailed("node_texts reads nodes of the class TextNode")
+        node = _loaded(kept["_node_content"])
+    node = {**_NODE, **node}
+    joint = node.get("metadata_separator", node.get("metadata_seperator", "\n"))
+    try:
+        shown = joint.join(
+            _filled(node["metadata_template"], key=key, value=str(value))
+            for key, value in node["metadata"].items()
+            if key not in node["excluded_llm_metadata_keys"]
+        ).strip()
+        if not shown:
+            return str(hit["text"]).strip()
+        return _filled(node["text_template"], metadata_str=shown, content=hit["text"]).strip()
+    except (AttributeError, TypeError) as error:
+        raise TransformFailed("node_texts reads nodes of LlamaIndex") from error
+
+
+def _loaded(text: Any) -> dict[str, Any]:
+    try:
+        node = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TransformFailed("node_texts cannot read a node's JSON") from error
+    if not isinstance(node, dict):
+        raise TransformFailed("node_texts reads nodes of LlamaIndex")
+    return node
+
+
+_FIELD = re.compile(r"\{([a-z_]*)\}")
+
+
+def _filled(template: str, **values: str) -> str:
+    """The template with its fields. It is data of a tenant, so Python's `format` never sees it."""
+    rest = _FIELD.sub("", template)
+    if "{" in rest or "}" in rest or not {*_FIELD.findall(template)} <= {*values}:
+        raise TransformFailed("node_texts reads templates of plain fields only")
+    return _FIELD.sub(lambda field: values[field[1]], template)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from weftline.errors import TransformFailed
 from weftline.transforms.base import MAX_TEXT_CHARS, Transform, as_text, check_json, refuse
 from weftline.transforms.choices import Boolean, Choice, Datetime, Finished, NoOutput
-from weftline.transforms.hits import Texts
+from weftline.transforms.hits import NodeTexts, Texts
 from weftline.transforms.lists import CommaList, LineList, MarkdownList, NumberedList
 from weftline.transforms.loose_json import JsonObject, JsonOrYaml, JsonText
 from weftline.transforms.messages import ToolCalls
@@ -96,6 +96,7 @@ _ALL: tuple[type[Transform], ...] = (
     Join,
     Strip,
     Texts,
+    NodeTexts,
     TextMethod,
     Get,
 )

@@ -9,7 +9,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,8 @@ LONGEST_PAUSE_S = 30.0  # a longer Retry-After counts as a refusal
 # Seconds to keep an idle connection. uvicorn, and so vLLM, closes one after 5 s.
 KEEP_S = 4.0
 # Seconds to wait for the end of a stream after [DONE]. Reading it makes the connection reusable.
-END_S = 0.05
+# The answer does not wait for it.
+END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +97,11 @@ class Endpoint:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=config.socket is None,  # use the proxy settings of the environment
         )
+        self._ending: set[asyncio.Task[None]] = set()  # they read the ends of complete streams
 
     async def close(self) -> None:
+        for task in self._ending:
+            task.cancel()
         await self._http.close()
 
     async def stream(
@@ -112,7 +116,8 @@ class Endpoint:
         headers = {**others, "X-Request-Id": request_id}
         if traceparent:
             headers["traceparent"] = traceparent
-        async with self._failing(), self._request("POST", path, body, headers) as response:
+        async with self._failing(), AsyncExitStack() as held:
+            response = await held.enter_async_context(self._request("POST", path, body, headers))
             if response.status != 200:
                 raise await _refusal(response)
             with _Patience(response.content, self._config.first_s) as patience:
@@ -127,7 +132,7 @@ class Endpoint:
                             continue
                         data = line[5:].strip()
                         if data == b"[DONE]":
-                            await _end(response)
+                            self._read_to_the_end(response, held.pop_all())
                             return
                         yield _object(data)
                         patience.begin(self._config.idle_s)
@@ -169,6 +174,12 @@ class Endpoint:
         return self._http.request(
             method, self._url + path, data=sent, headers=headers, allow_redirects=False
         )
+
+    def _read_to_the_end(self, response: aiohttp.ClientResponse, held: AsyncExitStack) -> None:
+        """Release a complete stream's connection, `held`, once its end has been read."""
+        task = asyncio.create_task(_end(response, held))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     @asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
@@ -241,11 +252,12 @@ def _object(data: bytes) -> dict[str, Any]:
     return value
 
 
-async def _end(response: aiohttp.ClientResponse) -> None:
+async def _end(response: aiohttp.ClientResponse, held: AsyncExitStack) -> None:
     """Wait END_S for the end of the stream. Without it the connection is not reused."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
-            await response.content.read(1)
+    async with held:
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(END_S):
+                await response.content.read(1)
 
 
 async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:

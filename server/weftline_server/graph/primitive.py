@@ -1,6 +1,6 @@
 """Primitives: the vertices of the graph, and the unit that engines execute (Teola section 4).
 
-A client submits tasks: calls today, and other steps later. Lowering turns each task into primitives
+A client submits tasks, which are calls and other steps. Lowering turns each task into primitives
 of one kind each. A call with outputs y1 … yk becomes k primitives of kind `generate` in a row;
 primitive i reads the inputs and outputs that stand in the prompt before y_i.
 """

@@ -38,7 +38,7 @@ def _widened(graph: Graph, reader: Primitive, read: Read) -> Read:
 
 
 def _tells(items: ItemFlow, joined: Specs) -> bool:
-    """Whether the first items of the list are known before all are: results that are in the list's
+    """Whether the first items of the list are known before the last: results that are in the list's
     order, or those of a text. JSON without a transform that joins is rarely a list, and would be
     read again for each of its commas.
     """

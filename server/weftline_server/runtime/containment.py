@@ -14,7 +14,8 @@ REASON = "the server made an error in this session and closed it: its log says w
 
 
 class _Inside:
-    """The block. It runs for each token, so it is a class: a generator costs more."""
+    """The context manager of `inside`. It is a class, because it is entered for each token and a
+    generator would cost more."""
 
     __slots__ = ("_close", "_session")
 
@@ -42,7 +43,7 @@ class Containment:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def inside(self, session: Session) -> _Inside:
-        """A block whose exceptions end `session`, soon and with a log entry.
+        """Return a context manager: an exception in its block is logged, and `session` ends soon.
 
         Otherwise one call's error would end the task that listens to an engine, and with it every
         session that waits for this engine.

@@ -123,7 +123,7 @@ class Driver:
         for observer in self.observers:
             try:
                 observer.session_closed(session)
-            except Exception:  # the session is closed, whatever a trace makes of it
+            except Exception:  # the session is closed, even if a trace of it cannot be written
                 log.exception("an observer of session %s failed", session.id)
 
     def sweep(self) -> None:
@@ -203,10 +203,12 @@ class Driver:
         finally:
             for id in prepared:
                 run = session.primitives.get(id.primitive)
-                if run is None or not run.live:  # refused, or ended at once: it will not be run
+                if (
+                    run is None or not run.live
+                ):  # the tasks were refused, or it has ended: its prompt is not needed
                     self._prepared.pop(id, None)
         if session.execution.held:
-            await asyncio.sleep(0)  # what follows in this turn would be added to 0.1 s
+            await asyncio.sleep(0)  # adding the tasks took up to 0.1 s: let others run
 
     def set(self, session: Session, variable: str, given: SetVariable) -> None:
         """Give an empty variable its value, or fail it with the client's error. Raises AlreadySet.

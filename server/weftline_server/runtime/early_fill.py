@@ -131,7 +131,7 @@ class EarlyFill:
 
 
 def _known_chars(prompt: PromptBefore) -> int:
-    """Characters before the hole."""
+    """Return the number of characters before the unknown part."""
     texts = [prompt.text, *(turn.content for turn in prompt.messages or ())]
     known = 0
     for text in texts:

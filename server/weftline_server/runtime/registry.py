@@ -177,7 +177,7 @@ class Registry:
         self._bytes[session.tenant] = self._bytes.get(session.tenant, 0) + now - before
 
     async def kept(self, session: Session, *, strict: bool = False) -> None:
-        """Return when what the session has so far is on disk, if this server keeps any.
+        """Wait until what the session has so far is on disk, if this server keeps any.
 
         While the disk cannot be written, what runs goes on in memory; `strict` raises StorageFull.
         """

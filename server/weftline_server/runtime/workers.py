@@ -130,7 +130,7 @@ class Workers:
             raise TransformFailed(
                 "the worker process of this transform ended: shorten the text"
             ) from None
-        except BaseException:  # the call was cancelled: its answer must not reach the next job
+        except BaseException:  # the call was cancelled: the next job must not get its answer
             self._drop(worker)
             raise
         self._give_back(worker)

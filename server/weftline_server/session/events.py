@@ -266,7 +266,7 @@ class TasksAbandoned(SessionEvent):
 class SessionResumed(SessionEvent):
     """Another run of the server goes on with the session; `attempt` is larger in each run."""
 
-    by_client: ClassVar[bool] = True  # its clients get their full time to come back
+    by_client: ClassVar[bool] = True  # clients have the whole idle time from now on to come back
     attempt: int
 
 

@@ -37,7 +37,8 @@ _MOST_RECENT = 8
 _ENDS_ITEM = frozenset('\n,]}"')
 
 
-# Results of a list's items that a prompt is told of one by one. Each renders the known part again.
+# A prompt that joins a list is filled item by item up to this many results. Each result renders
+# the known part of the prompt again.
 _MOST_TOLD = 256
 
 

@@ -1,4 +1,4 @@
-"""The primitives of large submits, whose turn to be planned and started has not come.
+"""The primitives of large submits that are still to be planned or started.
 
 All tasks of a submit enter the graph at once, because a submit is taken whole or not at all. To
 plan and start 10,000 takes 0.5 s, in which no other client would get an answer. So these are done
@@ -18,7 +18,9 @@ PART = 512  # primitives and edges of a turn, which takes 10 to 30 ms
 
 
 class Held:
-    """What is held, in the order in which its turn comes. All are planned before any is started."""
+    """The held primitives, in the order in which they are planned and started.
+
+    All are planned before any is started."""
 
     def __init__(self) -> None:
         self._plan: deque[tuple[str, int]] = deque()  # each with the number of its edges

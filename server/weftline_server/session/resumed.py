@@ -24,7 +24,7 @@ def abandon(execution: Execution, event: ev.TasksAbandoned) -> list[ev.Action]:
 
 
 def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
-    """Run again what had not ended. What may have had its effect, and must not twice, fails.
+    """Run again what had not ended. A step that may happen once only, and may have happened, fails.
 
     A primitive whose effects are `once` is running, for the session, from before it was sent.
     """
@@ -35,7 +35,7 @@ def resume(execution: Execution, event: ev.SessionResumed) -> list[ev.Action]:
     queued = [run for run in runs if run.state is RunState.QUEUED]
     filling = [run for run in runs if run.state is RunState.WAITING and run.filling]
     actions: list[ev.Action] = []
-    for run in runs:  # first, so that what a failure starts is not started twice
+    for run in runs:  # failures come first: what they start would otherwise be started twice
         if run.state is RunState.RUNNING or (run.live and _is_orphan(execution, run)):
             actions += execution.fail(run.task, _interrupted(run), RunState.FAILED)
     actions += [ev.Run(run.id) for run in queued if run.live]

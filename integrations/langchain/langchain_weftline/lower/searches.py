@@ -12,7 +12,11 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from langchain_weftline.lower.steps import Fetch, Handler, Lowerer, Step, Steps
 from langchain_weftline.lower.symbols import CannotCompile, Local, Ref, Unknown
 from langchain_weftline.model.answers import new_variable
-from langchain_weftline.retrieval.vectorstore import WeftlineVectorStore, documents_of
+from langchain_weftline.retrieval.vectorstore import (
+    StoreInServer,
+    WeftlineVectorStore,
+    documents_of,
+)
 from weftline import steps
 from weftline.adapters import Server
 from weftline.errors import WeftlineError
@@ -32,7 +36,7 @@ class SearchDraft:
     query: str | Ref
     embedded: str
     name: str
-    store: WeftlineVectorStore
+    store: StoreInServer
     k: int
     filter: Mapping[str, Any]
 
@@ -81,10 +85,11 @@ class Searches:
     def _retriever(self, step: Step, value: Any) -> Steps:
         """A retriever of a vector store, if the server holds the store and embeds the query."""
         retriever: VectorStoreRetriever = step.runnable
-        store = retriever.vectorstore
-        if type(store) is not WeftlineVectorStore:
-            raise CannotCompile(retriever, f"its store {type(store).__name__!r} is in the client")
-        if store.embeds_in_client:
+        kept = retriever.vectorstore
+        if type(kept) is not WeftlineVectorStore:
+            raise CannotCompile(retriever, f"its store {type(kept).__name__!r} is in the client")
+        store = kept.in_server
+        if store is None:
             raise CannotCompile(retriever, "the client embeds its queries")
         if self._lowering.mode.is_ahead:
             raise CannotCompile(retriever, "LangChain runs it, and the server the calls ahead")

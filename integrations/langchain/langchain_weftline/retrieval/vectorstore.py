@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.documents import Document
@@ -14,6 +15,15 @@ from weftline.adapters import Server, retrieval
 from weftline.adapters.retrieval import Asked, Item
 
 Filter = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInServer:
+    """A store of a server, by its name, and the embedder of its queries; None is the first one."""
+
+    server: Server
+    name: str
+    embedder: str | None
 
 
 class WeftlineVectorStore(VectorStore):
@@ -44,24 +54,11 @@ class WeftlineVectorStore(VectorStore):
         self._store = store
 
     @property
-    def name(self) -> str:
-        """The store's name in the server."""
-        return self._store
-
-    @property
-    def server(self) -> Server:
-        """Where the store is."""
-        return self._place.server.server
-
-    @property
-    def embeds_in_client(self) -> bool:
-        """Whether the client makes the vectors, with embeddings of another class."""
-        return not isinstance(self._embedding, WeftlineEmbeddings)
-
-    @property
-    def embedder(self) -> str | None:
-        """The server's embedder. None is its first one, or that the client embeds."""
-        return getattr(self._embedding, "model", None) if not self.embeds_in_client else None
+    def in_server(self) -> StoreInServer | None:
+        """The store, where the server embeds queries. None where the client embeds them."""
+        if not isinstance(self._embedding, WeftlineEmbeddings):
+            return None
+        return StoreInServer(self._place.server.server, self._store, self._embedding.model)
 
     @property
     def embeddings(self) -> Embeddings:

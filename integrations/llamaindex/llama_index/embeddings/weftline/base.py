@@ -6,6 +6,8 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field
+from llama_index.llms.weftline.retrieved import aask, ask
+from llama_index.llms.weftline.spans import listen
 
 from weftline.adapters import retrieval
 from weftline.adapters.fields import ServerFields
@@ -27,6 +29,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
 
     def __init__(self, model_name: str = "default", **data: Any) -> None:
         super().__init__(model_name=model_name, **data)
+        listen()  # a query's embedding and search are sent ahead together
 
     @classmethod
     def class_name(cls) -> str:
@@ -38,7 +41,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(self.server.ask(self._asked(texts[part])))
+            for vector in retrieval.vectors_of(ask(self.server, self.asked(texts[part])))
         ]
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Embedding]:
@@ -46,7 +49,7 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
         return [
             vector
             for part in parts
-            for vector in retrieval.vectors_of(await self.server.aask(self._asked(texts[part])))
+            for vector in retrieval.vectors_of(await aask(self.server, self.asked(texts[part])))
         ]
 
     def _get_text_embedding(self, text: str) -> Embedding:
@@ -61,5 +64,6 @@ class WeftlineEmbedding(BaseEmbedding, ServerFields):
     async def _aget_query_embedding(self, query: str) -> Embedding:
         return await self._aget_text_embedding(query)
 
-    def _asked(self, texts: list[str]) -> retrieval.Asked:
+    def asked(self, texts: list[str]) -> retrieval.Asked:
+        """The request for the vectors of texts."""
         return retrieval.embed(texts, None if self.model_name == "default" else self.model_name)

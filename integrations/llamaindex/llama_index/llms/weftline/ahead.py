@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.llms.weftline.plan import Draft, Plan, Unplannable
 from llama_index.llms.weftline.provenance import Run
-from llama_index.llms.weftline.symbols import Answer, Symbols, filled, reads
+from llama_index.llms.weftline.retrieving import Finding, Found, found_in
+from llama_index.llms.weftline.symbols import HITS, Answer, Symbols, filled, reads
 
 from weftline.adapters import OUTPUT, Claims, Feed, Inputs, Piece, Planned, Result, Server
 from weftline.errors import TransformFailed
@@ -38,6 +39,7 @@ class Ahead:
     """One graph. Its calls are submitted together, and their values arrive as they become ready.
 
     They join the session of `run`, in which the graph's prompts may hold earlier answers.
+    With a `finding` its steps stand before the calls, which may read the hits.
     `on_graph` gets the session's graph when the last value has arrived.
     """
 
@@ -48,6 +50,7 @@ class Ahead:
         server: Server,
         run: Run,
         on_graph: OnGraph | None = None,
+        finding: Finding | None = None,
     ) -> None:
         self.complete = plan.complete
         self._plan = plan
@@ -55,22 +58,32 @@ class Ahead:
         self._run = run
         self._numbering = Numbering(run.reserve(len(plan.drafts)), run)
         self._calls = calls_of(plan, fields, self._numbering)
+        self._finding = finding
+        self.found: Found | None = None
         self._on_graph = on_graph
         self._feed = Feed(server, self._note, run.alias)
         self._claims: Claims[str] = Claims([])
 
     def start(self, with_parts: bool) -> None:
         """Submit the graph. `with_parts` asks for texts as they are generated."""
+        finding = self._finding
+        embedded, hits = found_in(self._numbering.first)
         self._feed.send(
-            self._calls, self.variables, parts=with_parts, graph=self._on_graph is not None
+            self._calls,
+            [*self.variables, *([] if finding is None else [embedded, hits])],
+            steps=() if finding is None else finding.steps(embedded, hits),
+            parts=with_parts,
+            graph=self._on_graph is not None,
         )
         self._run.join(self._feed)
         if self._on_graph is not None:
             self._feed.show_graph(self._on_graph)
-        results = [self._feed.results[written] for written in self.variables]
-        self._claims = Claims(
-            [_planned(self._plan, index, self._fields, results) for index in range(len(results))]
-        )
+        results = {at: self._feed.results[name] for at, name in enumerate(self.variables)}
+        if finding is not None:
+            results[HITS] = self._feed.results[hits]
+            self.found = Found(finding, self._feed.results[embedded], results[HITS])
+        drafts = range(len(self._plan.drafts))
+        self._claims = Claims([_planned(self._plan, at, self._fields, results) for at in drafts])
 
     @property
     def variables(self) -> list[str]:
@@ -125,7 +138,7 @@ class Ahead:
 
 
 def _planned(
-    plan: Plan, index: int, fields: Mapping[str, Any], results: Sequence[Result]
+    plan: Plan, index: int, fields: Mapping[str, Any], results: Mapping[int, Result]
 ) -> Planned[str]:
     draft = plan.drafts[index]
     messages = [(role, plan.symbols.parts(text)) for role, text in draft.messages]
@@ -151,8 +164,8 @@ class Numbering:
     run: Run
 
     def variable(self, index: int) -> str:
-        """The variable that call number `index` of the graph writes."""
-        return variable(self.first + index)
+        """The variable that call number `index` of the graph writes, or the search."""
+        return found_in(self.first)[1] if index == HITS else variable(self.first + index)
 
 
 def calls_of(plan: Plan, fields: Mapping[str, Any], numbering: Numbering) -> tuple[Call, ...]:

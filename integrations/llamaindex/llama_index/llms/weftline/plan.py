@@ -7,7 +7,7 @@ Otherwise the plan ends there, and is not complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from llama_index.llms.weftline.objects import (
 )
 from llama_index.llms.weftline.parsers import text_of, transforms_of
 from llama_index.llms.weftline.provenance import by_template, runs_code
-from llama_index.llms.weftline.symbols import Answer, Spec, Symbols
+from llama_index.llms.weftline.symbols import HITS, Answer, Spec, Symbols
 from llama_index.llms.weftline.wire import message_body, strip_to_text
 
 from weftline.adapters import Pieces
@@ -244,6 +244,38 @@ def plan_synthesis(
     plan = plan_of(synthesizer._llm, synthesizer._output_cls)
     follow(plan, synthesizer, query, chunks)
     return plan
+
+
+def plan_on_hits(synthesizer: Any, query: str, k: int, node_tokens: int) -> Plan:
+    """The one call that `synthesizer` makes on `k` nodes which the server finds.
+
+    Raises Unplannable where it may make more. It makes one where all nodes fit into one prompt, as
+    they do if the index's splitter made them.
+    """
+    _require(k == 1 or type(synthesizer) in _PACKING, "it makes a call for each node")
+    plan = plan_of(synthesizer._llm, synthesizer._output_cls)
+    room = min(
+        _repack(synthesizer, plan.llm, prompt.partial_format(query_str=query), ["x"], padding)[1]
+        for prompt, padding in _prompts(synthesizer)
+    )
+    _require(k * (node_tokens + _SEPARATOR_TOKENS) <= room, "the nodes may need several prompts")
+    found = plan.symbols.text(Answer(HITS, ({"op": "node_texts"},)))
+    follow(plan, synthesizer, query, [found])
+    _require(len(plan.drafts) == 1, "it makes several calls")
+    return plan
+
+
+# These pack all chunks into as few prompts as they can.
+_PACKING = (TreeSummarize, CompactAndRefine, CompactAndAccumulate)
+_SEPARATOR_TOKENS = 2
+
+
+def _prompts(synthesizer: Any) -> Iterator[tuple[BasePromptTemplate, int]]:
+    """The templates for which a synthesizer packs chunks, and their padding."""
+    padding = getattr(synthesizer, "_response_padding_size", DEFAULT_PADDING)
+    for name in ("_summary_template", "_text_qa_template", "_refine_template"):
+        if (prompt := getattr(synthesizer, name, None)) is not None:
+            yield prompt, padding
 
 
 def follow(plan: Plan, synthesizer: Any, query: str, chunks: Sequence[str]) -> None:

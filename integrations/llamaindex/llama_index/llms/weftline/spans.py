@@ -22,17 +22,26 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.base import BasePromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle
 from llama_index.llms.weftline.ahead import Ahead
 from llama_index.llms.weftline.building import builder_of, can_build, plan_build
 from llama_index.llms.weftline.extracting import can_extract, llm_of, plan_extraction
-from llama_index.llms.weftline.plan import Plan, Unplannable, can_plan, plan_synthesis
+from llama_index.llms.weftline.plan import (
+    Plan,
+    Unplannable,
+    can_plan,
+    plan_on_hits,
+    plan_synthesis,
+)
 from llama_index.llms.weftline.provenance import MIN_SEARCHED, Run, begin_run, by_template
+from llama_index.llms.weftline.retrieving import Finding, Lookup, finding_of
 from llama_index.llms.weftline.scopes import ENCLOSING, enclose
 from llama_index_instrumentation import get_dispatcher
 
-from weftline.adapters import Pieces, Request, RunSessions
+from weftline.adapters import Pieces, Request, Result, RunSessions, Server
 from weftline.adapters.pieces import by_search
+from weftline.adapters.retrieval import Asked
 from weftline.adapters.sessions import MAX_NAME, Nested, said_of
 
 log = logging.getLogger(__name__)
@@ -42,6 +51,9 @@ MAX_SPANS = 20_000
 MAX_ANCESTORS = 12
 MAX_VALUES = 64
 
+QUERYING = ("_query", "_aquery")
+RETRIEVING = (*QUERYING, "_retrieve", "_aretrieve")
+
 
 @dataclass(eq=False, slots=True)
 class Span(Nested):
@@ -50,7 +62,8 @@ class Span(Nested):
     instance: Any
     arguments: Mapping[str, Any]
     parent: Span | None
-    graph: Ahead | None = None
+    graph: Ahead | Lookup | None = None
+    asking: Any = None  # of the graph's calls
     runs: RunSessions[Run] = field(default_factory=RunSessions)
 
 
@@ -72,7 +85,10 @@ class Spans:
             while len(self._open) > MAX_SPANS:
                 self._open.popitem(last=False)
         method = id.partition("-")[0].rpartition(".")[2]
-        self._send_ahead(span, method)
+        if method in RETRIEVING:
+            self._find_ahead(span, method)
+        else:
+            self._send_ahead(span, method)
 
     def _innermost(self, active: str | None) -> Span | None:
         """The span with the id `active`, or the scope of ours that lies inside it."""
@@ -88,11 +104,12 @@ class Spans:
         if span is None:
             return
         if (graph := span.graph) is not None:
-            asking = _llm_of(span.instance).asking
-            if inspect.isgenerator(result) or inspect.isasyncgen(result):
-                finalize(result, asking.leave, graph)
+            leave = graph.leave if span.asking is None else partial(span.asking.leave, graph)
+            streamed = getattr(result, "response_gen", None) or result
+            if inspect.isgenerator(streamed) or inspect.isasyncgen(streamed):
+                finalize(streamed, leave)
             else:
-                asking.leave(graph)
+                leave()
         if _chat_of(span) is None:
             span.runs.finish()
 
@@ -112,8 +129,58 @@ class Spans:
         except Exception as error:  # LlamaIndex will meet the same error, and report it
             llm.asking.warn(error)
             return
-        llm.asking.send_ahead(graph, with_parts=bool(getattr(span.instance, "_streaming", False)))
-        span.graph = graph
+        self._start(span, graph, llm, span.instance)
+
+    def _start(self, span: Span, graph: Ahead, llm: Any, synthesizer: Any) -> None:
+        streams = bool(getattr(synthesizer, "_streaming", False))
+        llm.asking.send_ahead(graph, with_parts=streams)
+        span.graph, span.asking = graph, llm.asking
+
+    def _find_ahead(self, span: Span, method: str) -> None:
+        """Send the embedding and the search of a query, and the call on what is found."""
+        if any(one.graph is not None and one.graph.found for one in span.ancestry()):
+            return
+        engine = span.instance if method in QUERYING else None
+        if engine is not None and type(engine) is not RetrieverQueryEngine:
+            return
+        retriever = span.instance if engine is None else engine._retriever
+        try:
+            finding = finding_of(retriever, span.arguments.get("query_bundle"))
+            if finding is None or self._answer_ahead(span, finding):
+                return
+            *_, root = span.ancestry()
+            lookup = Lookup(finding, _runs(root).by_server.get(finding.server.place))
+            lookup.start()
+            span.graph = lookup
+        except Exception as error:  # LlamaIndex will meet the same error, and report it
+            log.debug("%s is not sent ahead: %s", type(span.instance).__name__, error)
+
+    def _answer_ahead(self, span: Span, finding: Finding) -> bool:
+        """Whether `span` is an engine's query whose only call was sent ahead with `finding`."""
+        synthesizer = getattr(span.instance, "_response_synthesizer", None)
+        llm = _llm_of(synthesizer) if can_plan(synthesizer) else None
+        if llm is None or llm.asking.server.place != finding.server.place:
+            return False
+        run = self.run_of(span, llm)
+        if span.instance._node_postprocessors or not llm.ahead or llm.rate_limiter is not None:
+            return False
+        try:
+            plan = plan_on_hits(synthesizer, finding.query, finding.k, finding.node_tokens)
+            graph = Ahead(plan, llm.parameters(), llm.asking.server, run, finding=finding)
+        except Unplannable as reason:
+            log.debug("the answer is not sent ahead: %s", reason)
+            return False
+        self._start(span, graph, llm, synthesizer)
+        return True
+
+    def found(self, server: Server, asked: Asked) -> Result | None:
+        """The result of a retriever's request, if the running code has sent it ahead."""
+        span = self._innermost(active_span_id.get())
+        for one in () if span is None else span.ancestry():
+            found = None if one.graph is None else one.graph.found
+            if found is not None:
+                return found.claim(server, asked)
+        return None
 
     def run_now(self, llm: Any) -> Run | None:
         """The run of the running code; None outside of all spans."""

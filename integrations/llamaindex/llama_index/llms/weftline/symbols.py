@@ -17,6 +17,9 @@ from weftline import transforms
 Spec = Mapping[str, Any]
 """A transform as data (weftline.transforms)."""
 
+HITS = -1
+"""The index of an answer that is no call's: the nodes that were found for the query."""
+
 _DICTS = ("json", "structured", "xml", "regex", "regex_dict", "combining")
 
 

@@ -16,6 +16,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+from llama_index.llms.weftline.retrieved import aask, ask
 
 from weftline.adapters import Retrieval, retrieval
 from weftline.adapters.fields import ServerFields
@@ -99,11 +100,11 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nodes that are nearest to the query's embedding, the best first."""
-        return _result(self.client.ask(self._asked(query)))
+        return _result(ask(self.client, self.asked(query)))
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """The nodes that are nearest to the query's embedding, the best first."""
-        return _result(await self.client.aask(self._asked(query)))
+        return _result(await aask(self.client, self.asked(query)))
 
     def _added(self, nodes: Sequence[BaseNode]) -> list[retrieval.Asked]:
         items: list[dict[str, Any]] = [
@@ -119,7 +120,8 @@ class WeftlineVectorStore(BasePydanticVectorStore, ServerFields):
         parts = retrieval.portions(sizes, len(vectors[0]) if vectors else 0)
         return [retrieval.add_embedded(items[part], vectors[part], self.store) for part in parts]
 
-    def _asked(self, query: VectorStoreQuery) -> retrieval.Asked:
+    def asked(self, query: VectorStoreQuery) -> retrieval.Asked:
+        """The request for the nodes that are nearest to a query's embedding."""
         if query.mode != VectorStoreQueryMode.DEFAULT or query.query_embedding is None:
             raise ValueError("a WeftlineVectorStore searches by an embedding, in the default mode")
         if query.doc_ids or query.node_ids:

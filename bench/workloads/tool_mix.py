@@ -1,0 +1,225 @@
+"""Agents whose tools take 50 ms, 0.7 s or 8 s, on a KV pool of a third of what their contexts need.
+
+Every answer is given: the model is held to one tool with one possible argument, so that all systems
+generate the same tokens. The last call of an agent is `answer`, as agents with structured answers
+end. The tools of an agent stay the same, so that each prompt begins with the one before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+
+from bench.harness.metrics import apps_per_minute, mean_seconds, ms_per_token, percentile
+from bench.harness.stage import Stage
+from bench.harness.workload import TINY, Point, Scale, Workload
+from bench.workloads.many_agents import (
+    AGENTS,
+    OUTPUT,
+    RESULT,
+    TASK,
+    kv_tokens,
+    role_tokens,
+    turns_of,
+)
+
+# Seconds of each tool, and how often it is called for each ten calls.
+TOOLS = {"clock": (0.05, 5), "search": (0.7, 4), "crawl": (8.0, 1)}
+ANSWER = "answer"
+
+
+class State(TypedDict):
+    """The conversation of one agent, and how many tools it has called."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent: its system prompt, its tools for the model, what it calls, and the results."""
+
+    role: str
+    tools: Sequence[Mapping[str, Any]]
+    calls: Sequence[str]  # the last one is ANSWER
+    results: Sequence[str]
+
+
+def described(name: str, text: str) -> dict[str, Any]:
+    """A tool with one argument, for which `text` is the only value."""
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "enum": [text]}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    about = {"name": name, "description": f"The tool {name}.", "parameters": schema}
+    return {"type": "function", "function": about}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    """The `tool_choice` that holds the model to a tool."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def drawn(stage: Stage, number: int) -> Agent:
+    """The agent with this number; each has its own texts, and calls its own tools."""
+    scale, seed = stage.scale, f"{stage.seed} {number}"
+    rng = random.Random(seed)
+    turns = turns_of(scale)
+    document, weights = stage.texts.document, [often for _, often in TOOLS.values()]
+    calls = rng.choices(tuple(TOOLS), weights, k=turns - 1)
+    text = document(f"call {seed}", scale.tokens(OUTPUT))
+    return Agent(
+        role=document(f"role {seed}", role_tokens(scale)),
+        tools=[described(name, text) for name in (*TOOLS, ANSWER)],
+        calls=[*calls, ANSWER],
+        results=[document(f"{seed} {at}", scale.tokens(RESULT)) for at in range(turns - 1)],
+    )
+
+
+def seconds_of(name: str, scale: Scale) -> float:
+    """How long a tool takes. A tenth of it at the smallest scale, where nothing is measured."""
+    seconds, _ = TOOLS[name]
+    return seconds / 10 if scale.name == TINY.name else seconds
+
+
+def graph(llm: BaseChatModel, agent: Agent, scale: Scale) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """A loop of model and tools, until the model calls ANSWER."""
+
+    async def think(state: State) -> dict[str, Any]:
+        # A call ends where its JSON does: ignore_eos, which the stage sets, has no part in it.
+        model = llm.bind(tools=agent.tools, tool_choice=chosen(agent.calls[state["turns"]]))
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    async def act(state: State) -> dict[str, Any]:
+        turn = state["turns"]
+        said = state["messages"][-1]
+        await asyncio.sleep(seconds_of(agent.calls[turn], scale))
+        called = said.tool_calls if isinstance(said, AIMessage) else []
+        result: AnyMessage = HumanMessage(agent.results[turn])
+        if called:  # the null engine writes words, and no calls
+            result = ToolMessage(agent.results[turn], tool_call_id=called[0]["id"])
+        return {"messages": [result], "turns": turn + 1}
+
+    made = StateGraph(State)
+    made.add_node("think", think)
+    made.add_node("act", act)
+    made.add_edge(START, "think")
+    ends = len(agent.calls) - 1
+    made.add_conditional_edges("think", lambda state: "act" if state["turns"] < ends else END)
+    made.add_edge("act", "think")
+    return made.compile()
+
+
+def points(scale: Scale, prepared: Mapping[str, float]) -> Sequence[Point]:
+    """All agents at once, then half of them."""
+    most = scale.items(AGENTS)
+    return [
+        Point(f"{n} agents", {"agents": n}, n, quick=n == most)
+        for n in dict.fromkeys((most, max(2, most // 2)))
+    ]
+
+
+async def run(stage: Stage, point: Point) -> None:
+    """Every agent is a LangGraph."""
+    llm = stage.llm(stage.scale.tokens(2 * OUTPUT), compiled=False)
+
+    async def work(agent: Agent) -> str:
+        messages = [SystemMessage(agent.role), HumanMessage(TASK)]
+        end = await graph(llm, agent, stage.scale).ainvoke(
+            {"messages": messages, "turns": 0}, {"recursion_limit": 100}
+        )
+        last = end["messages"][-1]
+        return str(last.tool_calls[0]["args"] if last.tool_calls else last.content)
+
+    await _agents(stage, point, work)
+
+
+async def by_hand(stage: Stage, point: Point) -> None:
+    """Every agent is a loop."""
+    async with stage.plain(stage.scale.tokens(2 * OUTPUT)) as client:
+
+        async def work(agent: Agent) -> str:
+            messages = [
+                {"role": "system", "content": agent.role},
+                {"role": "user", "content": TASK},
+            ]
+            for turn, name in enumerate(agent.calls):
+                more = {"tools": agent.tools, "tool_choice": chosen(name)}
+                said = await client.say(messages, **more)
+                called = said.get("tool_calls")
+                if name == ANSWER:
+                    break
+                messages.append(said)
+                await asyncio.sleep(seconds_of(name, stage.scale))
+                result = {"role": "user", "content": agent.results[turn]}
+                if called:
+                    result |= {"role": "tool", "tool_call_id": called[0]["id"]}
+                messages.append(result)
+            return str(called[0]["function"]["arguments"] if called else said["content"])
+
+        await _agents(stage, point, work)
+
+
+Work = Callable[[Agent], Awaitable[str]]
+
+
+async def _agents(stage: Stage, point: Point, work: Work) -> None:
+    """Start all agents at once."""
+
+    async def one(number: int) -> None:
+        agent = drawn(stage, number)
+        async with stage.app("agent") as app:
+            app.result = await work(agent)
+
+    await asyncio.gather(*map(one, range(point.values["agents"])))
+
+
+WORKLOAD = Workload(
+    title="Agents with fast and slow tools",
+    figure="not in the paper",
+    paper="none: Conveyor and LAMPS measure one tool, or one trace",
+    difference="it is not in the paper: what counts here is which contexts stay during which tool.",
+    points=points,
+    run=run,
+    by_hand=by_hand,
+    metrics={
+        "seconds": mean_seconds("agent"),
+        "99th percentile": percentile(0.99, "agent"),
+        "apps per minute": apps_per_minute(),
+        "ms per token": ms_per_token("agent"),
+    },
+    systems=(
+        "langchain-vllm",
+        "langchain-vllm-4",
+        "langchain-vllm-8",
+        "langchain-vllm-12",
+        "asyncio-weftline",
+        "without-memory",
+        "weftline-tool-pauses",
+        "weftline",
+        "weftline-vllm",
+        "weftline-vllm-plugin",
+        "asyncio-vllm",
+    ),
+    # All on our own engine, so that a clean clone can run it: the plain loop is the baseline.
+    quick_systems=(
+        "asyncio-weftline",
+        "asyncio-weftline-4",
+        "asyncio-weftline-8",
+        "without-memory",
+        "weftline",
+    ),
+    kv_tokens=kv_tokens,
+    target={"0": 2.5, "at once": 1.2},
+)

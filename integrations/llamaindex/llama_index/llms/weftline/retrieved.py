@@ -1,0 +1,48 @@
+"""The answers of embedding models and stores: results that were sent ahead, or requests."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from llama_index.llms.weftline.spans import SPANS
+
+from weftline.adapters import BACKGROUND, Result, Retrieval, awaited
+from weftline.adapters.retrieval import Asked
+from weftline.errors import Timeout, WeftlineError
+
+log = logging.getLogger(__name__)
+
+
+def ask(server: Retrieval, asked: Asked) -> Any:
+    """The answer, of the graph that the running code has sent ahead or of a request."""
+    found = SPANS.found(server.server, asked)
+    if found is not None:
+        try:
+            return BACKGROUND.run(_value(found, server.server.timeout_s))
+        except Timeout:
+            raise
+        except WeftlineError as error:
+            log.debug("a retrieval sent ahead has failed: %s", error)
+    return server.ask(asked)
+
+
+async def aask(server: Retrieval, asked: Asked) -> Any:
+    """Like `ask`, for a coroutine."""
+    found = SPANS.found(server.server, asked)
+    if found is not None:
+        try:
+            return await _value(found, server.server.timeout_s)
+        except Timeout:
+            raise
+        except WeftlineError as error:
+            log.debug("a retrieval sent ahead has failed: %s", error)
+    return await server.aask(asked)
+
+
+async def _value(result: Result, timeout_s: float | None) -> Any:
+    try:
+        return (await awaited(result.value, timeout_s)).value
+    except TimeoutError:
+        text = f"no answer came within {timeout_s:g} s: set a longer timeout"
+        raise Timeout(text) from None
