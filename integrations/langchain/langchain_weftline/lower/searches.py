@@ -16,6 +16,7 @@ from langchain_weftline.retrieval.vectorstore import (
     StoreInServer,
     WeftlineVectorStore,
     documents_of,
+    in_server,
 )
 from weftline import steps
 from weftline.adapters import Server
@@ -88,7 +89,7 @@ class Searches:
         kept = retriever.vectorstore
         if type(kept) is not WeftlineVectorStore:
             raise CannotCompile(retriever, f"its store {type(kept).__name__!r} is in the client")
-        store = kept.in_server
+        store = in_server(kept)
         if store is None:
             raise CannotCompile(retriever, "the client embeds its queries")
         if self._lowering.mode.is_ahead:
